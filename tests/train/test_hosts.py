@@ -85,7 +85,7 @@ def learn(number: int) -> dict[str, Any]:
         priorities = [group.update(slice_of(name, update, number)) for update in range(6)]
         told[name] = state_hash(agent), {key: value.numpy() for key, value in tensors(agent.state_dict())}, priorities
         group.leave(Ending.LIMIT)
-        group.close()
+        group.stop()
     return told
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -21,22 +20,21 @@ from relive.agents.policies import EpsilonGreedy, NetworkValues
 from relive.errors import DeadlineExceeded
 from relive.train.acting import inference as inferences
 from relive.train.acting.actor import ActorTask, make_acting
+from relive.train.acting.answering import Answering, OpenBatch
 from relive.train.acting.environments import describe
 from relive.train.acting.inference import (
-    Answering,
     AskedInference,
     Bell,
-    OpenBatch,
     OwnInference,
     RequestBoard,
     RequestLayout,
     group_sizes,
 )
 from relive.train.acting.noise import EnvironmentNoise, NoiseStream, environment_keys
-from relive.train.config import EnvironmentConfig
 from relive.train.memory.parameters import ParameterBoard, ParameterLayout
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import watch_with
+from relive.train.sections import EnvironmentConfig
 
 SPACES = Spaces("Made-v0", gymnasium.spaces.Box(-1, 1, (3,), np.float32), gymnasium.spaces.Discrete(4))
 GREEDY = EpsilonGreedy(LinearSchedule(0.5, 0.5, 1), NetworkValues(False))
@@ -209,7 +207,7 @@ def test_answers_are_what_an_actor_finds_itself() -> None:
                 others[slot].ask(shown(10 * step + slot, rows))
                 own[slot].ask(shown(10 * step + slot, rows))
             assert others[0].actions(0.0) is None
-            assert run.answering.turn(1.0) == 5
+            assert run.answering.serve(1.0) == 5
             for mine, its in zip(own, others, strict=True):
                 np.testing.assert_array_equal(mine.actions(0.0), its.actions(1.0))
                 assert mine.version == its.version == (1 if step < 3 else 2)
@@ -221,9 +219,9 @@ def test_parameters_that_are_not_there_are_waited_for() -> None:
     own = OwnInference(GREEDY, run.board.reader(), run.scoreboard, environment_keys(0, 0, 0, 2))
     other = asked(run, 0, 2)
     own.ask(shown(0, 2)), other.ask(shown(0, 2))
-    assert own.actions(0.0) is None and run.answering.turn(0.0) == 0 and other.actions(0.25) is None
+    assert own.actions(0.0) is None and run.answering.serve(0.0) == 0 and other.actions(0.25) is None
     run.board.publish(parameters())
-    assert run.answering.turn(1.0) == 2, "it was asked again"
+    assert run.answering.serve(1.0) == 2, "it was asked again"
     np.testing.assert_array_equal(own.actions(0.0), other.actions(0.0))
 
 
@@ -233,8 +231,8 @@ def test_who_comes_after_a_dead_one_is_asked_again() -> None:
         actor.ask(shown(0, 2))
         run.answering._hear(0.0)  # and dies with what it has heard
         after = run.another()
-        assert after.turn(0.0) == 0 and actor.actions(0.25) is None
-        assert after.turn(1.0) == 2 and actor.actions(0.0) is not None
+        assert after.serve(0.0) == 0 and actor.actions(0.25) is None
+        assert after.serve(1.0) == 2 and actor.actions(0.0) is not None
 
 
 def test_an_answer_whose_bell_was_lost_is_found() -> None:
@@ -242,7 +240,7 @@ def test_an_answer_whose_bell_was_lost_is_found() -> None:
     with run_of(1, 2, max_batch=2) as run:
         actor = asked(run, 0, 2)
         actor.ask(shown(0, 2))
-        assert run.answering.turn(1.0) == 2
+        assert run.answering.serve(1.0) == 2
         assert run.requests.bells[0].heard(0.0) == b"!"
         assert actor.actions(0.0) is None and actor.actions(1.0) is not None
 
@@ -253,10 +251,10 @@ def test_a_request_is_answered_once() -> None:
         actor = asked(run, 0, 2)
         actor.ask(shown(0, 2))
         actor._ring()
-        assert run.answering.turn(1.0) == 2
+        assert run.answering.serve(1.0) == 2
         actor._ring()
         run.board.publish(parameters(seed=1))
-        assert run.answering.turn(0.0) == 0 and actor.actions(1.0) is not None and actor.version == 1
+        assert run.answering.serve(0.0) == 0 and actor.actions(1.0) is not None and actor.version == 1
 
 
 def test_what_a_dead_actor_asked_is_not_taken_for_its_successors() -> None:
@@ -266,10 +264,10 @@ def test_what_a_dead_actor_asked_is_not_taken_for_its_successors() -> None:
         run.answering._hear(0.0)
         successor = asked(run, 0, 2)
         run.requests.slots[0]["request"] += 1  # Q1, half-way: its observations are not written yet
-        assert run.answering.turn(0.0) == 0, "the copy does not count"
+        assert run.answering.serve(0.0) == 0, "the copy does not count"
         run.requests.slots[0]["request"] -= 1
         successor.ask(shown(1, 2))
-        assert run.answering.turn(1.0) == 2
+        assert run.answering.serve(1.0) == 2
         twin = OwnInference(GREEDY, run.board.reader(), run.scoreboard, environment_keys(0, 0, 0, 2))
         twin.ask(shown(1, 2))
         np.testing.assert_array_equal(successor.actions(1.0), twin.actions(0.0))
@@ -295,10 +293,10 @@ def test_a_batch_that_is_not_full_waits_for_others() -> None:
         actors = [asked(run, slot, 2) for slot in range(3)]
         for slot in range(2):
             actors[slot].ask(shown(slot, 2))
-        assert run.answering.turn(0.05) == 0
+        assert run.answering.serve(0.05) == 0
         timer = threading.Timer(0.1, lambda: actors[2].ask(shown(2, 2)))
         timer.start()
-        assert run.answering.turn(20.0) == 6
+        assert run.answering.serve(20.0) == 6
         timer.join()
         assert all(actor.actions(1.0) is not None for actor in actors)
 
@@ -339,9 +337,7 @@ def test_rows_say_which_version_acted(asks: bool) -> None:
     network = {"q.0.weight": np.zeros((2, 4), np.float32), "q.0.bias": np.zeros(2, np.float32)}
     board, scoreboard = ParameterBoard(ParameterLayout.of(network), first_version=6), Scoreboard(1)
     requests = RequestBoard(1, RequestLayout.of(spaces, 2)) if asks else None
-    task = ActorTask(
-        0, 0, os.getpid(), "", EnvironmentConfig(num_envs_per_actor=2), GREEDY, board, scoreboard, requests
-    )
+    task = ActorTask(0, 0, "", EnvironmentConfig(num_envs_per_actor=2), GREEDY, board, scoreboard, requests)
     with Table(spaces.spec(), 1_000, max_lanes=2, seed=0) as table, ExitStack() as stack:
         acting = make_acting(task, table, watch_with(None), stack)
         board.publish(network)
@@ -349,12 +345,12 @@ def test_rows_say_which_version_acted(asks: bool) -> None:
         for turn in range(8):
             if requests is not None:
                 answering = Answering(requests, GREEDY, board.reader(), scoreboard, OpenBatch(2, 0.0))
-                assert answering.turn(1.0) == 2
+                assert answering.serve(1.0) == 2
                 if turn == 3:
                     board.publish(network)  # too late for this one
             elif turn == 4:
                 board.publish(network)
-            acting.turn(1.0)
+            acting.step(1.0)
         rows = table.sample(200, columns=("policy_version", "episode_step"))
     pairs = set(zip(rows["episode_step"].tolist(), rows["policy_version"].tolist(), strict=True))
     assert pairs == {(step, 7 if step < 4 else 8) for step in range(7)}, "a step waits for the state after it"

@@ -18,7 +18,7 @@ from relive.agents.config import LinearSchedule, OptimizerConfig  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train.acting.actor_pool import ActorPool  # noqa: E402
 from relive.train.acting.environments import acting_seed, describe, evaluation_seeds, final_seeds  # noqa: E402
-from relive.train.config import ActingConfig, EnvironmentConfig, ReplayConfig, TrainConfig, preset  # noqa: E402
+from relive.train.config import TrainConfig, preset  # noqa: E402
 from relive.train.errors import ActorsKeepDying  # noqa: E402
 from relive.train.evaluating.evaluate import Evaluator  # noqa: E402
 from relive.train.learners.numerics import learner_numerics, threads_of  # noqa: E402
@@ -26,6 +26,7 @@ from relive.train.memory.parameters import ParameterBoard, ParameterLayout  # no
 from relive.train.memory.scoreboard import Scoreboard  # noqa: E402
 from relive.train.memory.shared_block import SharedBlock  # noqa: E402
 from relive.train.run import train  # noqa: E402
+from relive.train.sections import ActingConfig, EnvironmentConfig, ReplayConfig  # noqa: E402
 from relive.train.watching.checkpoint import FILE_NAME, CurvePoint, Progress, load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.watching.curve import draw_curve  # noqa: E402
 from train.batches import discrete_batch, discrete_spaces  # noqa: E402

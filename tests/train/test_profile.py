@@ -27,7 +27,7 @@ from relive.train.memory.stopwatch import (  # noqa: E402
     ProfileBoard,
     Stopwatch,
     stopwatch_of,
-    timed_by_nobody,
+    untimed,
     watch_with,
     watched_table,
 )
@@ -107,7 +107,7 @@ def test_what_is_not_profiled_is_not_touched(tmp_path: Path) -> None:
     """It costs nothing: these are the very objects."""
     thing = discrete_spaces()
     assert watch_with(None)(thing, {"spec": "other"}) is thing
-    assert stopwatch_of(None, "actor 3") is None and timed_by_nobody("update", filled) is filled
+    assert stopwatch_of(None, "actor 3") is None and untimed("update", filled) is filled
     with Table(thing.spec(), 100) as table, Profiling(False, "learner", (), tmp_path / PROFILE_FILE) as profiling:
         assert profiling.board is None and profiling.table(table) is table
         assert (

@@ -22,12 +22,13 @@ import relive  # noqa: E402
 from relive import errors  # noqa: E402
 from relive.service import RemoteTable, connect  # noqa: E402
 from relive.train import EnvironmentRaised, preset  # noqa: E402
-from relive.train.acting.links import LanesOf  # noqa: E402
+from relive.train.acting.links import StreamedTable  # noqa: E402
 from relive.train.acting.remote_actor import Acted, ActOptions, act  # noqa: E402
-from relive.train.acting.serving import Deeds, ServedRun  # noqa: E402
-from relive.train.config import TrainConfig, where_to_serve  # noqa: E402
+from relive.train.acting.serving import ActorReport, ServedRun  # noqa: E402
+from relive.train.config import TrainConfig  # noqa: E402
 from relive.train.memory.scoreboard import Scoreboard  # noqa: E402
-from relive.train.setup import make_agent, make_table  # noqa: E402
+from relive.train.sections import where_to_serve  # noqa: E402
+from relive.train.setup import make_table, prepare  # noqa: E402
 
 pytestmark = needs_shared_memory
 WORLD = "train.worlds:Counting-v0"
@@ -43,7 +44,7 @@ class Served:
             **settings,
         }  # fmt: skip
         self.config = preset("dqn", WORLD, chosen)
-        self.agent = make_agent(self.config)
+        self.agent = prepare(self.config).agent
         self.table = make_table(self.config, self.agent)
         self.scoreboard = Scoreboard(1)
         self.run = ServedRun(self.config, self.table, self.scoreboard)
@@ -63,7 +64,7 @@ class Served:
         wait(lambda: len(self.table) >= length, timeout_s)
 
     def close(self) -> None:
-        self.run.close()
+        self.run.stop()
         self.table.close()
         self.scoreboard.close()
 
@@ -239,7 +240,7 @@ def test_a_configuration_survives_its_way() -> None:
 
 def note(actor: str, steps: int, returns: list[float], wait_s: float = 0.0) -> dict[str, Any]:
     last = returns[-3:]
-    return Deeds(actor, steps, len(returns), wait_s, 1, tuple(last), tuple([1] * len(last))).to_note()
+    return ActorReport(actor, steps, len(returns), wait_s, 1, tuple(last), tuple([1] * len(last))).to_note()
 
 
 def test_deeds_are_counted_once() -> None:
@@ -403,7 +404,7 @@ def test_the_limiter_may_hold_blocks_longer_than_a_call_waits() -> None:
 def test_lanes_of_a_table_are_a_writer() -> None:
     with served() as run, connect(run.run.address) as remote:
         assert isinstance(remote, RemoteTable)
-        lanes = LanesOf(remote)
+        lanes = StreamedTable(remote)
         with lanes.writer(2) as writer:
             assert writer is lanes.opened and lanes.spec == run.table.spec
             rows = {"observation": np.zeros((2, 4), np.float32), "action": [0, 1], "reward": [0.0, 1.0]}
@@ -417,7 +418,7 @@ def test_versions_wait_for_room_with_their_rows() -> None:
     """Said once each, not at every turn; where no room is for one, the row with it says so, and none is lost."""
     with served(**{"replay.min_size": 500}) as run:
         with Proxy(run.port) as proxy, connect(proxy.address + "/run", timeout_s=1.0) as remote:
-            lanes = LanesOf(remote)
+            lanes = StreamedTable(remote)
             writer = lanes.writer(1)
             rows = {"observation": np.zeros((1, 4), np.float32), "action": [0], "reward": [0.0], "terminated": True}
             for _ in range(200):

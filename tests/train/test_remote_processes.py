@@ -88,11 +88,11 @@ def test_a_run_whose_actors_are_all_elsewhere(tmp_path: Path) -> None:
     serving = ["--actors", "0", "--serve", "grpc://127.0.0.1:0", "--run-dir", str(folder), "--max-steps", "20000"]
     with run_of(tmp_path, *serving, *SMALL, "--profile") as run:
         address = address_of(run)
-        wait_for(run, r"steps 0 .* 0 of other machines")
+        wait_for(run, r"steps 0 .* remote actors 0\b")
         with actors_of(tmp_path, address, count=2) as (first, second):
-            wait_for(run, r"updates [1-9].*2 of other machines")
+            wait_for(run, r"updates [1-9].*remote actors 2\b")
             first.process.kill()
-            wait_for(run, r"steps [1-9].*[, ]1 of other machines")
+            wait_for(run, r"steps [1-9].*remote actors 1\b")
             assert run.process.wait(180) == 0, run.text
             assert second.process.wait(60) == 0, second.text
             said = re.search(r"the run has ended: ([\d,]+) steps", second.text)
@@ -111,11 +111,11 @@ def test_beside_actors_of_its_own(tmp_path: Path) -> None:
         assert address.endswith("/mine")
         with actors_of(tmp_path, address, "--envs", "2") as (actor,):
             actor.wait_for(r"2 environments, seed 0")
-            wait_for(run, r"updates [1-9].*1 of other machines")
+            wait_for(run, r"updates [1-9].*remote actors 1\b")
             actor.process.send_signal(signal.SIGINT)
             assert actor.process.wait(30) == 130, actor.text
             assert "stopped: " in actor.text and "Traceback" not in actor.text
-            wait_for(run, r"updates [1-9].*[, ]0 of other machines")
+            wait_for(run, r"updates [1-9].*remote actors 0\b")
         os.killpg(run.pid, signal.SIGINT)
         assert run.process.wait(60) == 130, run.text
         assert tables_of(run.pid) == []
@@ -128,7 +128,7 @@ def test_a_learner_that_is_killed_and_resumed(tmp_path: Path) -> None:
     address = f"grpc://127.0.0.1:{port}/run"
     with actors_of(tmp_path, address, "--patience", "120") as (patient,):
         with run_of(tmp_path, *serving, *SMALL) as run:
-            wait_for(run, r"updates [1-9].*1 of other machines")
+            wait_for(run, r"updates [1-9].*remote actors 1\b")
             os.kill(run.pid, signal.SIGKILL)
             run.process.wait(30)
             assert len(tables_of(run.pid)) == 1, "nobody else was attached: `relive rm --all-unused` removes it"

@@ -108,7 +108,7 @@ def test_a_run_learns_and_restarts_a_killed_actor(tmp_path: Path) -> None:
     assert result["num_restarts"] == 1
     assert len(result["returns"]) == 20 and result["mean_return"] > 60.0, text
     assert result["num_updates"] > 300 and result["num_steps"] >= 6000
-    for word in ("steps", "updates", "return", "fill", "replay", "waits", "restarts 1", "greedy return"):
+    for word in ("steps", "updates", "return", "table", "replay ratio", "waiting", "actor restarts 1", "greedy return"):
         assert word in text
     assert (folder / "curve.png").stat().st_size > 1000 and (folder / "checkpoint.pt").exists()
     assert list((folder / "tensorboard").glob("events*"))

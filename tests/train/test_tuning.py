@@ -26,9 +26,9 @@ from relive.train import ActorsKeepDying, EnvironmentRaised, Tuning, load_config
 from relive.train.config import TrainConfig  # noqa: E402
 from relive.train.memory.core_waits import waited_for_core_s, working_clock  # noqa: E402
 from relive.train.memory.parameters import ParameterBoard, ParameterLayout  # noqa: E402
-from relive.train.setup import make_agent  # noqa: E402
+from relive.train.setup import prepare  # noqa: E402
 from relive.train.tuning.calibrate import Sizes, calibrate  # noqa: E402
-from relive.train.tuning.in_turns import InTurns  # noqa: E402
+from relive.train.tuning.one_process import OneProcess  # noqa: E402
 from relive.train.tuning.throughput import Limit, Prediction, Setting  # noqa: E402
 from relive.train.tuning.trial import Trial, Windows, run_trial  # noqa: E402
 from relive.train.tuning.tuner import Tried, crowded  # noqa: E402
@@ -151,11 +151,14 @@ def test_every_part_is_measured_and_everything_ends() -> None:
 
 def test_many_updates_a_turn_are_measured_by_a_few() -> None:
     config = small(**{"replay.updates_per_step": 1000.0})
-    agent = make_agent(config)
+    agent = prepare(config).agent
     board = ParameterBoard(ParameterLayout.of(agent.parameters()))
     board.publish(agent.parameters())
     learnt: list[int] = []
-    with Table(agent.spec(), 1_000, agent.index(MinSize(1))) as table, InTurns(config, (1,), agent, table, board) as it:
+    with (
+        Table(agent.spec(), 1_000, agent.index(MinSize(1))) as table,
+        OneProcess(config, (1,), agent, table, board) as it,
+    ):
         turn_s, learn_s = it.take(1, 0.0, lambda: learnt.append(1), lambda: None)
         assert len(table) > 0 and turn_s > 0 and learn_s >= 0
     board.close()
@@ -282,8 +285,8 @@ def test_the_command_writes_settings_and_shows_predictions_beside_measurements(
     assert done.exit_code == 0, done.output
     config = load_config(tmp_path / "runs" / "tuned-dqn-CartPole-v1.toml")
     assert config.agent.batch_size == 16 and config.tuned
-    words = ("an actor's turn", "environment", "inference", "insert", "sample", "update", "acting and learning at once")
-    more = ("tried with batch 16", "run", "quiet", "nothing of it measured", "chosen: ", "--config runs/tuned-dqn-")
+    words = ("a step of an actor", "environment", "inference", "insert", "sample", "update", "learning at once")
+    more = ("tried with batch 16", "run", "quiet", "not measured", "chosen: ", "--config runs/tuned-dqn-")
     for word in (*words, *more):
         assert word in done.output, word
     assert json.loads((tmp_path / "all.json").read_text())["tried"]

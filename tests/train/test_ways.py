@@ -22,10 +22,11 @@ from relive.agents.dqn import DQNConfig, QNetworkConfig  # noqa: E402
 from relive.agents.td3 import TD3Config  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import TrainConfig, preset, train  # noqa: E402
-from relive.train import setup as setups  # noqa: E402
+from relive.train.assembly import update_choice as update_choice_of  # noqa: E402
 from relive.train.learners import compiled_updates, update_choice  # noqa: E402
 from relive.train.learners.compiled_updates import Compiling, PackageRequest, load_packages  # noqa: E402
-from relive.train.learners.update_choice import WayOptions, Ways  # noqa: E402
+from relive.train.learners.update_choice import ChoiceOptions, UpdateChoice  # noqa: E402
+from relive.train.setup import prepare  # noqa: E402
 from train.batches import box_spaces, continuous_batch, discrete_batch, discrete_spaces  # noqa: E402
 
 ROWS = 16
@@ -88,12 +89,12 @@ def test_a_compiled_update_is_the_same_update(cache: Path) -> None:
     told: list[str] = []
     mine, other = (SMALL.make(discrete_spaces(), seed=1, device="cpu") for _ in range(2))
     chosen: list[str] = []
-    compiled = Ways(other, other.functional(), request, WayOptions(False, told.append, chosen.append))
+    compiled = UpdateChoice(other, other.functional(), request, ChoiceOptions(False, told.append, chosen.append))
     compiled._looked_s = -10.0
     for number in range(20):
         mine.update(discrete_batch(number, ROWS))
         compiled.update(discrete_batch(number, ROWS))
-    assert compiled.way == "compiled" and chosen == ["compiled"] and told == ["updates are compiled from here on"]
+    assert compiled.way == "compiled" and chosen == ["compiled"] and told == ["updates are compiled from now on"]
     torch.testing.assert_close(other.online.values, mine.online.values, rtol=1e-3, atol=1e-5)
     assert mine.num_updates == other.num_updates == 20
     again = Compiling(request)  # finds them all: nothing to do
@@ -173,10 +174,10 @@ class World:
         self.chosen: list[str] = []
         self.calls = 0
         self.step: Callable[[str, list[Any]], Any] = lambda name, arguments: self.functional.call(name, arguments)
-        options = WayOptions(
+        options = ChoiceOptions(
             chooses, self.told.append, self.chosen.append, worth_s=worth_s, make=self._make, load=self._load
         )
-        self.ways = Ways(self.agent, self.functional, self.request, options)
+        self.ways = UpdateChoice(self.agent, self.functional, self.request, options)
 
     def _make(self, request: PackageRequest) -> Maker:
         self.makers.append(Maker(request))
@@ -229,7 +230,7 @@ def test_the_faster_way_is_chosen(compiled_s: float, chosen: str, clock: Callabl
     world.agent.update, world.step = timed, compiled
     world.update(1 + 120)
     assert world.chosen == [chosen] and world.ways.way == chosen and world.agent.num_updates == 121
-    assert len(world.told) == 1 and f"{1e6 * compiled_s:,.0f} compiled" in world.told[0]
+    assert len(world.told) == 1 and f"{1e6 * compiled_s:,.0f} us compiled" in world.told[0]
     before = world.calls
     world.update(3)
     assert world.calls - before == (3 if chosen == "compiled" else 0)
@@ -271,7 +272,7 @@ def test_a_package_that_gives_something_else_is_not_used() -> None:
     twin.update(discrete_batch(0, ROWS))
     for name, value in twin.online.value.items():
         assert torch.equal(world.agent.online.value[name], value), "the hand-written result stands"
-    assert world.chosen == ["handwritten"] and "compiled give another online" in world.told[0]
+    assert world.chosen == ["handwritten"] and "computes another online" in world.told[0]
 
 
 def test_a_package_that_does_not_load_is_told_of() -> None:
@@ -333,7 +334,7 @@ def test_where_updates_are_by_hand_alone_a_line_says_why(agent: str, more: dict[
     said: list[str] = []
     for update, lines in (("compiled", 1), ("auto", 0), ("handwritten", 0)):
         config = preset(agent, "CartPole-v1", {"update": update, **more})
-        made = setups.make_ways(config, setups.make_agent(config), said.append, said.append)
+        made = update_choice_of(prepare(config), said.append, said.append)
         assert made is None and len(said) == lines, said
         assert not lines or reason in said.pop()
     with pytest.raises(InvalidConfig, match="update"):
@@ -342,7 +343,7 @@ def test_where_updates_are_by_hand_alone_a_line_says_why(agent: str, more: dict[
 
 def test_auto_is_the_default_and_waits_for_its_time() -> None:
     config = preset("dqn", "CartPole-v1")
-    made = setups.make_ways(config, setups.make_agent(config), print, print)
+    made = update_choice_of(prepare(config), print, print)
     assert made is not None and made.way is None and made._maker is None
     made.stop()
 

@@ -96,4 +96,4 @@ def test_who_is_quick_does_not_disturb_who_still_adds() -> None:
         quick.put(0, torch.full((4,), 99.0))
         slow.mean([0, 1], late)
         assert torch.equal(mean, torch.full((4,), 3.0 * number)) and torch.equal(late, mean)
-        quick._turn ^= 1  # that round was only begun for the race's sake
+        quick._current ^= 1  # that round was only begun for the race's sake

@@ -1,4 +1,4 @@
-"""Why a run ends before its time: each names what went wrong, where, and the way on."""
+"""The errors that end a run early: each names the fault, its place, and the way on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from relive.errors import ReliveError
 
 @final
 class NonFiniteLoss(ReliveError):
-    """Learning has come to numbers that are not finite. checkpoint: the last one from before; None where none was."""
+    """Learning has led to numbers that are not finite.
+
+    Attributes:
+        what: The number that is not finite.
+        value: Its value.
+        num_updates: Updates so far.
+        checkpoint: Path of the last good checkpoint; None if there is none.
+    """
 
     def __init__(self, what: str, value: float, num_updates: int, checkpoint: str | None, resume: str) -> None:
+        """resume: the command that goes on from the checkpoint."""
         self.what = what
         self.value = value
         self.num_updates = num_updates
@@ -25,10 +33,15 @@ class NonFiniteLoss(ReliveError):
 
 @final
 class EnvironmentRaised(ReliveError):
-    """An actor's environment raised in a step, or gave what the table refuses. traceback: the actor's own, as text."""
+    """The environment of an actor raised an error in a step, or returned values that the table refuses.
+
+    Attributes:
+        actor: Number of the actor.
+        step: Step of this actor, counted from 1 over all of its environments; 0: the first reset.
+        traceback: The traceback of the actor, as text.
+    """
 
     def __init__(self, actor: int, step: int, traceback: str) -> None:
-        """step: of this actor, counted from 1 over its environments; 0 where it raised in its first reset."""
         self.actor = actor
         self.step = step
         self.traceback = traceback
@@ -38,7 +51,7 @@ class EnvironmentRaised(ReliveError):
 
 @final
 class ActorsKeepDying(ReliveError):
-    """An actor died again and again before its first step: something is wrong with its environment."""
+    """An actor died three times in a row before its first step: most likely its environment is at fault."""
 
     def __init__(self, actor: int, num_deaths: int, exit_code: int | None) -> None:
         self.actor = actor
@@ -52,7 +65,7 @@ class ActorsKeepDying(ReliveError):
 
 @final
 class InferenceKeepsDying(ReliveError):
-    """The process that infers for all actors died again and again, with no answer between. A checkpoint was written."""
+    """The process that infers for all actors died three times in a row without an answer. A checkpoint was written."""
 
     def __init__(self, num_deaths: int, exit_code: int | None) -> None:
         self.num_deaths = num_deaths
@@ -66,7 +79,7 @@ class InferenceKeepsDying(ReliveError):
 
 @final
 class LearnersKeepDying(ReliveError):
-    """Learner processes died again and again, with no update between. A checkpoint was written."""
+    """Learner processes died three times in a row without an update. A checkpoint was written."""
 
     def __init__(self, learner: int, num_deaths: int, exit_code: int | None) -> None:
         self.learner = learner
@@ -80,13 +93,17 @@ class LearnersKeepDying(ReliveError):
 
 @final
 class HostGone(ReliveError):
-    """Another host of a run on several did not come, said nothing for too long, or its connection ended.
+    """Another host of the run did not come, was silent for too long, or its connection ended.
 
-    A checkpoint was written, if the run had begun to learn.
+    A checkpoint was written if the run had begun to learn.
+
+    Attributes:
+        host: Number of this host, which noticed.
+        waited_s: Seconds that this host waited.
+        reason: The reason in a line.
     """
 
     def __init__(self, host: int, waited_s: float, reason: str) -> None:
-        """host: the number of this one, which noticed."""
         self.host = host
         self.waited_s = waited_s
         self.reason = reason
@@ -98,10 +115,16 @@ class HostGone(ReliveError):
 
 @final
 class ReplicasDiffer(ReliveError):
-    """A learner's state is no longer the leader's, which the protocol rules out. The last checkpoint is left alone."""
+    """The state of a learner differs from the leader's, which the protocol rules out. The last checkpoint stays.
+
+    Attributes:
+        learner: Number of the learner.
+        num_updates: Updates so far.
+        expected: crc32 of the leader's state.
+        got: crc32 of the learner's state.
+    """
 
     def __init__(self, learner: int, num_updates: int, expected: int, got: int) -> None:
-        """expected, got: crc32 of the leader's state and of the learner's."""
         self.learner = learner
         self.num_updates = num_updates
         self.expected = expected

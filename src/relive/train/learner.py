@@ -1,32 +1,28 @@
-"""The learner's loop: update, publish, evaluate, and look after the actors. An update is its own, or its learners'."""
+"""Runs the loop of a run: makes updates, publishes parameters, evaluates, saves, and watches the parts of the run."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relive import Batch, Table
+from relive import Table
 from relive.agents.agent import Agent
-from relive.errors import DeadlineExceeded
-from relive.train.acting.actor_pool import ActorPool
 from relive.train.acting.environments import evaluation_seeds
-from relive.train.acting.inline import InlineActors
 from relive.train.config import TrainConfig
 from relive.train.errors import NonFiniteLoss, ReplicasDiffer
 from relive.train.evaluating.evaluate import Evaluator, Played
-from relive.train.learners.batch_ahead import SLICE_S, batches_of, or_none
-from relive.train.learners.host_group import EndedElsewhere, HostGroup
-from relive.train.learners.parameter_server import ParameterServer
+from relive.train.learners.host_group import EndedElsewhere
+from relive.train.learners.updates import Updates
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
+from relive.train.parts import Part
 from relive.train.watching.callbacks import Listeners
 from relive.train.watching.checkpoint import FILE_NAME, CurvePoint, Progress, save_checkpoint
 from relive.train.watching.profile import Profiling
@@ -37,34 +33,41 @@ if TYPE_CHECKING:
     from relive.train.acting.serving import ServedRun
 
 _LOOK_PERIOD_S = 0.25
-T = TypeVar("T")
 
 
 @final
 @dataclass(frozen=True)
 class Parts:
-    """The running pieces that a learner works with. It owns none of them.
+    """The running pieces that a learner works with. The learner starts and watches them, and owns none.
 
-    server: of learners with batches of their own; None where updates are made here. profiling: what it is watched with.
-    served: to actors elsewhere. hosts: that share every update.
+    Attributes:
+        table: The table, seen from this process.
+        board: Gets the parameters for the actors.
+        scoreboard: Counters of the actors.
+        acting: The part that acts.
+        learning: The part that makes the updates.
+        evaluator: Plays evaluations.
+        reporter: Shows progress.
+        listeners: The callbacks.
+        profiling: Times the parts of this process.
+        served: Serves actors of other machines; None where the run has no address.
     """
 
     table: Table
     board: ParameterBoard
     scoreboard: Scoreboard
-    pool: ActorPool | InlineActors
-    server: ParameterServer | None
+    acting: Part
+    learning: Updates
     evaluator: Evaluator
     reporter: ProgressReporter
     listeners: Listeners
     profiling: Profiling
-    served: ServedRun | None = None
-    hosts: HostGroup | None = None
+    served: ServedRun | None
 
 
 @final
 class Learner:
-    """One session of a run. `run` returns when the run is solved, at its limit, or stopped; one thread."""
+    """The loop of one session of a run. One thread uses it."""
 
     def __init__(
         self,
@@ -74,10 +77,7 @@ class Learner:
         progress: Progress,
         run_dir: Path,
         stopping: Callable[[], bool],
-        update: Callable[[Batch], NDArray[np.float64] | None] | None = None,
     ) -> None:
-        """update: of the agent, by all learners of the run; None: the agent's own."""
-        self._update = update or agent.update
         self._config = config
         self._parts = parts
         self._agent = agent
@@ -87,7 +87,6 @@ class Learner:
         self._elapsed_before_s = progress.elapsed_s
         self._restarts_before, self._dropped_before = progress.num_restarts, progress.num_dropped
         self._began_s = self._looked_s = self._saved_s = time.monotonic()
-        self._wait_s = 0.0
         self._evaluates_until_s = math.inf
         self._doing = ""
         self._policy, self._rated_s = agent.policy(), self._began_s
@@ -95,19 +94,25 @@ class Learner:
         self._rates_before = np.zeros(4)
 
     def run(self) -> Ending:
-        """Learns until something ends it; a checkpoint is written at the end, however it ends.
+        """Starts the parts and learns until the run is solved, at a limit, or stopped. Writes a checkpoint at the end.
 
-        Raises NonFiniteLoss, and leaves the last checkpoint as it is, where learning came to nan or infinity.
+        The checkpoint is also written after an error, except for NonFiniteLoss and ReplicasDiffer.
+
+        Returns:
+            Why the loop ended.
+
+        Raises:
+            NonFiniteLoss: Learning has led to nan or infinity. The last checkpoint stays.
         """
-        if self._parts.hosts is not None and self._parts.hosts.begin(self._progress.solved):
+        acting, learning = self._parts.acting, self._parts.learning
+        if learning.begin(self._progress.solved):
             return Ending.SOLVED
         self._publish()
-        self._parts.pool.start()
-        if self._parts.server is not None:
-            self._parts.server.start()
+        acting.start()
+        learning.start()
         try:
-            self.save()  # while the actors start: there is always one to go back to
-            with self._updates() as update_once:
+            self.save()  # while the actors start, so that there is always a checkpoint
+            with learning.running() as update_once:
                 ending = self._ended(update_once)
         except (NonFiniteLoss, ReplicasDiffer):
             self._look(at_once=True)
@@ -122,7 +127,7 @@ class Learner:
         return ending
 
     def save(self) -> None:
-        """Writes the checkpoint; raises NonFiniteLoss, and leaves the one before, rather than keep such an agent."""
+        """Writes the checkpoint. Raises NonFiniteLoss if the agent is not finite; the last checkpoint stays."""
         self._check_finite(self._agent.parameters())
         self._update_progress()
         write = self._parts.profiling.timed("checkpoint", save_checkpoint)
@@ -131,11 +136,11 @@ class Learner:
         path, num_updates = self._run_dir / FILE_NAME, self._agent.num_updates
         self._parts.listeners.tell(lambda one: one.on_checkpoint(path, num_updates))
 
-    # ---- numbers that are none -------------------------------------------------------------------------------------
+    # ---- numbers that are not finite -------------------------------------------------------------------------------
 
     def _not_finite(self, parameters: Mapping[str, NDArray[np.float32]]) -> tuple[str, float] | None:
-        """The loss, or one of the parameters, where it is nan or infinite: a sum tells it of all numbers at once."""
-        loss = self._metrics().get("loss", 0.0)
+        """Returns name and value of a loss or of a sum of parameters that is not finite; None: all are finite."""
+        loss = self._parts.learning.metrics().get("loss", 0.0)
         if not math.isfinite(loss):
             return "the loss", loss
         for name, value in parameters.items():
@@ -144,30 +149,24 @@ class Learner:
                 return f"the sum of parameter {name!r}", total
         return None
 
-    def _metrics(self) -> dict[str, float]:
-        server = self._parts.server
-        return self._agent.metrics() if server is None else server.metrics()
-
     def _check_finite(self, parameters: Mapping[str, NDArray[np.float32]]) -> None:
         found = self._not_finite(parameters)
         if found is None:
             return
         path = self._run_dir / FILE_NAME
-        run_dir = str(self._run_dir).removesuffix(f"-host{getattr(self._parts.hosts, 'number', 0)}")  # the first one's
+        run_dir = str(self._run_dir).removesuffix(f"-host{self._parts.learning.host}")  # that of the first host
         resume = f"relive train {self._config.agent.name} --resume {run_dir}"
         raise NonFiniteLoss(*found, self._agent.num_updates, str(path) if path.exists() else None, resume)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def _ended(self, update_once: Callable[[], bool]) -> Ending:
-        """Of the loop here, or on another host: then it is everybody's."""
-        if (hosts := self._parts.hosts) is None:
-            return self._loop(update_once)
+        """Runs the loop. Returns how it ended, here or on another host: all hosts end in the same way."""
         try:
-            ending = hosts.leave(self._loop(update_once))
+            ending = self._parts.learning.leave(self._loop(update_once))
         except EndedElsewhere as told:
             ending = told.ending
-        self._progress.solved = ending is Ending.SOLVED  # as the others have it: theirs may be the stronger word
+        self._progress.solved = ending is Ending.SOLVED  # as on the other hosts, whose reason may win
         return ending
 
     def _loop(self, update_once: Callable[[], bool]) -> Ending:
@@ -176,7 +175,7 @@ class Learner:
         while True:
             if self._stopping():
                 return Ending.STOPPED
-            if update_once():
+            if self._made(update_once):
                 num_updates = self._agent.num_updates
                 if num_updates % publish_period == 0:
                     self._publish()
@@ -189,23 +188,21 @@ class Learner:
                 self._look()
                 if self._at_limit():
                     if not self._progress.curve:
-                        self._evaluate()  # a short run too keeps a policy and draws a curve
+                        self._evaluate()  # so that a short run has a kept policy and a curve as well
                     return Ending.LIMIT
 
     def _next_evaluation(self, period: int) -> int:
-        """The update after which the next evaluation is due: the first one early, so that there is a curve."""
+        """Returns the update after which the next evaluation is due. The first one is early, for the curve."""
         if not self._progress.curve:
             return self._agent.num_updates + max(1, period // 10)
         return self._agent.num_updates - self._agent.num_updates % period + period
 
-    def _learn(self, batch: Batch) -> None:
-        priorities = self._update(batch)
-        if priorities is not None:
-            try:
-                self._parts.table.update_priorities(batch.item_keys, priorities)
-            except ValueError:  # the table takes no nan and no infinity: the loss says more
-                self._check_finite({})
-                raise
+    def _made(self, update_once: Callable[[], bool]) -> bool:
+        try:
+            return update_once()
+        except ValueError:  # the table refuses priorities that are nan or infinite: the loss says more
+            self._check_finite({})
+            raise
 
     def _publish(self) -> None:
         parameters = self._agent.parameters()
@@ -215,58 +212,12 @@ class Learner:
             self._parts.served.publish(parameters, version)
         self._parts.table.set_policy_version(version)
 
-    @contextmanager
-    def _updates(self) -> Iterator[Callable[[], bool]]:
-        """A function that makes one update, and says whether it did: False where there was nothing for a moment."""
-        parts, num_items = self._parts, self._config.num_drawn
-        waits = parts.profiling.timed
-        if parts.server is not None:
-            serve = parts.server.serve
-            yield waits("wait", self._timed(lambda: serve(SLICE_S)))
-        elif parts.pool.inline:
-            yield self._learning_from(waits("wait", self._drawn_or_acted))
-        else:
-            with batches_of(parts.table, self._agent, num_items) as take:
-                yield self._learning_from(waits("wait", self._timed(lambda: or_none(take))))
-
-    def _learning_from(self, next_batch: Callable[[], Batch | None]) -> Callable[[], bool]:
-        def update_once() -> bool:
-            batch = next_batch()
-            if batch is None:
-                return False
-            self._learn(batch)
-            return True
-
-        return update_once
-
-    def _drawn_or_acted(self) -> Batch | None:
-        """The next batch where the limiter lets it be drawn; None after a turn of the actors where it does not."""
-        num_items, columns = self._config.num_drawn, tuple(self._agent.columns)
-        try:
-            return self._parts.table.sample(num_items, columns=columns, timeout_s=0.0)
-        except DeadlineExceeded:
-            self._parts.pool.turn()
-            return None
-
-    def _timed(self, take: Callable[[], T]) -> Callable[[], T]:
-        """The same function, and what it waits counts as the learner's waiting."""
-
-        def timed() -> T:
-            began_s = time.monotonic()
-            taken = take()
-            waited_s = time.monotonic() - began_s
-            if waited_s > 0.001:
-                self._wait_s += waited_s
-            return taken
-
-        return timed
-
     # ---- evaluation ------------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> bool:
-        """One evaluation; keeps the policy if it is the best so far. True if it may end the run. By the first host."""
-        if self._parts.hosts is not None and self._parts.hosts.number:
-            return False
+        """Evaluates the policy, and keeps it if it is the best so far. Returns whether it ends the run."""
+        if self._parts.learning.host:
+            return False  # the first host evaluates for all
         evaluation = self._config.evaluation
         parameters = self._agent.evaluation_parameters()
         self._check_finite(parameters)
@@ -278,7 +229,7 @@ class Learner:
         wanted = math.inf if evaluation.stop_return is None else evaluation.stop_return
         good = mean >= wanted and num_cut == 0
         if good:
-            # A lucky score is not enough: the same policy again, on other seeds, before it is kept.
+            # A lucky score is not enough: the same policy plays again, on other seeds.
             again = self._played(parameters, evaluation.num_confirm_episodes)
             if again is None:
                 return False
@@ -288,7 +239,7 @@ class Learner:
         return good
 
     def _played(self, parameters: dict[str, Any], num_episodes: int) -> Played | None:
-        """Episodes on new seeds, cut where the evaluation's time is over; None where the run stopped meanwhile."""
+        """Plays episodes on new seeds until the time of the evaluation is over; None if the run was stopped."""
         first = self._progress.num_evaluation_episodes
         seeds = evaluation_seeds(self._config.environment.seed, first, num_episodes)
         self._progress.num_evaluation_episodes += num_episodes
@@ -320,7 +271,7 @@ class Learner:
             num_cut,
         )
         progress.curve.append(point)
-        # Where rewards are negative a cut episode looks better than it is: it never takes a whole one's place.
+        # With negative rewards a cut episode looks better than it is: it never replaces a whole one.
         first, is_cut = not progress.kept_parameters, num_cut > 0
         better = mean >= progress.kept_return if is_cut == progress.kept_cut else progress.kept_cut
         if first or better:
@@ -329,13 +280,14 @@ class Learner:
         self._parts.reporter.evaluated(mean, progress.num_steps)
         self._parts.listeners.tell(lambda one: one.on_evaluation(point))
 
-    # ---- looking round ---------------------------------------------------------------------------------------------
+    # ---- a few times a second --------------------------------------------------------------------------------------
 
     def _look(self, *, at_once: bool = False) -> None:
-        """Actors, progress, checkpoint: what is due a few times a second at most."""
+        """Watches the parts, shows progress, writes a checkpoint if one is due. at_once: shows progress in any case."""
         self._looked_s = time.monotonic()
         if not self._stopping() and not at_once:
-            self._parts.pool.watch()
+            self._parts.acting.watch()
+            self._parts.learning.watch()
         shows = self._parts.reporter.wants or at_once
         if shows or self._parts.listeners:
             now = self._snapshot()
@@ -355,9 +307,8 @@ class Learner:
         progress.num_steps = parts.scoreboard.num_steps
         progress.elapsed_s = self._elapsed_before_s + time.monotonic() - self._began_s
         progress.parameter_version = parts.board.version
-        progress.num_restarts = self._restarts_before + parts.pool.num_restarts
-        if parts.server is not None:
-            progress.num_dropped = self._dropped_before + parts.server.num_dropped
+        progress.num_restarts = self._restarts_before + parts.acting.num_restarts
+        progress.num_dropped = self._dropped_before + parts.learning.num_dropped
 
     def _snapshot(self) -> Snapshot:
         self._update_progress()
@@ -376,7 +327,7 @@ class Learner:
             updates_per_s=rates[1],
             acting_return=float(np.mean(returns)) if len(returns) else None,
             kept_return=progress.kept_return if progress.kept_parameters else None,
-            metrics=self._metrics(),
+            metrics=self._parts.learning.metrics(),
             exploration=self._policy.exploration(progress.num_steps),
             fill=len(table),
             capacity=table.capacity,
@@ -391,10 +342,11 @@ class Learner:
         )
 
     def _rates(self) -> NDArray[np.float64]:
-        """Steps, updates, seconds that the learner and the actors waited: each a second, since the last call."""
+        """Returns steps, updates, and seconds of waiting of learner and actors, each a second, since the last call."""
         now_s, scoreboard = time.monotonic(), self._parts.scoreboard
         if now_s - self._rated_s >= _LOOK_PERIOD_S:
-            now = np.asarray([scoreboard.num_steps, self._agent.num_updates, self._wait_s, scoreboard.wait_s])
+            waits_s = self._parts.learning.wait_s, scoreboard.wait_s
+            now = np.asarray([scoreboard.num_steps, self._agent.num_updates, *waits_s])
             self._rates_before = (now - self._rated) / (now_s - self._rated_s)
             self._rated, self._rated_s = now, now_s
         return self._rates_before

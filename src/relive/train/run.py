@@ -1,7 +1,7 @@
-"""A whole run: directory, table, actors, learner, and the final result.
+"""Runs a training run from its options to its result: directory, table, parts, final evaluation.
 
-A run directory holds config.json, checkpoint.pt, tensorboard/, curve.png and, once the run has ended by itself,
-result.json. `train(run_dir, resume=True)` goes on from there: the learner is restored, a new table is filled.
+A run directory has config.json, checkpoint.pt, tensorboard/, curve.png and, after the run has ended by itself,
+result.json. `train(run_dir, resume=True)` goes on from there: it restores the learner and fills a new table.
 """
 
 from __future__ import annotations
@@ -10,51 +10,34 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import final
 
 from rich.console import Console
 
-from relive.agents.agent import Agent
 from relive.errors import InvalidConfig
-from relive.train.acting.actor_pool import ActorPool
 from relive.train.acting.environments import final_seeds
-from relive.train.acting.inline import InlineActors
+from relive.train.assembly import Assembly
 from relive.train.config import CONFIG_FILE, TrainConfig, path_of
 from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
 from relive.train.learners.host_group import host_number
 from relive.train.learners.numerics import learner_numerics
-from relive.train.memory.parameters import ParameterBoard, ParameterLayout
-from relive.train.memory.scoreboard import Scoreboard
-from relive.train.memory.stopwatch import AGENT_PARTS
 from relive.train.run_directory import alone_in, move_aside
 from relive.train.settings import changed, options
-from relive.train.setup import (
-    check_address,
-    crowding,
-    learner_threads,
-    logging_of,
-    make_agent,
-    make_hosts,
-    make_inference,
-    make_learners,
-    make_profiling,
-    make_served,
-    make_server,
-    make_table,
-    make_ways,
-)
+from relive.train.setup import Setup, learner_threads, open_session, prepare
 from relive.train.signals import stop_signals
 from relive.train.watching.callbacks import Callback, Listeners
 from relive.train.watching.checkpoint import FILE_NAME, Progress, load_checkpoint
 from relive.train.watching.curve import draw_curve
+from relive.train.watching.loggers import logging_of
 from relive.train.watching.profile import PROFILE_FILE, show_profile
 from relive.train.watching.progress import ProgressReporter
 from relive.train.watching.result import Ending, RunResult, save_result, show_result
 
 CURVE_FILE = "curve.png"
-_BETWEEN_HOSTS = 1_000_003  # the seeds of two hosts
+_BETWEEN_HOSTS = 1_000_003  # between the seeds of two hosts
 _SAY_PERIOD_S = 2.0
 
 
@@ -68,46 +51,59 @@ def train(
     stop_when: Callable[[int, int], bool] = lambda num_steps, num_updates: False,
     console: Console | None = None,
 ) -> RunResult:
-    """Runs until the agent reaches its return, a limit, or is stopped; then no process and no table is left.
+    """Trains an agent until it reaches its return, meets a limit, or is stopped. Then no process and no table is left.
 
-    config: `preset(agent, env_id, settings)` gives one; None with resume, where the directory has it. run_dir: where
-    the run keeps its files (None: runs/AGENT-ENV-sSEED). callbacks: told of steps, updates, evaluations and
-    checkpoints; see Callback. moving_aside: whatever the directory of a new run holds is renamed, not refused (None:
-    where run_dir is None). stop_when(environment steps, updates): asked before every batch; True stops the run as a
-    signal does. console: where progress goes (None: nowhere).
-    It blocks for as long as the run takes: config.limits bounds that. Unless config.topology is Inline() it starts
-    processes by spawn, so a script calls it under `if __name__ == "__main__":`. In the main thread it handles SIGINT
-    and SIGTERM while it runs: the first one stops the run, the next one acts as it did before. torch computes with
-    `config.threads` meanwhile and flushes denormal numbers.
-    Raises InvalidConfig for a directory that holds a run already (without resume) or none (with it), or that another
-    run is using now, for an address that is taken, for an environment that the agent cannot act in, and what making
-    the table raises: StorageFull where /dev/shm is too small. A refused run leaves no directory. Raises MissingPackage
-    where an option needs an extra that is not there, NonFiniteLoss where learning comes to nan or infinity, which
-    leaves the last good checkpoint, and EnvironmentRaised with an actor's traceback, after a checkpoint.
+    Unless config.topology is Inline(), it starts processes by spawn: call it under `if __name__ == "__main__":`. In the
+    main thread it handles SIGINT and SIGTERM: the first signal stops the run, the next one acts as it did before. While
+    the run lasts, torch uses `config.threads` threads and flushes denormal numbers.
+
+    Args:
+        config: Options of the run, such as `preset(agent, env_id, settings)`; None with resume: those in the directory.
+        run_dir: Directory of the run; None: runs/AGENT-ENV-sSEED.
+        callbacks: Called about steps, updates, evaluations and checkpoints; see Callback.
+        resume: Go on with the run in the directory.
+        moving_aside: Rename a directory that is not empty, instead of refusing a new run in it; None: if run_dir is
+            None.
+        stop_when: stop_when(environment steps, updates) is called before every batch; True stops the run as a signal
+            does.
+        console: Shows progress; None: nothing is shown.
+
+    Returns:
+        The result of the run.
+
+    Raises:
+        InvalidConfig: The directory has a run already (without resume) or none (with resume), or another run uses it;
+            the address is taken; or the agent cannot act in the environment. A refused run leaves no directory.
+        StorageFull: /dev/shm is too small for the table. Making the table may raise other errors, too.
+        MissingPackage: An option needs an extra that is not installed.
+        NonFiniteLoss: Learning has led to nan or infinity. The last good checkpoint stays.
+        EnvironmentRaised: The environment of an actor raised an error. A checkpoint is written.
+
+    Blocks:
+        As long as the run takes, which config.limits bounds.
     """
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
-    host = _host_of(config)
-    if host:  # the first one speaks for all
+    host = host_number(config.topology.num_hosts)
+    if host:  # the first host shows progress for all
         folder, console = folder.with_name(f"{folder.name}-host{host}"), None
-        resume = resume and (folder / CONFIG_FILE).exists()  # else it is new among them, and gets the first one's state
+        resume = resume and (folder / CONFIG_FILE).exists()  # else this host is new, and gets the state of the first
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    with logging_of(config, listeners), ExitStack() as stack:
+    with logging_of(config.logging, listeners), ExitStack() as stack:
         with learner_numerics(learner_threads(config)), stop_signals() as signalled:
 
             def stopping() -> bool:
                 return signalled() or listeners.stops
 
-            agent = make_agent(config)
-            check_address(config)
+            setup = prepare(config)
             if not resume and (run_dir is None if moving_aside is None else moving_aside):
                 move_aside(folder, console)
             stack.enter_context(alone_in(folder))
-            progress = _prepared(config, agent, folder, resume)
-            run = _Run(_own_streams(config, host), agent, progress, folder, console, listeners)
+            progress = _begun(setup, folder, resume)
+            run = _Run(_with_streams_of(host, setup), progress, folder, console, listeners)
             listeners.tell(lambda one: one.on_start(config, folder))
-            is_over = progress.solved and config.topology.num_hosts == 1  # of several the first one says so
+            is_over = progress.solved and config.topology.num_hosts == 1  # of several hosts the first one says so
             ending = Ending.SOLVED if is_over else run.learn(stopping, stop_when)
             final = None if ending is Ending.STOPPED or host else run.final_episodes(stopping)
         result = run.result(ending if final or host else Ending.STOPPED, final, time.monotonic() - began_s)
@@ -115,26 +111,21 @@ def train(
     return result
 
 
-def _host_of(config: TrainConfig) -> int:
-    """The number of this host of a run on several; 0 of any other run. Raises InvalidConfig."""
-    count = config.topology.num_hosts
-    return 0 if count == 1 else host_number(count)
-
-
-def _own_streams(config: TrainConfig, host: int) -> TrainConfig:
-    """With environments and draws of the host's own; its agent has the run's seed, as those of all hosts."""
-    seed = (config.environment.seed + host * _BETWEEN_HOSTS) % 2**31
-    return changed(config, {"environment.seed": seed})
+def _with_streams_of(host: int, setup: Setup) -> Setup:
+    """Returns the run with the streams of this host. The agent has been made with the seed of the run on all hosts."""
+    environment = setup.config.environment
+    seed = (environment.seed + host * _BETWEEN_HOSTS) % 2**31
+    return replace(setup, config=replace(setup.config, environment=replace(environment, seed=seed)))
 
 
 def default_run_dir(config: TrainConfig) -> Path:
-    """Where a run keeps its files unless it is told: runs/AGENT-ENV-sSEED."""
+    """Returns the default directory of a run: runs/AGENT-ENV-sSEED."""
     environment = config.environment
     return Path("runs") / f"{config.agent.name}-{environment.env_id.replace('/', '-')}-s{environment.seed}"
 
 
 def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: bool) -> tuple[TrainConfig, Path]:
-    """The configuration and the directory of a run, or InvalidConfig."""
+    """Returns the options and the directory of a run. Raises InvalidConfig."""
     folder = None if run_dir is None else path_of("run_dir", run_dir)
     if resume and folder is None:
         raise InvalidConfig(what="run_dir", expected="the directory of the run to resume", got=None)
@@ -146,8 +137,8 @@ def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: boo
     return config, folder or default_run_dir(config)
 
 
-def _prepared(config: TrainConfig, agent: Agent, run_dir: Path, resume: bool) -> Progress:
-    """The progress to go on from; the agent is restored with it. A refused run leaves no directory."""
+def _begun(setup: Setup, run_dir: Path, resume: bool) -> Progress:
+    """Returns the progress to go on from, and restores the agent. A refused run leaves no directory."""
     saved = run_dir / CONFIG_FILE
     progress = Progress()
     if not resume:
@@ -156,116 +147,74 @@ def _prepared(config: TrainConfig, agent: Agent, run_dir: Path, resume: bool) ->
                 what="run directory", expected="one that holds no run yet, or resume=True to go on", got=str(run_dir)
             )
         run_dir.mkdir(parents=True, exist_ok=True)
-        config.save(saved)
+        setup.config.save(saved)
     elif not saved.exists():
         raise InvalidConfig(what="run directory", expected="one that holds a run, to resume it", got=str(run_dir))
     elif (run_dir / FILE_NAME).exists():
         state, progress = load_checkpoint(run_dir)
-        agent.load_state_dict(state)
+        setup.agent.load_state_dict(state)
     progress.num_sessions += 1
     return progress
 
 
 @final
 class _Run:
-    """One session of a run: what it consists of, and its parts in their order."""
+    """One session of a run: its parts, its final episodes, its result."""
 
     def __init__(
         self,
-        config: TrainConfig,
-        agent: Agent,
+        setup: Setup,
         progress: Progress,
         run_dir: Path,
         console: Console,
         listeners: Listeners,
     ) -> None:
-        self._config = config
-        self._agent = agent
+        self._setup, self._config, self._agent = setup, setup.config, setup.agent
         self._progress = progress
         self._run_dir = run_dir
         self._console = console
         self._listeners = listeners
 
     def learn(self, stopping: Callable[[], bool], stop_when: Callable[[int, int], bool]) -> Ending:
-        """The table, the actors and the learner, until something ends it."""
-        config, agent, progress, run_dir = self._config, self._agent, self._progress, self._run_dir
+        """Makes the parts of the run, and learns until something ends it."""
+        config, run_dir = self._config, self._run_dir
         with ExitStack() as stack:
-            table = stack.enter_context(make_table(config, agent))
-            profiling = stack.enter_context(make_profiling(config, run_dir / PROFILE_FILE))
-            board = ParameterBoard(ParameterLayout.of(agent.parameters()), first_version=progress.parameter_version)
-            stack.callback(board.close)
-            is_served = config.serving.address is not None
-            # Actors of other machines have the last row together.
-            scoreboard = Scoreboard(config.num_actors + is_served, steps_before=progress.num_steps)
-            stack.callback(scoreboard.close)
-            stack.callback(lambda: profiling.acted(*scoreboard.steps_behind(config.num_actors)))
+            session = stack.enter_context(open_session(self._setup, self._progress, run_dir / PROFILE_FILE))
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
             title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"
             reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir))
             reporter.options({option.path: option.value for option in options(config)})
-            name = Path(table.path or "").name.removeprefix("relive-")
-            watch = profiling.watch
-            pool: ActorPool | InlineActors
-            if config.acts_inline:
-                pool = InlineActors(config, agent.policy(), table, board, scoreboard, watch)
-            else:
-                inference = make_inference(config, agent.policy(), board, scoreboard, reporter.say, profiling.board)
-                if inference is not None:
-                    stack.callback(inference.close)
-                pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board, inference)
-            stack.callback(pool.stop)  # before the table closes
-            learners = make_learners(config, agent, reporter.say, profiling)
-            if learners is not None:
-                stack.callback(learners.stop)
-            served = make_served(config, table, scoreboard)
-            if served is not None:
-                stack.callback(served.close)
-                reporter.say(f"serving {served.address}: relive act {served.address}")
-            hosts = make_hosts(config, agent)
-            if hosts is not None:
-                stack.callback(hosts.close)
-            ways = make_ways(config, agent, reporter.say, self._keep_way)
-            if ways is not None:
-                stack.callback(ways.stop)
-            crowded = crowding(config)
-            if crowded is not None:
-                reporter.say(crowded)
-            agent = watch(agent, AGENT_PARTS)
-            server = make_server(config, agent, name, reporter.say, profiling)
-            if server is not None:
-                stack.callback(server.stop)
+            made = Assembly(session, stack, reporter.say, self._keep_choice)
+            scoreboard, profiling = session.scoreboard, session.profiling
             parts = Parts(
-                profiling.table(table),
-                watch(board, {"publish": "parameters"}),
-                scoreboard,
-                pool,
-                server,
-                watch(evaluator, {"play": "evaluate"}),
-                watch(reporter, {"show": "report"}),
-                watch(self._listeners, {"tell": "report"}),
-                profiling,
-                served,
-                hosts,
+                table=made.table,
+                board=made.board,
+                scoreboard=scoreboard,
+                acting=made.acting,
+                learning=made.learning,
+                evaluator=profiling.watch(evaluator, {"play": "evaluate"}),
+                reporter=profiling.watch(reporter, {"show": "report"}),
+                listeners=profiling.watch(self._listeners, {"tell": "report"}),
+                profiling=profiling,
+                served=made.served,
             )
 
             def stops() -> bool:
-                return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
+                return stopping() or stop_when(scoreboard.num_steps, self._agent.num_updates)
 
-            together = learners or hosts or ways
-            update = None if together is None else profiling.timed("update", together.update)
-            ending = Learner(config, parts, agent, progress, run_dir, stops, update).run()
-            if served is not None and ending is not Ending.STOPPED:
-                served.finish()
+            ending = Learner(config, parts, made.agent, self._progress, run_dir, stops).run()
+            if made.served is not None and ending is not Ending.STOPPED:
+                made.served.finish()
             return ending
 
-    def _keep_way(self, way: str) -> None:
-        """The way of updating that was chosen takes its place in config.json, for the sessions to come."""
+    def _keep_choice(self, way: str) -> None:
+        """Writes the chosen kind of updates into config.json, for the sessions to come."""
         path = self._run_dir / CONFIG_FILE
-        changed(TrainConfig.load(path), {"update": way}).save(path)  # and nothing that was set for this session alone
+        changed(TrainConfig.load(path), {"update": way}).save(path)  # without the options of this session alone
 
     def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
-        """Of the kept policy on the final seeds, in bounded time; None where the run was stopped meanwhile."""
+        """Plays the final episodes with the kept policy, in bounded time; None if the run was stopped meanwhile."""
         config, evaluator = self._config, self._evaluator()
         num_episodes = config.evaluation.num_final_episodes
         began_s = said_s = time.monotonic()
@@ -295,7 +244,7 @@ class _Run:
         return Evaluator(config.environment.env_id, self._agent.policy(), config.evaluation.max_episode_steps)
 
     def result(self, ending: Ending, final: Played | None, wall_s: float) -> RunResult:
-        """What the session came to."""
+        """Returns the result of the session."""
         config, progress = self._config, self._progress
         return RunResult(
             agent=config.agent.name,
@@ -316,7 +265,7 @@ class _Run:
         )
 
     def finish(self, result: RunResult) -> None:
-        """The picture, the result's file, what is said of it, and the callbacks' last word."""
+        """Draws the curve, writes and shows the result, and calls the callbacks for the last time."""
         curve = self._progress.curve
         if curve:
             title = f"{result.agent} on {result.env_id}, seed {result.seed}"

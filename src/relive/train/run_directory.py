@@ -1,9 +1,12 @@
-"""The directory of a run: whose it is while the run goes on, and what becomes of what it held before.
+"""Gives a run its directory: one run at a time uses it, and files of an earlier run are moved aside.
 
-Protocol. A run holds a lock on `.lock` in its directory, which the kernel ends with the process, whatever death. Who
-got it looks whether the file is still the one of that name: a directory may have been moved, and the file been removed,
-by who held the lock before. So of two runs that are told the same directory one is refused, whenever they begin. A file
-system that has no such locks keeps nobody from running, and does not tell two runs of each other.
+Protocol:
+
+  - A run locks the file `.lock` in its directory. The kernel releases the lock when the process ends, however it ends.
+  - A run that has taken the lock checks that its file is still the one of that name: the run before it may have moved
+    the directory, or removed the file. If the file is another one, the run tries again.
+  - So one of two runs in the same directory is refused, whenever they begin.
+  - Some network file systems have no such locks. There no run is refused, and two runs do not find each other.
 """
 
 from __future__ import annotations
@@ -24,14 +27,17 @@ from relive.errors import InvalidConfig
 __all__ = ["LOCK_FILE", "alone_in", "move_aside"]
 
 LOCK_FILE = ".lock"
-_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of some network file systems
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # errors of file systems without locks
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """This run alone uses the directory, made where there is none, until the block ends; one that stays empty goes.
+    """Reserves the directory for this run until the block ends.
 
-    Raises InvalidConfig at once where another run does.
+    The directory is made if there is none. A directory that was made here and is empty at the end is removed.
+
+    Raises:
+        InvalidConfig: Another run uses the directory. Raised at once.
     """
     is_new, path = not folder.exists(), folder / LOCK_FILE
     with contextlib.ExitStack() as stack:
@@ -39,7 +45,7 @@ def alone_in(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            except FileNotFoundError:  # it was moved aside meanwhile
+            except FileNotFoundError:  # another run has moved the directory aside since the line before
                 continue
             stack.callback(os.close, file)
             _lock(file, folder)
@@ -48,10 +54,10 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if _is_named(file, path):  # else it was moved aside, or another run's is there by now
+            if _is_named(file, path):  # else the directory was moved aside, or the name is another run's by now
                 path.unlink()
             if is_new:
-                with contextlib.suppress(OSError):  # it holds a run
+                with contextlib.suppress(OSError):  # the directory is not empty
                     folder.rmdir()
 
 
@@ -67,6 +73,7 @@ def _lock(file: int, folder: Path) -> None:
 
 
 def _is_named(file: int, path: Path) -> bool:
+    """Whether the open file is the one at this path."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -74,9 +81,10 @@ def _is_named(file: int, path: Path) -> bool:
 
 
 def move_aside(folder: Path, console: Console) -> None:
-    """A directory that holds something is renamed: a new run starts empty and loses nothing.
+    """Renames a directory that is not empty, so that a new run starts in an empty one and no file is lost.
 
-    Raises InvalidConfig where a run is using it.
+    Raises:
+        InvalidConfig: A run uses the directory.
     """
     if not folder.is_dir() or not any(folder.iterdir()):
         return
@@ -86,5 +94,5 @@ def move_aside(folder: Path, console: Console) -> None:
             if not aside.exists():
                 folder.rename(aside)
                 (aside / LOCK_FILE).unlink(missing_ok=True)
-                console.print(f"{folder} is now {aside}", highlight=False, soft_wrap=True)
+                console.print(f"moved {folder} to {aside}", highlight=False, soft_wrap=True)
                 return

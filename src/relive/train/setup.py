@@ -1,184 +1,133 @@
-"""What a run is made of before anything moves: its agent, its device, its table."""
+"""Prepares a run: describes its environment, makes its agent, and makes the memory that its parts share."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import final
 from urllib.parse import urlsplit
 
 import torch
 
 from relive import SamplesPerInsert, SharedMemory, Table
-from relive.agents.agent import Agent, Policy
-from relive.agents.config import AgentConfig
-from relive.agents.functional import Functional
+from relive.agents.agent import Agent, Spaces
 from relive.errors import InvalidConfig
 from relive.train.acting.environments import describe
-from relive.train.acting.inference_pool import InferencePool
-from relive.train.config import TrainConfig, where_to_serve
-from relive.train.learners.compiled_updates import PackageRequest
-from relive.train.learners.group import GroupOptions, LearnerGroup
-from relive.train.learners.host_group import HostGroup, HostOptions
+from relive.train.config import TrainConfig
 from relive.train.learners.numerics import threads_of
-from relive.train.learners.parameter_server import ParameterServer, ServerOptions
-from relive.train.learners.update_choice import WayOptions, Ways
-from relive.train.memory.parameters import ParameterBoard
+from relive.train.memory.parameters import ParameterBoard, ParameterLayout
 from relive.train.memory.scoreboard import Scoreboard
-from relive.train.memory.stopwatch import INFERENCE, LEARNER, SERVER, ProfileBoard, actor_name, learner_name
-from relive.train.topology import Hosts, Learners
-from relive.train.watching.callbacks import Listeners
+from relive.train.memory.stopwatch import INFERENCE, LEARNER, SERVER, actor_name, learner_name
+from relive.train.sections import where_to_serve
+from relive.train.watching.checkpoint import Progress
 from relive.train.watching.profile import Profiling
 
-if TYPE_CHECKING:
-    from relive.train.acting.serving import ServedRun
-    from relive.train.watching.wandb_logger import WandbLogger
 
+@dataclass(frozen=True)
+class Setup:
+    """The options of a run, and the objects that follow from them on this machine.
 
-def make_agent(config: TrainConfig) -> Agent:
-    """The agent of a run, or of its first learner's slices where there are several.
-
-    Raises InvalidConfig where it cannot act in the environment, or there is none.
+    Attributes:
+        config: The options of the run.
+        spaces: Spaces of the environment, which is described once for the whole run.
+        device: torch's device of the learners.
+        num_threads: Threads of each learner.
+        agent: The agent of this process. If learners share batches, its batch is the slice of one learner.
     """
-    spaces = describe(config.environment.env_id)
-    return slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
+
+    config: TrainConfig
+    spaces: Spaces
+    device: str
+    num_threads: int
+    agent: Agent
+
+
+@final
+@dataclass(frozen=True)
+class Session(Setup):
+    """A run that has begun: the same, and the memory that its parts share. `open_session` owns the memory.
+
+    Attributes:
+        table: The table.
+        board: The parameters for the actors.
+        scoreboard: Counters of the actors.
+        profiling: Counts the time of the processes.
+    """
+
+    table: Table
+    board: ParameterBoard
+    scoreboard: Scoreboard
+    profiling: Profiling
+
+    @property
+    def table_name(self) -> str:
+        """The name by which other processes attach the table."""
+        return Path(self.table.path or "").name.removeprefix("relive-")
+
+
+def prepare(config: TrainConfig) -> Setup:
+    """Describes the environment and makes the agent. It makes nothing else, so that a refused run leaves nothing.
+
+    Raises:
+        InvalidConfig: There is no such environment, the agent cannot act in it, the device is not there, or another
+            program serves at the run's address.
+    """
+    spaces, device = describe(config.environment.env_id), chosen_device(config.device)
+    agent = config.slice.make(spaces, seed=config.environment.seed, device=device)
+    _check_address(config)
+    return Setup(config, spaces, device, learner_threads(config), agent)
+
+
+@contextmanager
+def open_session(setup: Setup, progress: Progress, profile: Path) -> Iterator[Session]:
+    """Makes the memory of a session, and gives it back at the end of the block, when all parts have stopped.
+
+    Args:
+        setup: The run.
+        progress: Its progress before this session.
+        profile: The file for the profile of the session, if the run is profiled.
+    """
+    config = setup.config
+    with ExitStack() as stack:
+        table = stack.enter_context(make_table(config, setup.agent))
+        profiling = stack.enter_context(_make_profiling(config, profile))
+        layout = ParameterLayout.of(setup.agent.parameters())
+        board = ParameterBoard(layout, first_version=progress.parameter_version)
+        stack.callback(board.close)
+        is_served = config.serving.address is not None  # actors of other machines share the last row
+        scoreboard = Scoreboard(config.num_actors + is_served, steps_before=progress.num_steps)
+        stack.callback(scoreboard.close)
+        stack.callback(lambda: profiling.acted(*scoreboard.steps_behind(config.num_actors)))
+        yield Session(**vars(setup), table=table, board=board, scoreboard=scoreboard, profiling=profiling)
 
 
 def learner_threads(config: TrainConfig) -> int:
-    """Threads of each learner."""
+    """Returns the threads of each learner: as asked, or its share of the cores that the acting processes leave."""
     num_processes = 0 if config.acts_inline else config.num_actors
-    num_processes += config.topology.closing is not None  # who infers for them
+    num_processes += config.topology.closing is not None  # the inference process
     return threads_of(config.threads, num_processes, config.topology.num_learners)
 
 
-def slice_config(config: TrainConfig) -> AgentConfig:
-    """The agent's options for what one learner gets of each batch."""
-    return replace(config.agent, batch_size=config.agent.batch_size // config.topology.num_slices)
+def _make_profiling(config: TrainConfig, path: Path) -> Profiling:
+    """Makes the counters of the time of all processes of this host, if the run is profiled.
 
-
-def make_profiling(config: TrainConfig, path: Path) -> Profiling:
-    """What counts the time of this process, and of the others that the run consists of; nothing where it is not asked.
-
-    Actors that step in this process are its own time. path: of the file at the end.
+    The time of actors that step in this process is time of this process.
     """
     topology = config.topology
-    is_async = isinstance(topology, Learners) and topology.mode == "async"
-    others = [learner_name(number) for number in range(0 if is_async else 1, topology.num_learners)]
-    if topology.num_hosts > 1:
-        others = []  # the learners of other hosts have profiles of their own
+    others = [learner_name(number) for number in range(0 if topology.learns_apart else 1, topology.num_learners)]
     if not config.acts_inline:
         others += [INFERENCE] * (topology.closing is not None)
         others += [actor_name(number) for number in range(config.num_actors)]
-    return Profiling(config.profile, SERVER if is_async else LEARNER, others, path)
-
-
-def make_learners(
-    config: TrainConfig, agent: Agent, say: Callable[[str], None], profiling: Profiling
-) -> LearnerGroup | None:
-    """The group that the agent leads; None where it learns alone, or in no group. say: see GroupOptions."""
-    count = config.topology.num_slices // config.topology.num_hosts
-    if count == 1:
-        return None
-    spin_s = GroupOptions.spin_s if count <= len(os.sched_getaffinity(0)) else 0.0  # or it spins in another's place
-    device, threads = chosen_device(config.device), learner_threads(config)
-    options = GroupOptions(
-        count, device, threads, spin_s=spin_s, say=say, profile=profiling.board, timed=profiling.timed
-    )
-    return LearnerGroup(agent, config.agent, describe(config.environment.env_id), options)
-
-
-def make_hosts(config: TrainConfig, agent: Agent) -> HostGroup | None:
-    """The group of the run's hosts; None where there is one. Blocks until all are there. Raises HostGone."""
-    count = config.topology.num_hosts
-    if count == 1:
-        return None
-    # The others wait while the first one evaluates.
-    deadline_s = max(HostOptions.deadline_s, config.evaluation_s + HostOptions.deadline_s / 2)
-    return HostGroup(agent, HostOptions(count, chosen_device(config.device), deadline_s))
-
-
-def make_ways(
-    config: TrainConfig, agent: Agent, say: Callable[[str], None], settled: Callable[[str], None]
-) -> Ways | None:
-    """What chooses between the ways of updating; None where there is only the hand-written one. See WayOptions.
-
-    A line says why there is no compiled one that was asked for.
-    """
-    if config.update == "handwritten":
-        return None
-    functional: Functional | None = agent.functional()
-    reasons = {
-        "the run is deterministic": config.deterministic,
-        "there are several learners, or learners apart": isinstance(config.topology, (Learners, Hosts)),
-        "they are computed on a device": chosen_device(config.device) != "cpu",
-        f"{config.agent.name} has no other with this network": functional is None,
-    }
-    for reason, holds in reasons.items():
-        if holds and config.update == "compiled":
-            say(f"updates are written by hand: {reason}")
-        if holds:
-            return None
-    assert functional is not None
-    spaces, steps = describe(config.environment.env_id), tuple(functional.steps)
-    request = PackageRequest(config.agent, spaces, learner_threads(config), steps)
-    return Ways(agent, functional, request, WayOptions(config.update == "auto", say, settled))
-
-
-def make_server(
-    config: TrainConfig, agent: Agent, table_name: str, say: Callable[[str], None], profiling: Profiling
-) -> ParameterServer | None:
-    """The server of learners with batches of their own; None where there are none. say: see ServerOptions."""
-    topology = config.topology
-    if not isinstance(topology, Learners) or topology.mode != "async":
-        return None
-    options = ServerOptions(
-        topology.number,
-        config.gradient_staleness,
-        chosen_device(config.device),
-        learner_threads(config),
-        config.environment.seed,
-        say=say,
-        profile=profiling.board,
-        timed=profiling.timed,
-    )
-    return ParameterServer(agent, config.agent, describe(config.environment.env_id), table_name, options)
-
-
-def make_inference(
-    config: TrainConfig,
-    policy: Policy,
-    board: ParameterBoard,
-    scoreboard: Scoreboard,
-    say: Callable[[str], None],
-    profile: ProfileBoard | None,
-) -> InferencePool | None:
-    """The process that infers for all actors; None where they do for themselves. say, profile: see InferencePool."""
-    if config.topology.closing is None:
-        return None
-    return InferencePool(config, policy, describe(config.environment.env_id), board, scoreboard, say, profile)
-
-
-def crowding(config: TrainConfig) -> str | None:
-    """A line for people where there are more learners than cores that this process may use; None where they fit."""
-    topology, cores = config.topology, len(os.sched_getaffinity(0))
-    if not isinstance(topology, Learners) or topology.number <= cores or topology.number == 1:
-        return None
-    slower = (
-        "an update waits for the slowest of them, and" if topology.mode == "sync" else "their gradients are stale, and"
-    )
-    return (
-        f"{topology.number} learners on {cores} cores: {slower} those on one core take turns;"
-        f" topology = {replace(topology, number=cores)} has one for each core"
-    )
+    return Profiling(config.profile, SERVER if topology.learns_apart else LEARNER, others, path)
 
 
 def chosen_device(device: str) -> str:
+    """Returns the device that `device` means here. Raises InvalidConfig for CUDA on a machine without it."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -187,13 +136,13 @@ def chosen_device(device: str) -> str:
 
 
 def limiter_of(config: TrainConfig) -> SamplesPerInsert:
-    """The pace of a run: updates_per_step, and how far a side may get ahead of the other."""
+    """Returns the limiter of a run: it keeps updates_per_step, within a tolerance for either side to get ahead."""
     replay = config.replay
     samples_per_insert = replay.updates_per_step * config.agent.batch_size
     return SamplesPerInsert(
         samples_per_insert,
         replay.min_size,
-        # A few batches and a few rounds of all actors, or neither side ever waits for less than that.
+        # A few batches and a few rounds of all actors, so that neither side ever waits for less than that.
         tolerance=max(
             0.1 * samples_per_insert * replay.min_size,
             4.0 * config.agent.batch_size,
@@ -203,10 +152,10 @@ def limiter_of(config: TrainConfig) -> SamplesPerInsert:
 
 
 def make_table(config: TrainConfig, agent: Agent) -> Table:
-    """The shared table of one session, under a name of its own."""
+    """Makes the shared table of one session, under a name of its own."""
     replay, limiter = config.replay, limiter_of(config)
     name = f"train-{os.getpid()}-{secrets.token_hex(3)}"
-    # Twice the lanes in use: a dead actor's stay taken until the next look for dead processes.
+    # Twice the lanes in use: a dead actor's lanes stay taken until the next look for dead processes.
     max_lanes = 2 * config.num_actors * config.environment.num_envs_per_actor
     if config.serving.address is not None:
         max_lanes += config.serving.max_lanes
@@ -220,46 +169,16 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
     )
 
 
-def check_address(config: TrainConfig) -> None:
-    """Raises InvalidConfig where somebody else serves at the run's address, before anything is made."""
+def _check_address(config: TrainConfig) -> None:
+    """Raises InvalidConfig if another program serves at the address of the run."""
     if config.serving.address is None:
         return
     where = urlsplit(where_to_serve(config.serving.address)[0])
     try:
         family, kind, _, _, place = socket.getaddrinfo(where.hostname, where.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a server that ended left is no server
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the address of a server that ended is free
             one.bind(place)
-    except (OSError, UnicodeError) as problem:  # the latter of a name that can be none
+    except (OSError, UnicodeError) as problem:  # UnicodeError: the name cannot be one of a host
         got = f"{config.serving.address} ({getattr(problem, 'strerror', None) or problem})"
         raise InvalidConfig("serving.address", "one of this machine that is free, or port 0", got) from None
-
-
-def make_served(config: TrainConfig, table: Table, scoreboard: Scoreboard) -> ServedRun | None:
-    """The run's table and parameters at its address; None where it has none. Raises ServiceUnavailable, MissingPackage.
-
-    Loaded here: it needs pyarrow, which a run of one machine does not.
-    """
-    if config.serving.address is None:
-        return None
-    served: ServedRun = importlib.import_module("relive.train.acting.serving").ServedRun(config, table, scoreboard)
-    return served
-
-
-@contextmanager
-def logging_of(config: TrainConfig, listeners: Listeners) -> Iterator[None]:
-    """The loggers that the options ask for hear of the run; they end with the block. Raises MissingPackage.
-
-    Loaded here: wandb takes seconds, and is seldom there.
-    """
-    if not config.logging.wandb:
-        yield
-        return
-    logger: WandbLogger = importlib.import_module("relive.train.watching.wandb_logger").WandbLogger()
-    listeners.add(logger)
-    try:
-        yield
-    except BaseException:
-        logger.close(failed=True)
-        raise
-    logger.close(failed=False)

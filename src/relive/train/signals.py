@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, heard as a wish to end."""
+"""Takes Ctrl-C and SIGTERM as the wish to end a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """A function that says whether SIGINT or SIGTERM came. The first is taken; the next one acts as it did before.
+    """Gives a function that tells whether SIGINT or SIGTERM came while the block runs.
 
-    A handler may be called in the middle of itself, so it takes no lock: an Event's would be taken twice.
+    The first signal is only noted. The next one acts as it did before the block. Outside the main thread, where Python
+    delivers no signals, the function always returns False.
     """
+    # No Event: a handler may interrupt itself, and would take the lock of the event twice.
     has_come = False
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

@@ -1,1 +1,1 @@
-"""The code that acts: environments, actor processes, inference and actors of other machines; no learning."""
+"""The code that acts: environments, actor processes, inference, and actors of other machines; no learning."""

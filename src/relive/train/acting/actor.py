@@ -1,15 +1,15 @@
-"""An actor process: steps its environments with actions of the policy and records into the table.
+"""Runs an actor: it steps its environments with actions of the policy and records the steps into the table.
 
-It acts with the newest parameters that it has seen, or asks an inference process for actions
-(`relive.train.acting.inference`). Its environments are one group, or two, of which one steps while the other's
-actions are inferred. It imports no torch. It ends when the scoreboard says so, when its parent is gone, or when it is
-killed: the table and the other processes do not mind, and the pool starts another one in its place.
+- An actor acts with the newest parameters that it has read, or asks an inference process for its actions
+  (`relive.train.acting.inference`).
+- Its environments are one group, or two groups: one group steps while the actions of the other are inferred.
+- It imports no torch.
+- It ends when the scoreboard asks it to, when its parent is gone, or when it is killed. A death harms neither the
+  table nor other processes, and the pool starts the actor again.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 import traceback
 from collections.abc import Sequence
@@ -26,10 +26,11 @@ from relive.errors import DeadlineExceeded, TableClosed
 from relive.train.acting.environments import acting_seed, make_environments
 from relive.train.acting.inference import AskedInference, Inference, OwnInference, RequestBoard, group_sizes
 from relive.train.acting.noise import environment_keys
-from relive.train.config import EnvironmentConfig
+from relive.train.child import Parent
 from relive.train.memory.parameters import ParameterSource
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import ProfileBoard, Watch, actor_name, stopwatch_of, watch_with
+from relive.train.sections import EnvironmentConfig
 
 _WAIT_SLICE_S = 0.2
 
@@ -37,15 +38,23 @@ _WAIT_SLICE_S = 0.2
 @final
 @dataclass(frozen=True)
 class ActorTask:
-    """What a process needs to become actor number `actor`, for the `incarnation`-th time (from 0).
+    """The task of an actor.
 
-    requests: where it asks for actions; None: it infers them itself. num_groups: of its environments.
-    profile: where it counts what its time goes into; None: it does not.
+    Attributes:
+        actor: Number of the actor.
+        incarnation: Times that this actor was started before.
+        table_name: Name of the shared table.
+        environment: Options of the environments.
+        policy: The policy.
+        board: Source of the parameters.
+        scoreboard: Counters of the run; the actor writes its own row.
+        requests: Board for requests to the inference process; None: the actor infers its actions itself.
+        num_groups: Groups of its environments.
+        profile: Counters of its time; None: the run is not profiled.
     """
 
     actor: int
     incarnation: int
-    parent_pid: int
     table_name: str
     environment: EnvironmentConfig
     policy: Policy
@@ -57,33 +66,30 @@ class ActorTask:
 
 
 def run_actor(task: ActorTask) -> None:
-    """The main function of an actor process."""
-    # A terminal's Ctrl-C reaches the whole group: the learner decides, its actors hear of it from the scoreboard.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Runs an actor process until the run ends: the main function of the process."""
+    parent = Parent()
     with attach(task.table_name) as table, ExitStack() as stack:
         watch = watch_with(stopwatch_of(task.profile, actor_name(task.actor)))
         groups = [make_acting(task, table, watch, stack, group) for group in range(task.num_groups)]
         try:
-            _run(task, groups)
+            _run(task, groups, parent)
         except TableClosed:
-            pass  # the learner closed it between our look at the scoreboard and the write
+            pass  # the learner closed the table after this actor had last looked at the scoreboard
 
 
-def _run(task: ActorTask, groups: Sequence[Acting]) -> None:
-    """Steps until the run ends, or the parent is gone."""
+def _run(task: ActorTask, groups: Sequence[Acting], parent: Parent) -> None:
+    """Steps until the run ends or the parent is gone."""
     for acting in groups:
         acting.reset()
     while True:
-        for acting in groups:  # two of them: while this one steps, the other's actions are on their way
-            if task.scoreboard.stopping or os.getppid() != task.parent_pid:
+        for acting in groups:  # with two groups: while this one steps, the actions of the other are inferred
+            if task.scoreboard.stopping or parent.is_gone:
                 return
-            acting.turn(_WAIT_SLICE_S)
+            acting.step(_WAIT_SLICE_S)
 
 
 def make_acting(task: ActorTask, table: Table, watch: Watch, stack: ExitStack, group: int = 0) -> Acting:
-    """A group of an actor's environments, made and recorded; the stack closes them."""
+    """Makes a group of the environments of an actor and records it. The stack closes the environments."""
     environment = task.environment
     number = group_sizes(environment.num_envs_per_actor, task.num_groups)[group]
     envs = watch(make_environments(environment.env_id, number), {"step": "environment", "reset": "environment"})
@@ -93,7 +99,7 @@ def make_acting(task: ActorTask, table: Table, watch: Watch, stack: ExitStack, g
 
 
 def acting_with(task: ActorTask, recorded: RecordedVectorEnv, watch: Watch, group: int = 0) -> Acting:
-    """A group of an actor's environments, which are somebody else's to close."""
+    """Acts in a group of environments that the caller has made and will close."""
     environment, number = task.environment, recorded.num_envs
     first = sum(group_sizes(environment.num_envs_per_actor, task.num_groups)[:group])
     keys = environment_keys(environment.seed, task.actor, task.incarnation, first + number)[first:]
@@ -109,24 +115,32 @@ def acting_with(task: ActorTask, recorded: RecordedVectorEnv, watch: Watch, grou
 
 @final
 class Acting:
-    """A group of an actor's environments, a turn at a time: in a process of its own, or in another's."""
+    """Steps a group of the environments of an actor, in a process of its own or in the learner's."""
 
     def __init__(
         self, task: ActorTask, envs: RecordedVectorEnv, watch: Watch, inference: Inference, first_seed: int
     ) -> None:
-        """first_seed: of the first environment; the others have the next ones."""
+        """Takes the environments.
+
+        Args:
+            task: The task of the actor.
+            envs: The environments, recorded into the table.
+            watch: Times the methods, if the run is profiled.
+            inference: Source of the actions.
+            first_seed: Seed of the first environment; the others get the next seeds.
+        """
         self._task = task
         self._envs = watch(envs, {"step": "insert", "finish_step": "wait"})
         self._inference = inference
         self._first_seed = first_seed
-        self._version = -1  # that the writer stamps
-        self._held = False
+        self._version = -1  # of the parameters, as the writer stamps it on rows
+        self._is_delayed = False  # whether the limiter delays the rows of the last step
         self._returns = np.zeros(envs.num_envs)
         self._lengths = np.zeros(envs.num_envs, np.int64)
         self._resets = np.zeros(envs.num_envs, np.bool_)
 
     def reset(self) -> None:
-        """The first reset; what it raises is on the scoreboard."""
+        """Resets all environments for the first time. An error of the reset is noted on the scoreboard and raised."""
         task = self._task
         try:
             observations, _ = self._envs.reset(seed=self._first_seed)
@@ -135,13 +149,13 @@ class Acting:
             raise
         self._inference.ask(observations)
 
-    def turn(self, wait_s: float = 0.0) -> None:
-        """One step of all environments, stored, and the next actions asked for; none where no action came in wait_s.
+    def step(self, wait_s: float = 0.0) -> None:
+        """Takes one step of all environments, stores it, and asks for the next actions.
 
-        What the limiter holds back is stored by a later turn, which takes no step of its own and waits for up to
-        wait_s; it is counted as waiting.
+        If no actions come within wait_s, it takes no step. If the limiter delays the rows of a step, the next call
+        stores them: it waits for up to wait_s, counts that as waiting, and takes no step of its own.
         """
-        if self._held:
+        if self._is_delayed:
             began_s = time.monotonic()
             try:
                 result = self._envs.finish_step(wait_s)
@@ -149,7 +163,7 @@ class Acting:
                 return
             finally:
                 self._task.scoreboard.add_wait(self._task.actor, time.monotonic() - began_s)
-            self._held = False
+            self._is_delayed = False
         else:
             actions = self._inference.actions(wait_s)
             if actions is None:
@@ -160,12 +174,12 @@ class Acting:
             try:
                 result = self._envs.step(actions)
             except DeadlineExceeded:
-                self._held = True
+                self._is_delayed = True
                 return
             except TableClosed:
                 raise
             except Exception:
-                # The environment's own, or what it gave and the table refused: no other actor would do better.
+                # An error of the environment, or a value that the table refuses: another actor would fail as well.
                 step = self._task.scoreboard.steps_of(self._task.actor) + 1
                 self._task.scoreboard.add_failure(self._task.actor, step, traceback.format_exc())
                 raise
@@ -184,4 +198,4 @@ class Acting:
             scoreboard.add_episode(actor, float(self._returns[env]), int(self._lengths[env]))
         self._returns[over] = 0.0
         self._lengths[over] = 0
-        self._resets = over  # the next row of these is a reset
+        self._resets = over  # the next row of these environments is a reset

@@ -1,30 +1,24 @@
-"""The actor processes of a run: started, watched, started again when one dies, and stopped."""
+"""Starts the actor processes of a run, starts dead ones again, and stops them."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import time
 from typing import final
 
 from relive.agents.agent import Policy
 from relive.train.acting.actor import ActorTask, run_actor
 from relive.train.acting.inference_pool import InferencePool
+from relive.train.child import END_S, Child, Deaths, end_all
 from relive.train.config import TrainConfig
 from relive.train.errors import ActorsKeepDying, EnvironmentRaised
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import ProfileBoard
-from relive.train.processes import one_thread_for_numerics, signals_held_back
-
-_MAX_IDLE_DEATHS = 3
+from relive.train.parts import Part
 
 
 @final
-class ActorPool:
-    """All actors of a run. `watch` often; `stop` once, also after a failure. One thread."""
-
-    inline = False
+class ActorPool(Part):
+    """The actor processes of a run, and the inference process that they ask, if there is one. See Part."""
 
     def __init__(
         self,
@@ -36,34 +30,40 @@ class ActorPool:
         profile: ProfileBoard | None = None,
         inference: InferencePool | None = None,
     ) -> None:
-        """inference: where the actors ask for actions; it starts, is watched and is stopped with them."""
+        """Makes the actors; starts none.
+
+        Args:
+            config: Options of the run.
+            policy: The policy.
+            table_name: Name of the shared table.
+            board: Source of the parameters.
+            scoreboard: Counters of the actors.
+            profile: Counters of the time of each process; None: the run is not profiled.
+            inference: The process that the actors ask for actions, which starts and stops with them; None: they infer
+                their actions themselves.
+        """
         self._config = config
         self._policy = policy
         self._table_name = table_name
         self._board = board
         self._scoreboard = scoreboard
         self._profile, self._inference = profile, inference
-        # spawn: a fork would copy the learner's threads' locks in whatever state they are.
-        self._context = multiprocessing.get_context("spawn")
-        num_actors = config.num_actors
-        self._processes: list[multiprocessing.process.BaseProcess | None] = [None] * num_actors
-        self._steps_at_start = [0] * num_actors
-        self._incarnations = [0] * num_actors
-        self._idle_deaths = [0] * num_actors
-        self.num_restarts = 0
+        numbers = range(config.num_actors)
+        self._children = [Child(f"relive-actor-{actor}", run_actor, one_thread=True) for actor in numbers]
+        self._deaths = [Deaths() for _ in numbers]  # before the first step
+        self._steps_at_start = [0 for _ in numbers]
 
     def start(self) -> None:
-        """Starts all actors."""
+        """Starts the inference process, if there is one, then all actors."""
         if self._inference is not None:
             self._inference.start()
-        for actor in range(len(self._processes)):
+        for actor in range(len(self._children)):
             self._start(actor)
 
     def _start(self, actor: int) -> None:
         task = ActorTask(
             actor,
-            self._incarnations[actor],
-            os.getpid(),
+            self._children[actor].num_starts,
             self._table_name,
             self._config.environment,
             self._policy,
@@ -73,55 +73,49 @@ class ActorPool:
             self._config.topology.num_groups,
             self._profile,
         )
-        process = self._context.Process(target=run_actor, args=(task,), name=f"relive-actor-{actor}", daemon=True)
-        with signals_held_back(), one_thread_for_numerics():
-            process.start()
-        self._processes[actor] = process
+        self._children[actor].start(task)
         self._steps_at_start[actor] = self._scoreboard.steps_of(actor)
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the actors that live now."""
-        return [process.pid for process in self._processes if process is not None and process.pid is not None]
+    def num_restarts(self) -> int:
+        """Times that actors were started again."""
+        return sum(max(0, child.num_starts - 1) for child in self._children)
 
-    def turn(self) -> None:
-        """Nothing to do: they step by themselves. See InlineActors."""
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the actors that are started."""
+        return [child.pid for child in self._children if child.pid is not None]
 
     def watch(self) -> None:
-        """Starts dead actors again and counts them.
+        """Starts dead actors again. Call it often.
 
-        Raises EnvironmentRaised where an actor's environment did, ActorsKeepDying, and InferenceKeepsDying, where
-        starting again leads nowhere.
+        Raises:
+            EnvironmentRaised: The environment of an actor raised an error.
+            ActorsKeepDying: An actor died three times in a row before its first step.
+            InferenceKeepsDying: The inference process died three times in a row without an answer.
         """
         if self._inference is not None:
             self._inference.watch()
-        for actor, process in enumerate(self._processes):
-            if process is None or process.is_alive():
+        for actor, child in enumerate(self._children):
+            if not child.has_died:
                 continue
             failure = self._scoreboard.failure_of(actor)
             if failure is not None:
                 raise EnvironmentRaised(actor, *failure)
-            idle = self._scoreboard.steps_of(actor) == self._steps_at_start[actor]
-            self._idle_deaths[actor] = self._idle_deaths[actor] + 1 if idle else 0
-            if self._idle_deaths[actor] >= _MAX_IDLE_DEATHS:
-                raise ActorsKeepDying(actor, self._idle_deaths[actor], process.exitcode)
-            process.close()
-            self._incarnations[actor] += 1
-            self.num_restarts += 1
+            self._count_death(actor, child.reap())
             self._start(actor)
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Asks all actors to end and waits; those that have not after timeout_s are killed. None is left."""
+    def _count_death(self, actor: int, exit_code: int | None) -> None:
+        """Counts a death before the first step; an actor that has stepped starts with a new count."""
+        deaths = self._deaths[actor]
+        if self._scoreboard.steps_of(actor) == self._steps_at_start[actor]:
+            deaths.count(lambda number: ActorsKeepDying(actor, number, exit_code))
+        else:
+            deaths.forget()
+
+    def stop(self, timeout_s: float = END_S) -> None:
+        """Asks all actors to end, waits, and kills those that have not ended after timeout_s. No process is left."""
         self._scoreboard.stop()
-        deadline_s = time.monotonic() + timeout_s
-        for actor, process in enumerate(self._processes):
-            if process is None:
-                continue
-            process.join(max(0.0, deadline_s - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
-            self._processes[actor] = None
+        end_all(self._children, timeout_s)
         if self._inference is not None:
             self._inference.stop()

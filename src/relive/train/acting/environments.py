@@ -1,10 +1,10 @@
-"""The environments of a run: for acting, for evaluating, and their spaces.
+"""Makes the environments of a run, for acting, evaluating and showing; describes their spaces; gives out their seeds.
 
-Atari ids (`ALE/...`) run through ale-py's own vector environment with the usual preprocessing (84 x 84 grey frames,
-stacks of four padded with zeros, frame skip 4, sticky actions as the id says); everything else through
-`gymnasium.make_vec`. Both reset on the step after an end.
-
-Seeds: acting, evaluation and the final result draw theirs from three ranges that do not meet.
+- Atari ids (`ALE/...`) use the vector environment of ale-py with the usual preprocessing: 84 x 84 grey frames, stacks
+  of four padded with zeros, frame skip 4, sticky actions as the id says.
+- All other ids use `gymnasium.make_vec`.
+- Both reset an environment on the step after the end of its episode.
+- Acting, evaluation and the final result draw their seeds from three ranges that do not overlap.
 """
 
 from __future__ import annotations
@@ -26,12 +26,22 @@ _RANGE = 2**29
 
 
 def is_atari(env_id: str) -> bool:
-    """Whether the id is one of ale-py's."""
+    """Whether the id is one of ale-py."""
     return env_id.startswith("ALE/")
 
 
 def describe(env_id: str) -> Spaces:
-    """The spaces of an environment; makes one for a moment. InvalidConfig where there is none of this name."""
+    """Returns the spaces of an environment.
+
+    Args:
+        env_id: Gymnasium id.
+
+    Raises:
+        InvalidConfig: There is no environment of this name.
+
+    Cost:
+        One environment, which is made and closed again.
+    """
     envs = make_environments(env_id, 1)
     try:
         stack = {"observation": FRAME_STACK} if is_atari(env_id) else {}
@@ -41,7 +51,7 @@ def describe(env_id: str) -> Spaces:
 
 
 def make_environments(env_id: str, num_envs: int, *, evaluation: bool = False) -> VectorEnv[Any, Any, Any]:
-    """`num_envs` copies stepped by this thread. evaluation: raw rewards where training clips them (Atari)."""
+    """Makes `num_envs` copies of an environment, which this thread steps. evaluation: Atari rewards are not clipped."""
     if is_atari(env_id):
         return _make_atari(env_id, num_envs, clip_rewards=not evaluation)
     try:
@@ -51,7 +61,7 @@ def make_environments(env_id: str, num_envs: int, *, evaluation: bool = False) -
 
 
 def _make_atari(env_id: str, num_envs: int, *, clip_rewards: bool) -> VectorEnv[Any, Any, Any]:
-    import ale_py  # an extra of its own: only Atari needs it
+    import ale_py  # only Atari needs it; it is an extra of its own
     from ale_py.vector_env import AtariVectorEnv
 
     gymnasium.register_envs(ale_py)
@@ -72,16 +82,22 @@ def _make_atari(env_id: str, num_envs: int, *, clip_rewards: bool) -> VectorEnv[
 
 
 def make_shown(env_id: str, render_mode: str) -> gymnasium.Env[Any, Any]:
-    """One environment that renders: "human" in a window, "rgb_array" as frames. Rewards are raw.
+    """Makes one environment that renders. Its rewards are not clipped.
 
-    Raises InvalidConfig where it has no such mode; gymnasium.error.DependencyNotInstalled where a package is missing.
+    Args:
+        env_id: Gymnasium id.
+        render_mode: "human": in a window; "rgb_array": as frames.
+
+    Raises:
+        InvalidConfig: The environment has no such mode.
+        gymnasium.error.DependencyNotInstalled: A package is missing.
     """
     options: dict[str, Any] = {}
     if is_atari(env_id):
         import ale_py
 
         gymnasium.register_envs(ale_py)
-        options["frameskip"] = 1  # the preprocessing skips
+        options["frameskip"] = 1  # the preprocessing below skips frames
     try:
         modes = _render_modes(env_id, options)
         if render_mode not in modes:
@@ -106,18 +122,18 @@ def _render_modes(env_id: str, options: dict[str, Any]) -> list[str]:
 
 
 def acting_seed(run_seed: int, actor: int, incarnation: int) -> int:
-    """The first environment seed of an actor; its copies take the next ones."""
+    """Returns the seed of the first environment of an actor; the next environments take the next seeds."""
     state = np.random.SeedSequence(run_seed, spawn_key=(actor, incarnation)).generate_state(1)
     return int(state[0] % (_EVALUATION_SEEDS - 4096))
 
 
 def evaluation_seeds(run_seed: int, first: int, num_episodes: int) -> list[int]:
-    """Seeds for evaluation episodes number first, first + 1, ... of a run."""
+    """Returns the seeds of the evaluation episodes first, first + 1, ... of a run."""
     return _seeds(_EVALUATION_SEEDS, run_seed, first, num_episodes)
 
 
 def final_seeds(run_seed: int, num_episodes: int) -> list[int]:
-    """Seeds for the episodes of the final result, used nowhere else."""
+    """Returns the seeds of the episodes of the final result, which are used nowhere else."""
     return _seeds(_FINAL_SEEDS, run_seed, 0, num_episodes)
 
 

@@ -1,37 +1,43 @@
-"""The process that infers for all actors of a run: what it does, how it is watched, and started again when it dies."""
+"""Runs the process that infers for all actors of a run; watches it, and starts it again if it dies."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 from relive.agents.agent import Policy, Spaces
-from relive.train.acting.inference import Answering, OpenBatch, RequestBoard, RequestLayout, group_sizes
+from relive.train.acting.answering import Answering, OpenBatch
+from relive.train.acting.inference import RequestBoard, RequestLayout, group_sizes
+from relive.train.child import END_S, Child, Deaths, Parent, end_all
 from relive.train.config import TrainConfig
 from relive.train.errors import InferenceKeepsDying
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import INFERENCE, ProfileBoard, stopwatch_of, watch_with
-from relive.train.processes import one_thread_for_numerics, signals_held_back
+from relive.train.parts import Part
 from relive.train.topology import Closing
 
 _WAIT_SLICE_S = 0.2
-_MAX_DEATHS = 3
-_SILENCE_S = 30.0  # without a turn, which takes a fraction of a second
-_START_S = 120.0  # until its first turn, on a busy machine
+_SILENCE_S = 30.0  # without a heartbeat, which comes several times a second
+_START_S = 120.0  # until the first heartbeat, on a busy machine
 
 
 @final
 @dataclass(frozen=True)
 class InferenceTask:
-    """What a process needs to infer for all actors. It imports no torch."""
+    """The task of the inference process, which imports no torch.
 
-    parent_pid: int
+    Attributes:
+        policy: The policy.
+        board: Source of the parameters.
+        scoreboard: Counters of the run.
+        requests: The requests of the actors.
+        closing: When a batch of observations closes.
+        profile: Counters of its time; None: the run is not profiled.
+    """
+
     policy: Policy
     board: ParameterBoard
     scoreboard: Scoreboard
@@ -41,26 +47,21 @@ class InferenceTask:
 
 
 def run_inference(task: InferenceTask) -> None:
-    """The main function of the process. It ends when the scoreboard says so, or its parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the learner's to answer
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Answers requests until the scoreboard asks it to end, or the parent is gone: the main function of the process."""
+    parent = Parent()
     batch = OpenBatch(task.closing.max_batch, task.closing.max_wait_us * 1e-6)
     stopwatch = stopwatch_of(task.profile, INFERENCE)
     watch, reader = watch_with(stopwatch), task.board.reader()
     answering = Answering(task.requests, task.policy, reader, task.scoreboard, batch, watch=watch)
-    while not task.scoreboard.stopping and os.getppid() == task.parent_pid:
-        answering.turn(_WAIT_SLICE_S)
+    while not (task.scoreboard.stopping or parent.is_gone):
+        answering.serve(_WAIT_SLICE_S)
     if stopwatch is not None:
         stopwatch.look()
 
 
 @final
-class InferencePool:
-    """That process, seen from the run. One thread; `watch` often, `stop` and then `close` once, also after a failure.
-
-    pid: of the process, None where there is none. num_restarts: how often it was started again.
-    """
+class InferencePool(Part):
+    """The inference process, seen from the process that calls `train`. See Part."""
 
     def __init__(
         self,
@@ -72,7 +73,17 @@ class InferencePool:
         say: Callable[[str], None],
         profile: ProfileBoard | None = None,
     ) -> None:
-        """config: its topology has a `closing`. say: told, in a line for people, that it is started again."""
+        """Makes the memory for requests; `start` starts the process.
+
+        Args:
+            config: Options of the run, whose topology has a `closing`.
+            policy: The policy.
+            spaces: Spaces of the environment.
+            board: Source of the parameters.
+            scoreboard: Counters of the run.
+            say: Gets a line for people when the process is started again.
+            profile: Counters of the time of each process; None: the run is not profiled.
+        """
         closing = config.topology.closing
         assert closing is not None
         self._profile = profile
@@ -80,70 +91,55 @@ class InferencePool:
         each, self._num_groups = config.environment.num_envs_per_actor, config.topology.num_groups
         layout = RequestLayout.of(spaces, group_sizes(each, self._num_groups)[0])
         self._requests = RequestBoard(config.num_actors * self._num_groups, layout)
-        # Nobody else could come: a batch of all that the actors have is not waited with.
+        # A batch with all observations that there can be closes at once: no other observation could come.
         self._closing = Closing(min(closing.max_batch, config.num_actors * each), closing.max_wait_us)
-        self._context = multiprocessing.get_context("spawn")
-        self._process: multiprocessing.process.BaseProcess | None = None
-        self._beats = self._answers = self._num_deaths = 0
+        self._child, self._deaths = Child("relive-inference", run_inference, one_thread=True), Deaths()
+        self._beats = self._answers = 0
         self._silent_until_s = 0.0
-        self.num_restarts = 0
 
     @property
     def pid(self) -> int | None:
-        """See the class."""
-        return None if self._process is None else self._process.pid
+        """Process id; None if the process is not started."""
+        return self._child.pid
+
+    @property
+    def num_restarts(self) -> int:
+        """See Part."""
+        return max(0, self._child.num_starts - 1)
 
     def requests_of(self, actor: int) -> RequestBoard:
-        """Where an actor asks, a slot for each of its groups."""
+        """Returns the board on which an actor asks, with a slot for each of its groups."""
         return self._requests.of_slots(range(actor * self._num_groups, (actor + 1) * self._num_groups))
 
     def start(self) -> None:
         """Starts the process."""
-        task = InferenceTask(
-            os.getpid(), self._policy, self._board, self._scoreboard, self._requests, self._closing, self._profile
+        self._child.start(
+            InferenceTask(self._policy, self._board, self._scoreboard, self._requests, self._closing, self._profile)
         )
-        process = self._context.Process(target=run_inference, args=(task,), name="relive-inference", daemon=True)
-        with signals_held_back(), one_thread_for_numerics():
-            process.start()
-        self._process = process
         self._beats, self._answers = int(self._requests.beats[0]), int(self._requests.answers[0])
         self._silent_until_s = time.monotonic() + _START_S
 
     def watch(self) -> None:
-        """Starts it again where it died, or took no turn for half a minute (it is killed then).
+        """Starts the process again if it died, or kills and restarts it after half a minute without a heartbeat.
 
-        Raises InferenceKeepsDying where it died three times without an answer between.
+        Raises:
+            InferenceKeepsDying: The process died three times in a row without an answer.
         """
-        process, now_s, beats = self._process, time.monotonic(), int(self._requests.beats[0])
-        if process is None:
+        now_s, beats = time.monotonic(), int(self._requests.beats[0])
+        if self._child.pid is None:
             return
         if beats != self._beats:
             self._beats, self._silent_until_s = beats, now_s + _SILENCE_S
-        if process.is_alive() and now_s < self._silent_until_s:
+        if not self._child.has_died and now_s < self._silent_until_s:
             return
-        process.kill()
-        process.join()
-        exit_code = process.exitcode
-        process.close()
-        self._process = None
-        self._num_deaths = self._num_deaths + 1 if int(self._requests.answers[0]) == self._answers else 1
-        if self._num_deaths >= _MAX_DEATHS:
-            raise InferenceKeepsDying(self._num_deaths, exit_code)
-        self.num_restarts += 1
+        exit_code = self._child.reap()
+        if int(self._requests.answers[0]) != self._answers:
+            self._deaths.forget()
+        self._deaths.count(lambda number: InferenceKeepsDying(number, exit_code))
         self._say(f"the inference process died (exit code {exit_code}) and is started again; its actors wait for it")
         self.start()
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Waits for its end, which the scoreboard has asked for; after timeout_s it is killed."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.join(timeout_s)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        process.close()
-
-    def close(self) -> None:
-        """Gives the memory and the bells back."""
+    def stop(self, timeout_s: float = END_S) -> None:
+        """Ends the process, which the scoreboard has asked to end, and kills it after timeout_s. Frees the memory."""
+        end_all([self._child], timeout_s)
         self._requests.close()

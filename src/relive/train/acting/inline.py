@@ -1,8 +1,7 @@
-"""The actors of a run in one process: the learner lets them step when it has nothing to learn from."""
+"""Steps the actors of a run in the process of the learner, when the learner has nothing to learn from."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import final
@@ -15,14 +14,12 @@ from relive.train.errors import EnvironmentRaised
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import Watch
+from relive.train.parts import Part
 
 
 @final
-class InlineActors:
-    """All actors of a run, stepped in turn by the thread that calls `turn`. Has what ActorPool has; none of it dies."""
-
-    num_restarts = 0
-    inline = True
+class InlineActors(Part):
+    """All actors of a run, stepped one after another by the thread that calls `step`. See Part."""
 
     def __init__(
         self,
@@ -33,7 +30,16 @@ class InlineActors:
         scoreboard: Scoreboard,
         watch: Watch,
     ) -> None:
-        """watch: the learner's, whose thread this is."""
+        """Makes the actors; `start` makes their environments.
+
+        Args:
+            config: Options of the run.
+            policy: The policy.
+            table: The table.
+            board: Source of the parameters.
+            scoreboard: Counters of the actors.
+            watch: Times the methods, if the run is profiled: the watch of the learner, whose thread this is.
+        """
         self._config, self._policy = config, policy
         self._table, self._board, self._scoreboard = table, board, scoreboard
         self._watch = watch
@@ -41,22 +47,23 @@ class InlineActors:
         self._stack = ExitStack()
 
     def start(self) -> None:
-        """Makes and resets all environments. Raises EnvironmentRaised where a reset does."""
+        """Makes and resets all environments. Raises EnvironmentRaised if a reset raises an error."""
         environment = self._config.environment
         for actor in range(self._config.num_actors):
             task = ActorTask(
-                actor, 0, os.getpid(), "", environment, self._policy, self._board, self._scoreboard
-            )  # incarnation 0: nothing here dies on its own
+                actor, 0, "", environment, self._policy, self._board, self._scoreboard
+            )  # incarnation 0: an actor of this process cannot die alone
             acting = make_acting(task, self._table, self._watch, self._stack)
             self._actors.append(acting)
-            self._told(actor, acting.reset)
+            self._call(actor, acting.reset)
 
-    def turn(self) -> None:
-        """One step of every actor that the table's limiter does not hold back. Raises EnvironmentRaised."""
+    def step(self) -> None:
+        """Takes one step of every actor that the limiter of the table does not delay. Raises EnvironmentRaised."""
         for actor, acting in enumerate(self._actors):
-            self._told(actor, acting.turn)
+            self._call(actor, acting.step)
 
-    def _told(self, actor: int, call: Callable[[], object]) -> None:
+    def _call(self, actor: int, call: Callable[[], object]) -> None:
+        """Makes the call; an error of the environment becomes EnvironmentRaised."""
         try:
             call()
         except Exception as problem:
@@ -65,11 +72,8 @@ class InlineActors:
                 raise
             raise EnvironmentRaised(actor, *failure) from problem
 
-    def watch(self) -> None:
-        """Nothing to watch: see ActorPool."""
-
     def stop(self) -> None:
-        """Closes all environments; the episodes under way end as truncated."""
+        """Closes all environments; open episodes end as truncated."""
         self._scoreboard.stop()
         self._stack.close()
         self._actors = []

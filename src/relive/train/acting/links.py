@@ -1,13 +1,13 @@
-"""An actor's links to a run on another machine: lanes that outlive a broken stream, and the newest parameters.
+"""Links an actor to a run on another machine: lanes that survive a broken stream, and the newest parameters.
 
-What holds while a link is lost:
+Rules for a broken link:
 
-  L1  Rows that the server has not confirmed are lost, and counted; none is sent twice.
-  L2  The row after them goes into a new lane. The old ones were cut when their stream ended, so that their episodes end
-      as truncated, and no transition joins states that did not follow each other.
-  L3  Meanwhile steps wait in blocks of a bounded number; when these are full no step is taken.
-  L4  `heard_s` is when the run last said which parameters are the newest. Nothing else makes parameters fresh: a link
-      over which rows still pass, but no answer comes, is lost as well.
+  L1  Rows that the server has not confirmed are lost, and counted. No row is sent twice.
+  L2  The next row goes into a new lane. The server cut the old lanes when their stream ended: their episodes end as
+      truncated, and no transition joins states that did not follow each other.
+  L3  While the link is broken, steps wait in a bounded number of blocks. When these are full no step is taken.
+  L4  `heard_s` is the time at which the run last said which parameters are the newest. Nothing else makes parameters
+      fresh: a link that still takes rows but gives no answers counts as broken.
 """
 
 from __future__ import annotations
@@ -27,36 +27,43 @@ from relive.core.protocol import ReplayWriter
 from relive.errors import DeadlineExceeded, ReliveError, ServiceUnavailable, TableClosed, Unacknowledged
 from relive.service import Published, RemoteParameters, RemoteTable, Streaming, StreamingWriter
 
-HELD_S = 3600.0  # the limiter may hold a block back for so long: evaluations take minutes
+HELD_S = 3600.0  # the longest delay of a block by the limiter: evaluations take minutes
 STREAMING = Streaming(max_rows=64, max_in_flight=8, held_s=HELD_S)
 
 
 @final
 class StreamedLanes:
-    """A writer for a recorder: rows are streamed, and a broken stream is a cut (L1 to L3). One thread."""
+    """A writer for a recorder. It streams rows; a broken stream cuts the lanes (rules L1 to L3). One thread uses it.
+
+    Attributes:
+        num_cuts: Times that a stream broke.
+        num_lost: Steps that were not confirmed.
+    """
 
     def __init__(self, writer: StreamingWriter, num_lanes: int) -> None:
         self._writer = writer
         self._num_lanes = num_lanes
-        self.num_cuts = 0  # times that a stream broke
-        self.num_lost = 0  # steps that nobody confirmed
-        self._version: int | None = None  # of the rows that come
-        self._said: int | None = None  # the last one that was sent: each ends a block
+        self.num_cuts = 0
+        self.num_lost = 0
+        self._version: int | None = None  # policy version of the next rows
+        self._sent_version: int | None = None  # the last one that was sent: each one ends a block
 
     def append(
         self, *, lanes: Any = None, priority: Any = None, timeout_s: float | None = None, **columns: Any
     ) -> NDArray[np.int64]:
-        """One step of each lane. Its keys, which come later, are all -1: not stored yet.
+        """Appends one step of each lane. The keys that it returns are all -1: the rows are not stored yet.
 
-        Raises DeadlineExceeded where there is no room for timeout_s, and Unacknowledged for whatever is not a break.
+        Raises:
+            DeadlineExceeded: There was no room for timeout_s.
+            Unacknowledged: The server refused rows. A broken stream raises nothing.
         """
-        self._say_version()
+        self._send_version()
         self._over_breaks(lambda: self._writer.append(lanes=lanes, priority=priority, timeout_s=timeout_s, **columns))
         return np.full(self._num_lanes if lanes is None else len(lanes), -1, np.int64)
 
     def extend(self, *, lanes: Any = None, priority: Any = None, timeout_s: float | None = None, **columns: Any) -> Any:
-        """See ReplayWriter; its keys are waited for."""
-        self._say_version()
+        """See ReplayWriter. It waits for the keys."""
+        self._send_version()
         return self._over_breaks(
             lambda: self._writer.extend(lanes=lanes, priority=priority, timeout_s=timeout_s, **columns)
         )
@@ -70,7 +77,7 @@ class StreamedLanes:
         timeout_s: float | None = None,
         **next_columns: Any,
     ) -> None:
-        """Of lanes that were cut meanwhile nothing is left to end, and nothing is done."""
+        """See ReplayWriter. For lanes that a broken stream has cut it does nothing: their episodes have ended."""
         self._over_breaks(
             lambda: self._writer.end_episode(
                 lanes=lanes, terminated=terminated, truncated=truncated, timeout_s=timeout_s, **next_columns
@@ -86,16 +93,16 @@ class StreamedLanes:
         return self._writer.create_item(windows, **named)
 
     def set_policy_version(self, version: int | None) -> None:
-        """Stamps the rows from now on, in new lanes too. Sent with the next of them, which may find no room for it."""
+        """Stamps the rows from now on, in new lanes too. It is sent with the next rows, which may wait for room."""
         self._version = version
 
-    def _say_version(self) -> None:
-        if self._version != self._said:
+    def _send_version(self) -> None:
+        if self._version != self._sent_version:
             self._over_breaks(lambda: self._writer.set_policy_version(self._version))
-            self._said = self._version
+            self._sent_version = self._version
 
     def close(self) -> None:
-        """Waits for what was sent, a little, and cuts the lanes. What was not confirmed by then is counted as lost."""
+        """Waits a little for confirmations and cuts the lanes. Rows that are not confirmed by then count as lost."""
         try:
             self._writer.close()
         except Unacknowledged as problem:
@@ -110,20 +117,25 @@ class StreamedLanes:
         self.close()
 
     def _over_breaks(self, call: Callable[[], Any]) -> Any:
+        """Makes the call, again after each break of the stream."""
         while True:
             try:
                 return call()
             except Unacknowledged as problem:
                 if not isinstance(problem.__cause__, ServiceUnavailable):
                     raise
-                # Its lanes are gone with the stream, whatever broke it: the call begins new ones.
+                # The lanes ended with the stream, whatever broke it: the next call begins new ones.
                 self.num_cuts += 1
                 self.num_lost += problem.num_steps
 
 
 @final
-class LanesOf:
-    """A table as a recorder sees it. writer: the one that it opened."""
+class StreamedTable:
+    """A table of another machine, as a recorder needs it.
+
+    Attributes:
+        opened: The writer that the recorder opened; None before.
+    """
 
     def __init__(self, table: RemoteTable) -> None:
         self._table = table
@@ -131,20 +143,26 @@ class LanesOf:
 
     @property
     def spec(self) -> StepSpec:
-        """What a step holds."""
+        """The columns of a step."""
         return self._table.spec
 
     def writer(self, num_lanes: int | None = None) -> StreamedLanes:
-        """Lanes over there. Raises TooManyLanes, ServiceUnavailable and the like."""
+        """Opens lanes of the table. Raises TooManyLanes, ServiceUnavailable and other errors of a remote writer."""
         self.opened = StreamedLanes(self._table.writer(num_lanes, streaming=STREAMING), num_lanes or 1)
         return self.opened
 
 
 @final
 class Feed(Closing):
-    """Pulls newer parameters in a thread of its own, and tells the run what was done meanwhile. Owner of the thread.
+    """Pulls newer parameters in a thread, which it owns, and reports to the run what the actor has done.
 
     An actor polls it (relive.train.memory.parameters.NewerParameters).
+
+    Attributes:
+        version: Version of the parameters of the last poll; 0 before.
+        heard_s: Time of the last news from the run, on time.monotonic() (rule L4).
+        finished: Whether the run has ended.
+        problem: An error that no later pull would get over; None: there is none.
     """
 
     def __init__(
@@ -155,28 +173,34 @@ class Feed(Closing):
         tell: Callable[[int], dict[str, Any]],
         heard: Callable[[Published], None],
     ) -> None:
-        """poll_s: how long a pull waits; so often is heard of the run where nothing is published. tell(version): the
-        note of a pull. heard: called with each version that comes, by the thread.
+        """Starts the thread.
+
+        Args:
+            parameters: The parameters of the run.
+            first: The first parameters, pulled before.
+            poll_s: Seconds that a pull waits. With no new version, the run answers as often as that.
+            tell: tell(version) returns the note of the next pull; the thread calls it.
+            heard: The thread calls it with each version that comes.
         """
         self._parameters = parameters
         self._poll_s = poll_s
         self._tell, self._heard = tell, heard
         self._newest = first
-        self.version = 0  # of what was polled
+        self.version = 0
         self.heard_s = time.monotonic()
         self.finished = parameters.finished
-        self.problem: ReliveError | None = None  # what no later pull would get over
+        self.problem: ReliveError | None = None
         self._stopped = threading.Event()
         heard(first)
         self._thread = threading.Thread(target=self._pull_all, name="relive-parameters", daemon=True)
         self._thread.start()
 
     def reader(self) -> Feed:
-        """Itself: it has one reader."""
+        """Returns itself: it has one reader."""
         return self
 
     def poll(self) -> dict[str, NDArray[np.float32]] | None:
-        """The newest parameters where they are others than those of the last poll."""
+        """Returns the newest parameters; None if they are those of the last poll."""
         newest = self._newest
         if newest.version == self.version:
             return None
@@ -184,11 +208,11 @@ class Feed(Closing):
         return dict(newest.arrays)
 
     def silent_s(self) -> float:
-        """Seconds since it was last heard which parameters are the newest (L4)."""
+        """Returns the seconds since the last news of the newest parameters (rule L4)."""
         return time.monotonic() - self.heard_s
 
     def close(self) -> None:
-        """Ends the thread: at once after the table's handle was closed, else when its pull is over."""
+        """Ends the thread: at once if the handle of the table is closed, else when its pull is over."""
         self._stopped.set()
         self._thread.join(2 * self._poll_s + 5.0)
 
@@ -199,7 +223,7 @@ class Feed(Closing):
             except TableClosed:
                 return
             except (ServiceUnavailable, DeadlineExceeded):
-                self._stopped.wait(0.1)  # opening a stream again has its own pauses
+                self._stopped.wait(0.1)  # besides the pauses before a stream is opened again
                 continue
             except ReliveError as problem:
                 self.problem = problem

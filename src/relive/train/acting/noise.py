@@ -1,8 +1,12 @@
-"""Noise that belongs to environments: what one explores with follows from its key and its step alone.
+"""Draws the noise of exploration: the noise of an environment depends on its key and its step alone.
 
-So it does not matter who computes an action, beside which others, or how often: an actor itself, an inference process,
-or one that took the place of another. A row's numbers are those of SplitMix64 (Steele et al. 2014), whose state begins
-at mix(key xor mix(step, call)); `call` counts the draws of one action.
+So an action does not depend on the process that computes it (an actor, an inference process, or its successor), on the
+other rows of the batch, or on how often it is computed. The numbers of a row are those of SplitMix64 (Steele et al.
+2014) from the state
+
+  mix(key xor mix(step, call))
+
+`call` counts the draws of one action.
 """
 
 from __future__ import annotations
@@ -12,20 +16,20 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-_STEP, _CALL = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)  # odd: a product has as many values
+_STEP, _CALL = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)  # odd: products with them are one to one
 
 _STEPS_AHEAD = 64
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's output function."""
+    """The output function of SplitMix64."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
 def environment_keys(run_seed: int, actor: int, incarnation: int, num_envs: int) -> NDArray[np.uint64]:
-    """Keys [num_envs] of an actor's environments; the first are the same for any number."""
+    """Returns keys [num_envs] of the environments of an actor. A larger num_envs appends keys and changes none."""
     sequence = np.random.SeedSequence(run_seed, spawn_key=(actor, incarnation, 1))
     keys: NDArray[np.uint64] = sequence.generate_state(num_envs, np.uint64).astype(np.uint64)
     return keys
@@ -33,12 +37,15 @@ def environment_keys(run_seed: int, actor: int, incarnation: int, num_envs: int)
 
 @final
 class EnvironmentNoise:
-    """Random numbers for B environments, a row each: `Noise` of one call of a policy. Cost: some 10 us a draw."""
+    """Random numbers for B environments, a row each: the `Noise` of one call of a policy. Cost: about 10 us a draw."""
 
     def __init__(self, keys: NDArray[np.uint64], steps: NDArray[np.uint64], num_calls: int = 0) -> None:
-        """keys [B], as environment_keys gives them; steps [B]: how often each was stepped before.
+        """Starts at the given steps.
 
-        num_calls: draws of these steps that were made before, normal numbers counting twice.
+        Args:
+            keys: Keys [B] from `environment_keys`.
+            steps: Steps [B] that each environment has taken before.
+            num_calls: Draws that were made for these steps before; a draw of normal numbers counts as two.
         """
         self._keys, self._steps = keys, steps * _STEP
         self._call = np.full(1, num_calls, np.uint64) * _CALL
@@ -49,28 +56,28 @@ class EnvironmentNoise:
         return _mixed(states[:, None] + np.arange(1, size[1] + 1, dtype=np.uint64) * _STEP)
 
     def random(self, size: tuple[int, int], /) -> NDArray[np.float64]:
-        """[B, n], uniform in [0, 1)."""
+        """Draws [B, n] numbers, uniform in [0, 1)."""
         uniform: NDArray[np.float64] = (self._words(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return uniform
 
     def standard_normal(self, size: tuple[int, int], dtype: Any = np.float64, /) -> NDArray[Any]:
-        """[B, n], by Box and Muller (1958)."""
+        """Draws [B, n] normal numbers, by Box and Muller (1958)."""
         angle, radius = self.random(size), np.sqrt(-2.0 * np.log(1.0 - self.random(size)))
         return (radius * np.cos(2.0 * np.pi * angle)).astype(dtype)
 
 
 @final
 class NoiseStream:
-    """The same numbers for environments that step together, computed for some steps at once: about 1 us a draw."""
+    """The same numbers for environments that step together, drawn for 64 steps at once. Cost: about 1 us a draw."""
 
     def __init__(self, keys: NDArray[np.uint64]) -> None:
-        """keys [B]; it begins at step 0."""
+        """Starts at step 0. keys: keys [B] from `environment_keys`."""
         self._keys = keys
         self._step = self._num_calls = 0
         self._ahead: dict[tuple[int, int, bool], NDArray[Any]] = {}  # [steps, B, n] by call, n, and whether normal
 
     def next_step(self) -> None:
-        """All environments were stepped."""
+        """Goes on to the next step of all environments."""
         self._step, self._num_calls = self._step + 1, 0
         if self._step % _STEPS_AHEAD == 0:
             self._ahead.clear()

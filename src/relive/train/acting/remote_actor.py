@@ -1,14 +1,17 @@
-"""An actor of a run on another machine: `relive act grpc://host:port/name`.
+"""Acts for a run on another machine: `relive act grpc://host:port/name`.
 
-It learns from the run what it needs (the agent and its options, the environment, how long it may act without news),
-refuses what does not fit, and then does what an actor of the run's own machine does: rows go out in a stream, newer
-parameters come in behind its back. A visit is one handle on the run's table with all that hangs on it:
+The run tells the actor all it needs: the agent and its options, the environment, and how long it may act without news.
+The actor refuses a run that it does not fit. Then it acts as an actor on the run's own machine does; its rows go out in
+a stream, and a thread pulls newer parameters.
 
-  V1  A link that breaks and comes back within serving.max_staleness_s is a cut (see links.py): acting goes on.
-  V2  After max_staleness_s without news acting stops and the visit ends: its connection may be one that is open and
-      dead. So it does where the table at the address is another one: the learner was killed and resumed.
-  V3  Visits are begun anew, with environments and seeds of their own, until patience_s have passed without news.
-  V4  It ends by itself where the run says that it has ended.
+Rules, for a *visit*: one handle on the table of the run, and everything that depends on it:
+
+  V1  If a link breaks and comes back within serving.max_staleness_s, acting goes on; the lanes are cut (links.py).
+  V2  After max_staleness_s without news, acting stops and the visit ends: its connection may be open and dead. The
+      visit also ends if the address has another table by now, because the learner was killed and resumed.
+  V3  After a visit the actor begins another one, with new environments and new seeds, until patience_s have passed
+      without news.
+  V4  The actor ends when the run says that it has ended.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from relive.service import Published, RemoteTable, connect
 from relive.service.parameters.sets import MAX_VERSION
 from relive.train.acting.actor import ActorTask, acting_with
 from relive.train.acting.environments import describe, make_environments
-from relive.train.acting.links import Feed, LanesOf
-from relive.train.acting.serving import FORMAT, RETURNS_TOLD, Deeds
+from relive.train.acting.links import Feed, StreamedTable
+from relive.train.acting.serving import FORMAT, RETURNS_TOLD, ActorReport
 from relive.train.config import TrainConfig
 from relive.train.errors import EnvironmentRaised
 from relive.train.memory.scoreboard import Scoreboard
@@ -48,8 +51,13 @@ _SAY_PERIOD_S = 5.0
 @final
 @dataclass(frozen=True)
 class ActOptions:
-    """env_id: another environment than the run's, of the same spaces. num_envs: stepped together; None: as the run's
-    own actors. seed: of environments and exploration; None: a new one. patience_s: without the run.
+    """Options of an actor of another machine.
+
+    Attributes:
+        env_id: An environment with the spaces of the run's; None: the run's environment.
+        num_envs: Environments that are stepped together; None: as many as the run's own actors step.
+        seed: Seed of environments and exploration; None: a new one.
+        patience_s: Seconds without the run after which the actor ends.
     """
 
     env_id: str | None = None
@@ -66,8 +74,16 @@ class ActOptions:
 @final
 @dataclass
 class Acted:
-    """What an actor has done. num_lost: steps that the run did not confirm; num_cuts: links that broke and came back;
-    finished: the run ended, else the actor was stopped.
+    """The work of an actor.
+
+    Attributes:
+        seed: Its seed.
+        num_steps: Environment steps.
+        num_episodes: Finished episodes.
+        num_lost: Steps that the run did not confirm.
+        num_cuts: Links that broke and came back.
+        num_visits: Visits.
+        finished: Whether the run has ended; else the actor was stopped.
     """
 
     seed: int
@@ -87,11 +103,28 @@ class Acted:
 
 
 def act(address: str, options: ActOptions | None = None, *, say: Callable[[str], None] = lambda text: None) -> Acted:
-    """Acts for the run at grpc://host:port/name until it ends, or until SIGINT or SIGTERM, heard in the main thread.
+    """Acts for a run until the run ends, or until SIGINT or SIGTERM, which are handled in the main thread.
 
-    Blocks. Makes the agent once, to have its policy: that imports torch; acting does without. Raises InvalidConfig
-    where environment, spaces, parameters or number of environments do not fit the run, NoSuchTable, FormatMismatch (of
-    another version), EnvironmentRaised, and ServiceUnavailable after options.patience_s without the run.
+    Args:
+        address: grpc://host:port/name, as the run prints it.
+        options: Options of the actor.
+        say: Gets lines for people.
+
+    Returns:
+        The work of the actor.
+
+    Raises:
+        InvalidConfig: The environment, its spaces, the parameters or the number of environments do not fit the run.
+        NoSuchTable: The server has no table of this name.
+        FormatMismatch: The run has another version.
+        EnvironmentRaised: The environment raised an error.
+        ServiceUnavailable: The run was away for options.patience_s.
+
+    Blocks:
+        As long as the run lasts.
+
+    Cost:
+        It imports torch once, to make the policy; acting itself uses none.
     """
     options = options or ActOptions()
     acted = Acted(secrets.randbelow(2**31) if options.seed is None else options.seed)
@@ -102,7 +135,7 @@ def act(address: str, options: ActOptions | None = None, *, say: Callable[[str],
 
 @final
 class _RunDescription:
-    """What a run says of itself beside its parameters, and what an actor makes of it. Raises InvalidConfig."""
+    """The facts that a run publishes with its parameters, checked against this actor. Raises InvalidConfig."""
 
     def __init__(self, published: Published, table: RemoteTable, options: ActOptions) -> None:
         about = published.about
@@ -127,21 +160,21 @@ class _RunDescription:
 
 
 @final
-class _Lost(Exception):
+class _LinkLost(Exception):
     """The link to the run is of no use any more; a new visit may find it again."""
 
 
 @final
 class _Visit(Closing):
-    """One handle on the run's table, and all that hangs on it. Its thread acts; the feed has one of its own."""
+    """One handle on the table of the run, and everything that depends on it. Its thread acts; the feed has a thread."""
 
     def __init__(self, table: RemoteTable, first: Published, run: _RunDescription, acted: Acted) -> None:
-        """The table is the visit's from now on. Raises TooManyLanes and what making the environments raises."""
+        """Takes the table over. Raises TooManyLanes, and the errors of making the environments."""
         self._limit_s = run.config.serving.max_staleness_s
         self._table, self._acted = table, acted
         self._name = secrets.token_hex(8)
         self._scoreboard = Scoreboard(1)
-        self._lanes = LanesOf(table)
+        self._lanes = StreamedTable(table)
         envs = make_environments(run.env_id, run.num_envs)
         try:
             self._recorded = record(envs, self._lanes, timeout_s=0.0)
@@ -149,17 +182,18 @@ class _Visit(Closing):
             envs.close()
             self._scoreboard.close()
             raise
-        self._feed = Feed(table.parameters, first, min(_POLL_S, self._limit_s / 3), self._told, self._heard)
+        self._feed = Feed(table.parameters, first, min(_POLL_S, self._limit_s / 3), self._report, self._heard)
         environment = replace(
             run.config.environment, env_id=run.env_id, num_envs_per_actor=run.num_envs, seed=_own_seed(acted.seed)
         )
-        task = ActorTask(0, acted.num_visits, 0, "", environment, run.policy, self._feed, self._scoreboard)
+        task = ActorTask(0, acted.num_visits, "", environment, run.policy, self._feed, self._scoreboard)
         self._acting = acting_with(task, self._recorded, watch_with(None))
         acted.num_visits += 1
 
     def act(self, stopping: Callable[[], bool], say: Callable[[str], None]) -> bool:
-        """Acts until the run has ended (True), or it is to stop. Raises _Lost, EnvironmentRaised and what the run says
-        against its rows.
+        """Acts until the run has ended (True) or the actor is stopped (False).
+
+        Raises _LinkLost, EnvironmentRaised, and the errors by which the run refuses rows.
         """
         began_s = said_s = time.monotonic()
         try:
@@ -167,17 +201,17 @@ class _Visit(Closing):
             while not stopping():
                 if self._is_over():
                     return True
-                self._acting.turn(_WAIT_SLICE_S)
+                self._acting.step(_WAIT_SLICE_S)
                 now_s = time.monotonic()
                 if now_s - said_s >= _SAY_PERIOD_S:
                     say(self._line(now_s - began_s))
                     said_s = now_s
         except Unacknowledged as problem:
-            # Another table, or lanes that the run has not missed yet: those of the stream that broke.
+            # Another table, or the run has not yet noticed that the lanes of the broken stream are free.
             if isinstance(problem.__cause__, (FormatMismatch, TooManyLanes)):
-                raise _Lost(str(problem.__cause__)) from None
+                raise _LinkLost(str(problem.__cause__)) from None
             raise
-        except _Lost:
+        except _LinkLost:
             raise
         except Exception as problem:
             failure = self._scoreboard.failure_of(0)
@@ -187,31 +221,31 @@ class _Visit(Closing):
         return False
 
     def _is_over(self) -> bool:
-        """Whether the run has ended. Raises _Lost where it is not heard of (V2), or is another."""
+        """Whether the run has ended. Raises _LinkLost without news (rule V2), or if it is another run."""
         feed = self._feed
         if isinstance(feed.problem, FormatMismatch):
-            raise _Lost(str(feed.problem))
+            raise _LinkLost(str(feed.problem))
         if feed.problem is not None:
             raise feed.problem
         if feed.silent_s() > self._limit_s:
-            raise _Lost(f"nothing heard for {feed.silent_s():.1f} s: acting stops after {self._limit_s:g} s")
+            raise _LinkLost(f"nothing heard for {feed.silent_s():.1f} s: acting stops after {self._limit_s:g} s")
         return feed.finished
 
     @property
     def heard_s(self) -> float:
-        """When the run was heard of last, on time.monotonic()."""
+        """Time of the last news from the run, on time.monotonic()."""
         return self._feed.heard_s
 
-    def _told(self, version: int) -> dict[str, Any]:
-        """The note of a pull; called by the feed's thread, of counters that may be a step behind."""
+    def _report(self, version: int) -> dict[str, Any]:
+        """Returns the report for a pull. The thread of the feed calls it; counters may be a step late."""
         num_steps, num_episodes, wait_s = self._scoreboard.totals_of(0)
         returns, lengths = self._scoreboard.last_episodes(0, RETURNS_TOLD)
         is_number = np.isfinite(returns)
         returns, lengths = returns[is_number], lengths[is_number]
-        deeds = Deeds(
+        report = ActorReport(
             self._name, num_steps, num_episodes, wait_s, version, tuple(returns.tolist()), tuple(lengths.tolist())
         )
-        return deeds.to_note()
+        return report.to_note()
 
     def _heard(self, published: Published) -> None:
         self._scoreboard.go_on_from(int(published.about.get("num_steps", 0)))
@@ -225,18 +259,18 @@ class _Visit(Closing):
         return (
             f"{elapsed_s:6.1f} s  steps {num_steps:,} ({num_steps / elapsed_s:,.0f}/s)  episodes {num_episodes:,}"
             f"  return {mean}  parameters {self._feed.version}, {self._feed.silent_s():.1f} s ago"
-            f"  waits {min(1.0, wait_s / elapsed_s):.0%}{cuts}"
+            f"  waiting {min(1.0, wait_s / elapsed_s):.0%} of the time{cuts}"
         )
 
     def close(self) -> None:
-        """Sends what is open, a little while, says what was done, ends the links and closes the environments."""
+        """Ends the visit: sends open rows for a little while, sends the last report, closes links and environments."""
         lanes = self._lanes.opened
         try:
             self._recorded.close()
-        except Unacknowledged as problem:  # said of what was sent before, while the lanes were being ended
+        except Unacknowledged as problem:  # rows that were sent before are refused while their lanes end
             self._acted.num_lost += problem.num_steps
         finally:
-            self._tell_the_last()
+            self._send_last_report()
             self._table.close()
             self._feed.close()
             num_steps, num_episodes, _ = self._scoreboard.totals_of(0)
@@ -247,21 +281,21 @@ class _Visit(Closing):
                 self._acted.num_cuts += lanes.num_cuts
             self._scoreboard.close()
 
-    def _tell_the_last(self) -> None:
+    def _send_last_report(self) -> None:
         if self._feed.silent_s() > self._limit_s or self._feed.problem is not None:
-            return  # nobody would hear it
+            return  # the run would not get it
         with contextlib.suppress(ReliveError):
-            self._table.parameters.pull(MAX_VERSION, 0.0, note=self._told(self._feed.version))
+            self._table.parameters.pull(MAX_VERSION, 0.0, note=self._report(self._feed.version))
 
 
 def _own_seed(seed: int) -> int:
-    """Other streams than those of the actors that a run of this seed has itself."""
+    """Returns a seed whose streams are not those of the own actors of a run with this seed."""
     return int(np.random.SeedSequence(seed, spawn_key=(2**20,)).generate_state(1)[0] % 2**31)
 
 
 @final
 class _RemoteActor:
-    """One actor, over all its visits. One thread, and those of its links."""
+    """One actor over all of its visits: one thread, and the threads of its links."""
 
     def __init__(
         self,
@@ -277,7 +311,7 @@ class _RemoteActor:
         self._said_lost = False
 
     def run(self) -> None:
-        """Visit after visit (V3)."""
+        """Makes visits until the actor ends (rule V3)."""
         while not self._stopping():
             try:
                 table = connect(self._address, timeout_s=_CALL_S)
@@ -289,10 +323,10 @@ class _RemoteActor:
                     if self._visit(table):
                         self._acted.finished = True
                         return
-                except (ServiceUnavailable, FormatMismatch, _Lost) as problem:
+                except (ServiceUnavailable, FormatMismatch, _LinkLost) as problem:
                     self._wait_for_it(problem)
                 except TooManyLanes:
-                    # Its own ones may be among them, until the run has heard that their link is dead.
+                    # Its own lanes of the last visit may be among them, until the run notices that their link is dead.
                     if time.monotonic() - self._left_s >= self._options.patience_s or not self._acted.num_visits:
                         raise
                     time.sleep(0.5)
@@ -302,12 +336,12 @@ class _RemoteActor:
         if waited_s >= self._options.patience_s:
             raise ServiceUnavailable(self._address, waited_s, str(problem)[:200]) from None
         if not self._said_lost:
-            self._say(f"no link to the run, waiting for at most {self._options.patience_s:.0f} s: {problem}")
+            self._say(f"no link to the run; waiting for at most {self._options.patience_s:.0f} s: {problem}")
             self._said_lost = True
         time.sleep(0.1)
 
     def _visit(self, table: RemoteTable) -> bool:
-        """Whether the run has ended; False where the actor is to stop."""
+        """Makes one visit. Returns whether the run has ended; False if the actor is to stop."""
         first = self._first_parameters(table)
         if first is None:
             return table.parameters.finished
@@ -325,7 +359,7 @@ class _RemoteActor:
                 self._heard_s, self._left_s = visit.heard_s, time.monotonic()
 
     def _first_parameters(self, table: RemoteTable) -> Published | None:
-        """Waits for them, as long as the run is there; None where it ended, or the actor is to stop."""
+        """Waits for the first parameters. None if the run ended before, or the actor is to stop."""
         while not self._stopping():
             found = table.parameters.pull(timeout_s=_CALL_S)
             self._heard_s = time.monotonic()

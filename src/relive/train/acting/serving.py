@@ -1,11 +1,11 @@
-"""A run as actors of other machines see it: its table, its parameters, and what the run is, at one address.
+"""Serves a run to actors of other machines: its table, its parameters and its options, at one address.
 
-  the learner   publishes each version here as well, and beside it what an actor has to know: FORMAT, the run's options,
-                and its environment steps so far
-  an actor      pulls them, streams rows into the table, and says with each pull what it has done, in sums since it
-                began: nothing is counted twice where a pull is repeated, nothing is lost where one is not answered
+  learner   publishes each version of the parameters here as well, with the facts that an actor needs: FORMAT, the
+            options of the run, and its environment steps so far
+  actor     pulls the parameters, streams rows into the table, and reports with each pull what it has done. A report has
+            sums since the actor began: a repeated pull counts nothing twice, an unanswered one loses nothing.
 
-What they did is counted in one row of the scoreboard, theirs together.
+The steps and episodes of all these actors are counted in one row of the scoreboard.
 """
 
 from __future__ import annotations
@@ -23,20 +23,29 @@ from numpy.typing import NDArray
 from relive import Table
 from relive.errors import InvalidConfig
 from relive.service import serve
-from relive.train.config import TrainConfig, where_to_serve
+from relive.train.config import TrainConfig
 from relive.train.memory.scoreboard import Scoreboard
+from relive.train.parts import Part
+from relive.train.sections import where_to_serve
 
-FORMAT = 1  # of what is published beside the parameters; another one is refused by actors
-RETURNS_TOLD = 64  # of the last episodes, with each pull
-_MOST_REMEMBERED = 4096  # actors whose sums are remembered; beyond that those heard of longest ago are forgotten
+FORMAT = 1  # of the facts that are published with the parameters; an actor refuses another format
+RETURNS_TOLD = 64  # returns of the last episodes in a report
+_MOST_REMEMBERED = 4096  # actors whose sums are kept; with more of them, the longest silent ones are forgotten
 
 
 @final
 @dataclass(frozen=True)
-class Deeds:
-    """What an actor says with a pull: who it is, and its sums since it began.
+class ActorReport:
+    """The report of an actor, sent with a pull. Its numbers are sums since the actor began.
 
-    version: of the parameters it acts with. returns, lengths: of its last episodes.
+    Attributes:
+        actor: Name of the actor, its own choice.
+        num_steps: Environment steps.
+        num_episodes: Finished episodes.
+        wait_s: Seconds that the limiter delayed it.
+        version: Version of the parameters that it acts with.
+        returns: Returns of its last episodes.
+        lengths: Lengths of the same episodes.
     """
 
     actor: str
@@ -48,14 +57,14 @@ class Deeds:
     lengths: tuple[int, ...] = ()
 
     def to_note(self) -> dict[str, Any]:
-        """As JSON says it."""
+        """Returns the report as JSON can hold it."""
         return {**vars(self), "returns": list(self.returns), "lengths": list(self.lengths)}
 
     @classmethod
-    def from_note(cls, note: Mapping[str, Any]) -> Deeds:
-        """What a note says. Raises InvalidConfig where it is something else."""
+    def from_note(cls, note: Mapping[str, Any]) -> ActorReport:
+        """Reads what `to_note` returned. Raises InvalidConfig for another note."""
         try:
-            deeds = cls(
+            report = cls(
                 str(note["actor"])[:64],
                 int(note["num_steps"]),
                 int(note["num_episodes"]),
@@ -66,27 +75,41 @@ class Deeds:
             )
         except (KeyError, TypeError, ValueError, OverflowError) as problem:
             raise InvalidConfig("note of an actor", "its sums", repr(problem)) from None
-        sums = deeds.num_steps, deeds.num_episodes, deeds.wait_s, deeds.version
-        fits = all(0 <= value < 2**53 for value in sums) and len(deeds.returns) == len(deeds.lengths)
-        if not fits or not all(math.isfinite(value) for value in deeds.returns):
+        sums = report.num_steps, report.num_episodes, report.wait_s, report.version
+        fits = all(0 <= value < 2**53 for value in sums) and len(report.returns) == len(report.lengths)
+        if not fits or not all(math.isfinite(value) for value in report.returns):
             raise InvalidConfig("note of an actor", "sums that can be", str(sums))
-        return deeds
+        return report
 
 
 @final
-class ServedRun:
-    """The server of a run. Owner of the listening socket; the table stays the run's."""
+class ServedRun(Part):
+    """The server of a run. It owns the listening socket; the run owns the table. See Part.
+
+    Attributes:
+        address: The address of the run, grpc://host:port/name.
+    """
 
     def __init__(self, config: TrainConfig, table: Table, scoreboard: Scoreboard) -> None:
-        """scoreboard: whose last row nobody else writes. Raises InvalidConfig, ServiceUnavailable."""
+        """Starts the server.
+
+        Args:
+            config: Options of the run, with an address.
+            table: The table of the run.
+            scoreboard: Counters of the run. The server alone writes the last row.
+
+        Raises:
+            InvalidConfig: The address has another form.
+            ServiceUnavailable: The address cannot be served.
+        """
         assert config.serving.address is not None
         server_address, name = where_to_serve(config.serving.address)
         self._scoreboard, self._row = scoreboard, scoreboard.num_actors - 1
         self._tree = config.to_tree()
         self._changed = threading.Lock()
         self._closed = False
-        self._connected: set[int] = set()  # streams that told something
-        self._sums: OrderedDict[str, Deeds] = OrderedDict()
+        self._connected: set[int] = set()  # streams that have sent a report
+        self._sums: OrderedDict[str, ActorReport] = OrderedDict()
         self._server = serve({name: table}, server_address)
         self.address = f"{self._server.address}/{name}"
         self._store = self._server.parameters(name)
@@ -94,40 +117,40 @@ class ServedRun:
 
     @property
     def num_connected(self) -> int:
-        """Actors whose link is open."""
+        """Actors with an open link."""
         return len(self._connected)
 
     def publish(self, parameters: Mapping[str, NDArray[np.float32]], version: int) -> None:
-        """The next version, for actors elsewhere. Cost: a copy and a checksum."""
+        """Publishes the next version for actors of other machines. Cost: a copy and a checksum."""
         about = {"format": FORMAT, "config": self._tree, "num_steps": self._scoreboard.num_steps}
         self._store.publish(parameters, version, about)
 
     def finish(self) -> None:
-        """Tells the actors that the run has ended, and not only its server."""
+        """Tells the actors that the run has ended, so that they end as well."""
         self._store.finish()
 
-    def close(self) -> None:
-        """Ends the server; nothing is counted after it."""
+    def stop(self) -> None:
+        """Ends the server; no report is counted after it."""
         with self._changed:
             self._closed = True
         self._server.close()
 
     def _hear(self, stream: int, note: dict[str, Any] | None) -> None:
-        """A note of a stream, or its end; called by the threads of the streams."""
-        deeds = None if note is None else Deeds.from_note(note)
+        """Takes the report of a stream; None: the stream has ended. The threads of the streams call it."""
+        report = None if note is None else ActorReport.from_note(note)
         with self._changed:
             if self._closed:
                 return
-            if deeds is None:
+            if report is None:
                 self._connected.discard(stream)
                 return
             self._connected.add(stream)
-            self._count(deeds)
+            self._count(report)
 
-    def _count(self, now: Deeds) -> None:
-        before = self._sums.pop(now.actor, None) or Deeds(now.actor, 0, 0, 0.0, 0)
+    def _count(self, now: ActorReport) -> None:
+        before = self._sums.pop(now.actor, None) or ActorReport(now.actor, 0, 0, 0.0, 0)
         if now.num_steps < before.num_steps or now.num_episodes < before.num_episodes:
-            now = before  # overtaken on the way by a later one
+            now = before  # a later report has overtaken this one
         self._sums[now.actor] = now
         if len(self._sums) > _MOST_REMEMBERED:
             self._sums.popitem(last=False)

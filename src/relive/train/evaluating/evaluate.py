@@ -1,4 +1,4 @@
-"""Greedy evaluation: one episode on each seed, all of them stepped together."""
+"""Evaluates a policy greedily: one episode on each seed, all episodes stepped together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from relive.train.acting.environments import is_atari, make_environments
 @final
 @dataclass(frozen=True, eq=False)
 class Played:
-    """Episodes [n], one a seed: their undiscounted returns and steps so far, and which of them have ended."""
+    """Episodes that were played, one for each of n seeds.
+
+    Attributes:
+        returns: Undiscounted returns so far [n].
+        lengths: Steps so far [n].
+        ended: Whether each episode has ended [n].
+    """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
@@ -31,9 +37,11 @@ class Played:
 
 @final
 class Evaluator:
-    """Plays a policy's best actions, with given parameters. Keeps its environments between calls; one thread.
+    """Plays the best actions of a policy. It keeps its environments between calls. One thread uses it.
 
-    num_ended, num_steps: of the episodes that it plays just now, for those who watch.
+    Attributes:
+        num_ended: Ended episodes of the current call, for progress.
+        num_steps: Steps of the current call.
     """
 
     def __init__(self, env_id: str, policy: Policy, max_episode_steps: int) -> None:
@@ -49,9 +57,15 @@ class Evaluator:
         seeds: Sequence[int],
         go_on: Callable[[], bool] = lambda: True,
     ) -> Played:
-        """One greedy episode on each seed, until all have ended, met max_episode_steps, or go_on() says False.
+        """Plays one greedy episode on each seed.
 
-        go_on is asked after every step. Episodes of max_episode_steps count as ended.
+        Args:
+            parameters: Parameters of the policy.
+            seeds: Seeds of the episodes.
+            go_on: Called after every step; False ends all episodes.
+
+        Returns:
+            The episodes. An episode of max_episode_steps counts as ended.
         """
         envs = self._environments.get(len(seeds))
         if envs is None:
@@ -60,7 +74,7 @@ class Evaluator:
         returns, lengths = np.zeros(len(seeds)), np.zeros(len(seeds), np.int64)
         running = np.ones(len(seeds), np.bool_)
         self.num_ended = self.num_steps = 0
-        actions = self._policy.best(parameters, observations)  # those who are done repeat their last one
+        actions = self._policy.best(parameters, observations)  # an environment that is done repeats its last action
         for step in range(self._max_episode_steps):
             if step:
                 actions[running] = self._policy.best(parameters, observations[running])

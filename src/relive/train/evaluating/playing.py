@@ -1,4 +1,4 @@
-"""What the policy of a run does after training: evaluated at length, or watched."""
+"""Plays the policy of a run after training: to evaluate it over many episodes, or to show it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
 @final
 class NoDisplay(ReliveError):
-    """There is no screen to show an environment on."""
+    """There is no display to show an environment on."""
 
     def __init__(self, env_id: str) -> None:
         self.env_id = env_id
@@ -44,7 +44,18 @@ class NoDisplay(ReliveError):
 @final
 @dataclass(frozen=True)
 class Evaluation:
-    """Greedy episodes of a run's policy, in the order of their seeds. num_cut: of these, those that time cut short."""
+    """Greedy episodes of the policy of a run.
+
+    Attributes:
+        agent: Name of the agent.
+        env_id: Gymnasium id.
+        run_dir: Directory of the run.
+        seed: Seed of the episodes.
+        returns: Undiscounted returns, in the order of the episodes' seeds.
+        lengths: Steps of each episode.
+        num_cut: Episodes that the time limit cut.
+        wall_s: Wall-clock seconds.
+    """
 
     agent: str
     env_id: str
@@ -57,16 +68,16 @@ class Evaluation:
 
     @property
     def mean_return(self) -> float:
-        """The mean of the returns, cut ones as far as they came."""
+        """Mean of the returns. A cut episode counts with the return that it had."""
         return float(np.mean(self.returns))
 
     @property
     def std_return(self) -> float:
-        """Their standard deviation."""
+        """Standard deviation of the returns."""
         return float(np.std(self.returns))
 
     def to_json(self) -> str:
-        """All fields, mean_return and std_return."""
+        """Returns all attributes, mean_return and std_return as JSON."""
         return json.dumps({**asdict(self), "mean_return": self.mean_return, "std_return": self.std_return}, indent=2)
 
     def __str__(self) -> str:
@@ -86,12 +97,21 @@ def evaluate_run(
     max_minutes: float | None = None,
     go_on: Callable[[], bool] = lambda: True,
 ) -> Evaluation:
-    """Plays the kept policy of a run greedily, up to a hundred episodes side by side.
+    """Evaluates the kept policy of a run greedily, up to a hundred episodes at a time.
 
-    seed: of the episodes (None: the run's, whose first episodes are those of its result.json). max_minutes: after so
-    much time the episodes under way are cut and none is begun; a step of each is played however short it is. go_on:
-    asked after every step; False has the same effect. Raises InvalidConfig for numbers out of range, and what
-    `load_policy` raises.
+    Args:
+        run_dir: Directory of the run.
+        num_episodes: Episodes.
+        seed: Seed of the episodes; None: the seed of the run, whose first episodes are those of its result.json.
+        max_minutes: Time after which open episodes are cut and none is begun; None: no limit. At least one step of the
+            first episodes is played.
+        go_on: Called after every step; False ends the evaluation as the time limit does.
+
+    Returns:
+        The episodes.
+
+    Raises:
+        InvalidConfig: A number is out of range, or `load_policy` raises it.
     """
     _check_counts(num_episodes, seed, max_minutes)
     began_s = time.monotonic()
@@ -143,7 +163,14 @@ def _is_integer(value: object) -> bool:
 @final
 @dataclass(frozen=True)
 class ShownEpisode:
-    """An episode that was shown. ended: False where max_steps cut it."""
+    """An episode that was shown.
+
+    Attributes:
+        number: Number of the episode, from 0.
+        episode_return: Its undiscounted return.
+        num_steps: Its steps.
+        ended: Whether it ended; False: max_steps or go_on cut it.
+    """
 
     number: int
     episode_return: float
@@ -162,11 +189,25 @@ def play_run(
 ) -> list[ShownEpisode]:
     """Shows greedy episodes of the kept policy of a run, in a window or as a video file.
 
-    video: an .mp4 of all episodes, one after another, at the environment's own frame rate; it is put there when it is
-    complete, in the place of what was there. Gymnasium's RecordVideo writes it, and keeps the frames in memory until
-    then. max_steps: of all episodes together. seed: see evaluate_run. go_on: asked after every step; False ends it.
-    Raises NoDisplay where there is no screen to open a window on, MissingPackage for what the environment's rendering
-    or the video needs, InvalidConfig where the environment cannot be rendered so, and for arguments out of range.
+    Args:
+        run_dir: Directory of the run.
+        num_episodes: Episodes.
+        seed: Seed of the episodes; see `evaluate_run`.
+        video: Path of an .mp4 file for all episodes, one after another, at the frame rate of the environment; None: a
+            window. The file replaces an older one when it is complete.
+        max_steps: Most steps of all episodes together.
+        go_on: Called after every step; False ends the show.
+
+    Returns:
+        The episodes.
+
+    Raises:
+        NoDisplay: There is no display for a window.
+        MissingPackage: A package for rendering or for the video is missing.
+        InvalidConfig: The environment has no such rendering, or an argument is out of range.
+
+    Cost:
+        Gymnasium's RecordVideo keeps all frames of the video in memory until it writes the file.
     """
     _check_counts(num_episodes, seed, None)
     if not _is_integer(max_steps) or max_steps < 1:
@@ -206,7 +247,7 @@ def _show(
 
 
 def _checked_target(video: Path) -> Path:
-    """Told before anything is made: the file's name, its folder, and the package that writes it."""
+    """Checks the name of the file, its folder, and the package that writes it, before anything is made."""
     if video.suffix != ".mp4":
         raise InvalidConfig("video", "a file that ends in .mp4", str(video))
     if not video.absolute().parent.is_dir():
@@ -218,7 +259,7 @@ def _checked_target(video: Path) -> Path:
 
 @contextmanager
 def _shown_environment(env_id: str, video: Path | None) -> Iterator[gymnasium.Env[Any, Any]]:
-    """A single environment that shows itself, or is filmed until it is closed."""
+    """Gives an environment that shows itself in a window, or is filmed until the block ends."""
     env = make_shown(env_id, "human" if video is None else "rgb_array")
     if video is None:
         try:
@@ -230,7 +271,7 @@ def _shown_environment(env_id: str, video: Path | None) -> Iterator[gymnasium.En
         film: Any = gymnasium.wrappers.RecordVideo(
             env,
             str(Path(folder) / "film"),
-            # One film of all episodes: it begins with the first and is not cut between them.
+            # One film for all episodes: it begins with the first one and goes on between them.
             episode_trigger=lambda episode: episode == 0,
             video_length=sys.maxsize,
             name_prefix="film",

@@ -1,4 +1,4 @@
-"""The policy of a run, loaded to act with."""
+"""Loads the policy of a run to act with it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from relive.train.watching.checkpoint import Progress, load_checkpoint
 
 @final
 class TrainedPolicy:
-    """Acts as a run learnt to. It belongs to one thread; what it explores with comes from the seed it was loaded with.
+    """The policy that a run has learnt. One thread uses it.
 
-    config: the run's. spaces: of its environment. parameters: what it acts with, float32 arrays by name, read only.
-    num_steps: environment steps of the run, which say how much it explores.
+    Attributes:
+        config: Options of the run.
+        spaces: Spaces of its environment.
+        policy: The policy.
+        parameters: Parameters of the policy: float32 arrays by name, read-only.
+        num_steps: Environment steps of the run, on which the exploration depends.
     """
 
     def __init__(
@@ -34,11 +38,20 @@ class TrainedPolicy:
         self._rng = np.random.default_rng(seed)
 
     def act(self, observations: Any, *, explore: bool = False) -> Any:
-        """The action of one observation, or the actions [B, ...] of a batch [B, ...], B >= 1; the shape tells which.
+        """Returns the action for one observation, or the actions for a batch of observations.
 
-        explore: as actors do after num_steps steps, in place of the best action. Actions are those of the environment:
-        an int64 or int64 [B] for Discrete, arrays within their bounds for a Box. Nothing of what is given is changed.
-        Raises ShapeMismatch for other shapes and DtypeMismatch for what is no number.
+        Args:
+            observations: One observation [...], or a batch [B, ...] with B >= 1; the shape tells which. It is not
+                changed.
+            explore: Explore as actors do after num_steps steps, instead of taking the best action.
+
+        Returns:
+            Actions of the environment: for a Discrete space an int64, or int64 [B]; for a Box an array within its
+            bounds, [...] or [B, ...].
+
+        Raises:
+            ShapeMismatch: The observations have another shape.
+            DtypeMismatch: The observations are no numbers.
         """
         try:
             array = np.asarray(observations)
@@ -59,12 +72,22 @@ class TrainedPolicy:
 
 
 def load_policy(run_dir: str | Path, *, which: Literal["kept", "last"] = "kept", seed: int = 0) -> TrainedPolicy:
-    """The policy of the run in `run_dir`, which may have ended, be stopped, or still be running.
+    """Loads the policy of a run, which may have ended, be stopped, or still be running.
 
-    which: "kept", the best one that the evaluations of the run found (the last one where there was none yet); "last",
-    that of the newest checkpoint. seed: of what it explores with.
-    Makes the environment for a moment to learn its spaces. Raises InvalidConfig where the directory holds no run, or
-    none with a checkpoint, and for another `which` or seed.
+    Args:
+        run_dir: Directory of the run.
+        which: "kept": the best policy of the evaluations, or the last one if there was no evaluation yet. "last": the
+            policy of the newest checkpoint.
+        seed: Seed of the exploration, an integer >= 0.
+
+    Returns:
+        The policy.
+
+    Raises:
+        InvalidConfig: The directory has no run, or no checkpoint, or `which` or `seed` is another value.
+
+    Cost:
+        It makes the environment for a moment, to learn its spaces.
     """
     if which not in ("kept", "last"):
         raise InvalidConfig("which", "'kept' or 'last'", which)
@@ -86,7 +109,7 @@ def load_policy(run_dir: str | Path, *, which: Literal["kept", "last"] = "kept",
 
 
 def _fitting(progress: Progress, own: Parameters) -> dict[str, NDArray[np.float32]]:
-    """The kept parameters; InvalidConfig where config.json is of other networks than the checkpoint."""
+    """Returns the kept parameters. Raises InvalidConfig if config.json and the checkpoint have different networks."""
     kept = {name: value.shape for name, value in progress.kept_parameters.items()}
     shapes = {name: value.shape for name, value in own.items()}
     if kept != shapes:

@@ -1,4 +1,4 @@
-"""How learners draw batches: ahead of time where the agent wants them so, else when they are asked for."""
+"""Draws batches for a learner: ahead of time if the agent asks for that, else when they are needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @contextmanager
 def batches_of(table: Table, agent: Agent, num_items: int) -> Iterator[Callable[[], Batch]]:
-    """A function that gives the next batch of num_items; DeadlineExceeded after SLICE_S without one."""
+    """Gives a function that returns the next batch of num_items, or raises DeadlineExceeded after SLICE_S."""
     columns = tuple(agent.columns)
     if agent.prefetch:
         with table.batches(num_items, prefetch=agent.prefetch, columns=columns, timeout_s=SLICE_S) as batches:
@@ -28,10 +28,10 @@ def batches_of(table: Table, agent: Agent, num_items: int) -> Iterator[Callable[
 
 
 def or_none(take: Callable[[], T]) -> T | None:
-    """What take() gives; None where it met its deadline, after a moment at least."""
+    """Returns take(); None if it met its deadline, after 20 ms at least."""
     try:
         return take()
     except DeadlineExceeded as late:
-        # Also told at once where no actor has attached yet.
+        # Before the first actor has attached, the deadline is met at once.
         time.sleep(max(0.0, _SOON_S - late.waited_s))
         return None

@@ -1,12 +1,12 @@
-"""Compiled updates on disk: what makes two of them the same, where they lie, and the process that makes one.
+"""Compiles the update of an agent in a process of its own, and keeps the compiled package on disk.
 
-A package is an agent's update, `Agent.functional`, compiled ahead of time by torch's AOTInductor: a shared library that
-loads in a moment. It lies in the user's cache folder ($XDG_CACHE_HOME or ~/.cache, relive/updates) under a key of all
-that it depends on: the code it was made from, the agent's options and shapes, the processor, threads, torch. Written
-under another name first: who finds one finds it whole.
-
-It is made by a process of its own, of the lowest priority, which needs g++ and takes a minute of a core, or a few. That
-process ends with the one that asked for it, however that ends.
+- A package is the update of an agent (`Agent.functional`), compiled ahead of time by torch's AOTInductor: a shared
+  library that loads in milliseconds.
+- It is in the cache folder of the user ($XDG_CACHE_HOME or ~/.cache, relive/updates) under a key of everything that
+  it depends on: the code that it was made from, the agent's options and shapes, the processor, threads, torch.
+- It is written under another name and renamed, so that a reader finds a whole package or none.
+- The process that compiles has the lowest priority, needs g++, and takes one to a few minutes of a core. It ends with
+  the process that asked for it, however that one ends.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from relive.agents.config import AgentConfig
 from relive.train.learners.numerics import learner_numerics
 
 _CODE = (functional, functional_updates, low_precision)
-_OTHER_COMPILES = 75  # exit status: another process is at the same package
+_OTHER_COMPILES = 75  # exit status: another process compiles the same package
 _LOOK_S = 1.0
 
 
 def cache_folder() -> Path:
-    """Where packages lie."""
+    """Returns the folder of the packages."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relive" / "updates"
 
 
 def compiler() -> str | None:
-    """The C++ compiler that torch calls; None where there is none."""
+    """Returns the C++ compiler that torch calls; None if there is none."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
 def processor() -> str:
-    """What the code is compiled for: the model and what it can do."""
+    """Returns the model and the features of the processor, for which the code is compiled."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -64,7 +64,14 @@ def processor() -> str:
 @final
 @dataclass(frozen=True)
 class PackageRequest:
-    """One agent's update for one machine. steps: the names of Functional.steps."""
+    """The update of one agent for one machine.
+
+    Attributes:
+        agent: Options of the agent.
+        spaces: Spaces of the environment.
+        num_threads: Threads of the learner.
+        steps: Names of the steps of the update (`Functional.steps`), a package each.
+    """
 
     agent: AgentConfig
     spaces: Spaces
@@ -73,7 +80,7 @@ class PackageRequest:
 
     @cached_property
     def key(self) -> str:
-        """Of all that a package depends on."""
+        """The key of everything that the packages depend on."""
         parts = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in _CODE]
         action = self.spaces.action
         parts += [repr(self.agent), str(self.spaces.observation_shape), f"{action.shape} {getattr(action, 'n', '')}"]
@@ -81,20 +88,20 @@ class PackageRequest:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
     def path(self, step: str) -> Path:
-        """The package of one step."""
+        """Returns the path of the package of one step."""
         return cache_folder() / f"{self.key}-{step}.pt2"
 
     @property
     def is_there(self) -> bool:
-        """Whether all of its packages are."""
+        """Whether all packages of the update are on disk."""
         return all(self.path(step).exists() for step in self.steps)
 
 
 def load_packages(request: PackageRequest) -> dict[str, Any]:
-    """The compiled steps by name: functions of a list of tensors. Raises what torch raises where it cannot load one.
+    """Loads the compiled steps by name: functions of a list of tensors. Raises the errors of torch if it cannot.
 
-    By torch's own loader, in milliseconds: torch._inductor, which wraps it, takes seconds to import, and a learner
-    would wait for it. Which torch that is stands in the key.
+    It uses torch's internal loader, which takes milliseconds: torch._inductor, which wraps the loader, takes seconds to
+    import, and a learner would wait for it. The key has the version of torch.
     """
     loader = torch._C._aoti.AOTIModelPackageLoader
     return {step: loader(str(request.path(step)), "model", True, 1, -1).run for step in request.steps}
@@ -102,10 +109,10 @@ def load_packages(request: PackageRequest) -> dict[str, Any]:
 
 @final
 class Compiling:
-    """A process that makes the packages of a request. `stop` ends it, and the compilers that it started."""
+    """A process that compiles the packages of a request. `stop` ends it together with the compilers that it started."""
 
     def __init__(self, request: PackageRequest) -> None:
-        """Raises OSError where the cache folder cannot be written."""
+        """Starts the process. Raises OSError if the cache folder cannot be written."""
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"{request.key}.log"
@@ -116,30 +123,30 @@ class Compiling:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # a terminal's Ctrl-C is the run's to answer; and its compilers end with it
+                start_new_session=True,  # so Ctrl-C reaches the run alone, and killpg ends the compilers as well
             )
         assert self._process.stdin is not None
         try:
             pickle.dump(request, self._process.stdin)
             self._process.stdin.close()
         except BrokenPipeError:
-            pass  # it died at once: its status and its log tell
+            pass  # it died at once: its status and its log say why
 
     @property
     def ended(self) -> bool:
-        """Whether it has made them, or failed."""
+        """Whether the process has ended, with or without packages."""
         return self._process.poll() is not None
 
     @property
     def problem(self) -> str | None:
-        """Why it failed, in a line; None while it runs, and where it has not. Another process at it is no failure."""
+        """The reason of a failure in a line; None while it runs, after a success, or if another process compiles."""
         if self._process.poll() in (None, 0, _OTHER_COMPILES):
             return None
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit status {self._process.returncode}"
 
     def stop(self) -> None:
-        """Ends it at once."""
+        """Ends the process at once."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -150,7 +157,7 @@ class Compiling:
 
 @final
 class _Blank:
-    """A batch of zeros in the shapes of the agent's columns."""
+    """A batch of zeros with the shapes of the agent's columns."""
 
     def __init__(self, request: PackageRequest) -> None:
         self._spaces, self.num_items = request.spaces, request.agent.batch_size
@@ -168,7 +175,7 @@ class _Blank:
 
 
 def compile_packages(request: PackageRequest) -> None:
-    """Makes what is not there yet."""
+    """Compiles the packages of a request that are not on disk yet."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     agent = request.agent.make(request.spaces, seed=0, device="cpu")
@@ -194,13 +201,13 @@ def compile_packages(request: PackageRequest) -> None:
             arguments = (*update.state, *update.load(_Blank(request)))
             graph = make_fx(update.steps[step])(*arguments)
             exported = torch.export.export(Traced(graph), arguments, strict=False)
-        made = target.with_name(f"new-{target.name}")  # one process is at it; what a killed one left is written anew
+        made = target.with_name(f"new-{target.name}")  # only this process writes it, over the rest of a killed one
         torch._inductor.aoti_compile_and_package(exported, package_path=str(made))
         os.replace(made, target)
 
 
 def _end_with(parent: int) -> None:
-    """A killed parent cannot stop us."""
+    """Ends this process when its parent has ended: a killed parent cannot do it."""
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     os.killpg(os.getpgid(0), signal.SIGKILL)

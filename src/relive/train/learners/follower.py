@@ -1,12 +1,11 @@
-"""A follower in a group of learners, the batch that lies between it and its leader, and the hash of its state.
+"""Runs a follower of a group of learners; defines the batch that it shares with its leader, and the hash of its state.
 
-The protocol, and the leader's side of it, stand in learner_group.py.
+learners/group.py has the protocol and the leader's side.
 """
 
 from __future__ import annotations
 
 import io
-import signal
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,28 +23,28 @@ from relive.train.learners.numerics import learner_numerics
 from relive.train.memory.shared_block import SharedBlock
 from relive.train.memory.stopwatch import ProfileBoard, learner_name, stopwatch_of, timed_with
 
-WEIGHTS, PRIORITIES = "importance weights", "new priorities"  # no column is called so: their names have no spaces
+WEIGHTS, PRIORITIES = "importance weights", "new priorities"  # no column has these names: columns have no spaces
 
 
 @final
 @dataclass(frozen=True)
 class BatchLayout:
-    """Where the columns of a batch lie in shared memory: name, dtype, shape [B, ...]."""
+    """The layout of a batch in shared memory: name, dtype and shape [B, ...] of each column."""
 
     columns: tuple[tuple[str, str, tuple[int, ...]], ...]
 
     @classmethod
     def of(cls, columns: Mapping[str, NDArray[Any]]) -> BatchLayout:
-        """The layout of these columns."""
+        """Returns the layout of these columns."""
         return cls(tuple((name, value.dtype.str, value.shape) for name, value in columns.items()))
 
     @property
     def num_bytes(self) -> int:
-        """Of all columns, each from a multiple of 64."""
+        """Bytes of all columns, each of which begins at a multiple of 64."""
         return sum(_padded(np.dtype(dtype).itemsize * int(np.prod(shape))) for _, dtype, shape in self.columns)
 
     def views(self, block: SharedBlock) -> dict[str, NDArray[Any]]:
-        """The columns, in the block's memory."""
+        """Returns views of the columns in the memory of the block."""
         views, offset = {}, 0
         for name, dtype, shape in self.columns:
             views[name] = block.array(dtype, shape, offset)
@@ -59,10 +58,10 @@ def _padded(num_bytes: int) -> int:
 
 @final
 class Slice:
-    """Some rows of a batch, as an agent reads them: `Items`."""
+    """Some rows of a batch, as an agent reads them. See `Items`."""
 
     def __init__(self, columns: Mapping[str, NDArray[Any]], rows: slice) -> None:
-        """columns: [B, ...] by name; the importance weights for beta = 1 are among them where the agent reads them."""
+        """Takes the columns [B, ...] by name. They have the importance weights for beta = 1, if the agent reads any."""
         self._columns, self._rows = columns, rows
         self.num_items = rows.stop - rows.start
 
@@ -70,7 +69,7 @@ class Slice:
         return self._columns[name][self._rows]
 
     def weights(self, beta: float) -> NDArray[np.float32]:
-        """See Items. Those of the whole batch, divided by their maximum there: w(beta) is w(1) ** beta."""
+        """See Items. The weights are divided by the maximum over the whole batch, so that w(beta) = w(1) ** beta."""
         weights: NDArray[np.float32] = self._columns[WEIGHTS][self._rows] ** np.float32(beta)
         return weights
 
@@ -78,7 +77,23 @@ class Slice:
 @final
 @dataclass(frozen=True)
 class LearnerTask:
-    """What a process needs to become learner `number` of `count`. agent: the configuration of a slice."""
+    """The task of learner `number` of `count`.
+
+    Attributes:
+        agent: Options of the agent of a slice.
+        spaces: Spaces of the environment.
+        device: torch's device.
+        num_threads: Threads of the learner.
+        state: The state of the leader's agent, as torch saves it.
+        layout: Layout of the batch.
+        batch: Memory of the batch and of the priorities.
+        gradients: Memory of the gradients.
+        bells: Memory of the bells.
+        chunk: float32 values of a gradient that are combined at once.
+        spin_s: Seconds that a wait spins before it sleeps.
+        pipe: Carries no words; it ends with the leader.
+        profile: Counters of its time; None: the run is not profiled.
+    """
 
     number: int
     count: int
@@ -98,7 +113,7 @@ class LearnerTask:
 
 
 def state_hash(agent: Agent) -> int:
-    """crc32 of every tensor of the agent's state, in the order of their names."""
+    """Returns the crc32 of all tensors of the agent's state, in the order of their names."""
     return _hash_of(agent.state_dict(), 0)
 
 
@@ -113,26 +128,23 @@ def _hash_of(state: object, start: int) -> int:
 
 
 def run_learner(task: LearnerTask) -> None:
-    """The main function of a follower. It ends when the leader closes its pipe, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the leader's to answer
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Runs a follower: the main function of its process. It ends when the leader closes the pipe, or is gone."""
     with learner_numerics(task.num_threads):
         agent = task.agent.make(task.spaces, seed=0, device=task.device)
         agent.load_state_dict(torch.load(io.BytesIO(task.state), weights_only=True))
         try:
             _Follower(task, agent).run()
         except _LeaderGone:
-            pass  # D3
+            pass  # rule D3
 
 
 class _LeaderGone(Exception):
-    """The leader closed its end of the pipe, or is dead."""
+    """The leader has closed its end of the pipe, or is dead."""
 
 
 @final
 class _Follower:
-    """One learner that is told when to update. Its agent's `Replicas`."""
+    """A learner that updates when its leader says so. It is the `Replicas` of its agent."""
 
     def __init__(self, task: LearnerTask, agent: Agent) -> None:
         self.number, self.count = task.number, task.count
@@ -145,7 +157,7 @@ class _Follower:
         self._bells = Bells(task.bells, task.count)
         self._gradients = GradientRows(task.gradients, task.count, task.chunk)
         stopwatch = stopwatch_of(task.profile, learner_name(task.number))
-        self._update, self._told = (
+        self._update, self._next_word = (
             timed_with(stopwatch, "update", agent.update),
             timed_with(stopwatch, "wait", self._hear),
         )
@@ -154,7 +166,7 @@ class _Follower:
     def run(self) -> None:
         self._bells.ring(self.number)
         while True:
-            word = self._told()
+            word = self._next_word()
             priorities = self._update(self._slice)
             if priorities is not None:
                 self._priorities[self._rows] = priorities
@@ -165,11 +177,11 @@ class _Follower:
         for chunk in gradients.split(self._gradients.chunk):
             self._gradients.put(self.number, chunk)
             self._bells.ring(self.number)
-            self._told()
+            self._next_word()
             self._gradients.mean(self._bells.counting, chunk)
 
     def _hear(self) -> int:
-        """The leader's next word."""
+        """Waits for the next word of the leader. Raises _LeaderGone."""
         spin_s = self._spin_s
         while (word := self._bells.hear(LEADER, spin_s, LOOK_S)) is None:
             spin_s = 0.0

@@ -1,41 +1,48 @@
-"""Several learners of one update: each computes the gradient of its slice, all apply the same mean of them.
+"""Shares every update among several learners: each computes the gradient of a slice, and all apply the same mean.
 
-One process, the leader, draws the batch; the followers are processes that it starts. Each has an agent of the same
-state. The protocol of one update, for n learners over B items, B a multiple of n:
+One process, the leader, draws the batch. It starts the other learners, its followers, which are processes. Their agents
+have the same state.
 
-  memory    batch: the columns [B, ...] and the importance weights [B], written by the leader. priorities [B]: learner k
-            writes its slice. gradients: two rows a learner, in turns, written by learner k alone; bells: one a learner,
-            rung by it alone, with a word; who counts: written by the leader (learner_words.py).
+Memory, for n learners and batches of B items, B a multiple of n:
 
-  U1  The leader writes the batch, then rings with UPDATE, or UPDATE_AND_HASH. All begin `agent.update`.
-  U2  Wherever the agent has a gradient (one of values once; actor-critics: critics, then the actor), everyone writes it
-      into its row, and every follower rings. The leader waits for all of them, in their order.
-  U3  The leader writes whose rows count, and rings with MEAN. Everyone adds these rows up by itself, in their order,
-      divides by their number, and steps its optimizer along that. The same sum in the same order: replicas that were
-      equal stay equal to the last bit. Who is done first writes its next gradient into its other row, so nobody waits
-      for those that still add; into this row it writes again when all have rung for the round between.
-  U4  A follower writes its priorities and rings with, where it is asked for, the crc32 of its whole state (parameters,
-      targets, moments, generators), which the leader compares with its own.
+  batch        columns [B, ...] and importance weights [B]; the leader writes them
+  priorities   [B]; learner k writes its slice
+  gradients    two rows for each learner, used alternately; learner k alone writes its rows
+  bells        one for each learner, which alone rings it, with a word (learners/gradient_rows.py)
+  counting     the learners whose rows count; the leader writes it
 
-A wait spins for a moment, then sleeps, and looks every 50 ms whether the other side lives: a pipe between the leader
-and each follower, through which nothing goes, ends with the process at its other end.
+Protocol of an update:
 
-  D1  A follower that died, or said nothing for the deadline (it is killed then), leaves the update that runs: the
-      rows of the others count, divided by their number. So the leader's state is always one of whole updates, never of
-      critics that stepped without their actor. Whose rows count is the leader's word: all add up the same ones.
-  D2  After that update all followers are ended, and the next one starts new ones from the leader's state.
-  D3  A leader that died is the end of every pipe: followers end. They wait for it without a deadline otherwise, since
-      it may evaluate for minutes.
+  U1  The leader writes the batch, then rings with UPDATE or UPDATE_AND_HASH. All learners call `agent.update`.
+  U2  Wherever the agent has a gradient (agents of action values once; actor-critics for the critics, then for the
+      actor), every learner writes it into its row, and every follower rings. The leader waits for all of them, in
+      order.
+  U3  The leader writes which rows count, and rings with MEAN. Every learner adds up these rows in their order, divides
+      by their number, and steps its optimizer along the mean. The sums have the same order, so that replicas that were
+      equal stay equal to the last bit. A learner that is done writes its next gradient into its other row and waits
+      for no learner that still adds. It uses the first row again after all learners have rung for the round in between.
+  U4  A follower writes its priorities and rings. After UPDATE_AND_HASH its word is the crc32 of its whole state
+      (parameters, targets, moments, generators), which the leader compares with its own.
+
+A wait spins for a moment, then sleeps. It checks every 50 ms that the other side is alive: a pipe between the leader
+and each follower, which carries nothing, ends with the process at its other end.
+
+Rules for a death:
+
+  D1  A follower that dies leaves the update that runs; one that is silent for the deadline is killed. The rows of the
+      others count, divided by their number. So the leader's state is always that of whole updates, never of critics
+      that stepped without their actor. The leader says which rows count, so that all learners add up the same rows.
+  D2  After that update all followers are ended. The next update starts new ones from the leader's state.
+  D3  If the leader dies, all pipes end, and the followers end. Else they wait for it without a deadline, because it may
+      evaluate for minutes.
 """
 
 from __future__ import annotations
 
 import io
-import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any, final
 
 import numpy as np
@@ -44,25 +51,33 @@ from numpy.typing import NDArray
 
 from relive.agents.agent import Agent, Items, Spaces
 from relive.agents.config import AgentConfig
+from relive.train.child import END_S, Child, Deaths, end_all
 from relive.train.errors import LearnersKeepDying, ReplicasDiffer
 from relive.train.learners.follower import PRIORITIES, WEIGHTS, BatchLayout, LearnerTask, Slice, run_learner, state_hash
 from relive.train.learners.gradient_rows import LEADER, LOOK_S, MEAN, UPDATE, UPDATE_AND_HASH, Bells, GradientRows
 from relive.train.memory.shared_block import SharedBlock
-from relive.train.memory.stopwatch import ProfileBoard, Timed, timed_by_nobody
-from relive.train.processes import signals_held_back
+from relive.train.memory.stopwatch import ProfileBoard, Timed, untimed
+from relive.train.parts import Part
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
-_MAX_DEATHS = 3
 
 
 @final
 @dataclass(frozen=True)
 class GroupOptions:
-    """Learners, their deadline within an update, and after how many updates their states are compared.
+    """Options of a group of learners.
 
-    chunk: float32 values of a gradient that are combined at once; longer ones go in several rounds. spin_s: for so long
-    a wait keeps its core before it sleeps. say: told, in a line for people, that learners are started again. profile:
-    where followers count; timed: what counts the leader's own parts.
+    Attributes:
+        count: Learners, the leader included.
+        device: torch's device.
+        num_threads: Threads of each learner.
+        deadline_s: Longest silence of a follower within an update.
+        hash_period: Updates after which the states are compared.
+        chunk: float32 values of a gradient that are combined at once; a longer gradient takes several rounds.
+        spin_s: Seconds that a wait spins before it sleeps.
+        say: Gets a line for people when learners are started again.
+        profile: Counters of the time of the followers; None: the run is not profiled.
+        timed: Times the parts of the leader.
     """
 
     count: int
@@ -74,30 +89,35 @@ class GroupOptions:
     spin_s: float = 200e-6
     say: Callable[[str], None] = lambda line: None
     profile: ProfileBoard | None = None
-    timed: Timed = timed_by_nobody
+    timed: Timed = untimed
 
 
 @final
-class LearnerGroup:
-    """The leader's side, and its agent's `Replicas`. One thread; `stop` once, also after a failure.
+class LearnerGroup(Part):
+    """The leader's side of the group. It is the `Replicas` of its agent, and a Part of the run.
 
-    num_restarts: how often followers were started again. pids: of the followers that live.
+    The first update starts the followers. Attributes: number and count, see Replicas.
     """
 
     number = 0
 
     def __init__(self, agent: Agent, config: AgentConfig, spaces: Spaces, options: GroupOptions) -> None:
-        """config: the run's, whose batch_size is that of all learners; the agent's is that of a slice."""
+        """Joins the agent; starts nothing.
+
+        Args:
+            agent: The leader's agent, whose batch is a slice.
+            config: Options of the agent of the run, whose batch is that of all learners.
+            spaces: Spaces of the environment.
+            options: Options of the group.
+        """
         self._agent, self._spaces, self._options = agent, spaces, options
         self.count = options.count
         self._slice_config = replace(config, batch_size=config.batch_size // self.count)
         self._weighted = bool(getattr(config, "prioritized", False))
-        self._context = multiprocessing.get_context("spawn")
-        self._processes: dict[int, multiprocessing.process.BaseProcess] = {}
-        self._pipes: dict[int, Connection] = {}
+        self._children: dict[int, Child] = {}
         self._lost: dict[int, int | None] = {}
-        self._num_deaths = 0
-        self.num_restarts = 0
+        self._deaths = Deaths()
+        self._num_restarts = 0
         self._columns: dict[str, NDArray[Any]] = {}
         self._blocks: list[SharedBlock] = []
         self._bells: Bells | None = None
@@ -106,17 +126,26 @@ class LearnerGroup:
 
     @property
     def pids(self) -> list[int]:
-        """See the class."""
-        return [process.pid for process in self._processes.values() if process.pid is not None]
+        """Process ids of the followers that are started."""
+        return [child.pid for child in self._children.values() if child.pid is not None]
+
+    @property
+    def num_restarts(self) -> int:
+        """Times that the followers were started again."""
+        return self._num_restarts
 
     # ---- an update -------------------------------------------------------------------------------------------------
 
     def update(self, batch: Items) -> NDArray[np.float64] | None:
-        """One gradient step of all learners on B items; new priorities [B], as Agent.update gives them.
+        """Makes one gradient step of all learners on B items. The first call waits seconds for the followers' start.
 
-        The first call starts the followers, and takes the seconds that they need. None too where a follower was lost
-        on the way: its items keep their priorities. Raises LearnersKeepDying where three attempts in a row lost one,
-        ReplicasDiffer where a state is not the leader's.
+        Returns:
+            New priorities [B], as Agent.update returns them. None if a follower was lost in this update: the items
+            keep their priorities.
+
+        Raises:
+            LearnersKeepDying: Three updates in a row lost a follower.
+            ReplicasDiffer: The state of a follower is not the leader's.
         """
         columns = {name: np.ascontiguousarray(batch[name]) for name in self._agent.columns}
         if self._weighted:
@@ -135,39 +164,39 @@ class LearnerGroup:
         if self._lost:
             self._restart_later()
             return None
-        self._num_deaths = 0
+        self._deaths.forget()
         if mine is None:
             return None
         self._columns[PRIORITIES][rows] = mine
         return self._columns[PRIORITIES].copy()
 
     def combine(self, gradients: Any) -> None:
-        """See Replicas: U2 and U3."""
+        """See Replicas: rules U2 and U3."""
         assert self._bells is not None and self._gradients is not None
         for chunk in gradients.split(self._options.chunk):
             self._gradients.put(LEADER, chunk)
-            for number in list(self._pipes):
+            for number in list(self._children):
                 self._hear(number, self._options.deadline_s)
-            counting = [LEADER, *self._pipes]
+            counting = [LEADER, *self._children]
             self._bells.counting = counting
             self._bells.ring(LEADER, MEAN)
             self._gradients.mean(counting, chunk)
 
     def _finish(self, compares: bool) -> None:
-        """U4."""
+        """Waits for all followers, and compares their states: rule U4."""
         hashed = state_hash(self._agent) if compares else 0
-        for number in list(self._pipes):
+        for number in list(self._children):
             word = self._hear(number, self._options.deadline_s)
             if compares and word is not None and word != hashed:
                 raise ReplicasDiffer(number, self._agent.num_updates, hashed, word)
 
     def _hear(self, number: int, timeout_s: float) -> int | None:
-        """The next word of a follower; None, and it is lost, where it died or said none in time."""
+        """Returns the next word of a follower; None if it died or was silent for timeout_s: then it is lost."""
         assert self._bells is not None
         deadline_s, spin_s = time.monotonic() + timeout_s, self._options.spin_s
         while (word := self._bells.hear(number, spin_s, LOOK_S)) is None:
             spin_s = 0.0
-            if self._pipes[number].poll() or time.monotonic() >= deadline_s:
+            if self._children[number].pipe.poll() or time.monotonic() >= deadline_s:
                 self._lose(number)
                 return None
         return word
@@ -175,22 +204,15 @@ class LearnerGroup:
     # ---- processes -------------------------------------------------------------------------------------------------
 
     def _lose(self, number: int) -> None:
-        """D1. It is dead when this returns."""
-        process = self._processes.pop(number)
-        process.kill()
-        process.join()
-        self._lost[number] = process.exitcode
-        process.close()
-        self._pipes.pop(number).close()
+        """Takes a follower out of the update: rule D1. It is dead after the call."""
+        self._lost[number] = self._children.pop(number).reap()
 
     def _restart_later(self) -> None:
-        """D2."""
+        """Ends all followers; the next update starts new ones: rule D2."""
         number, exit_code = next(iter(self._lost.items()))
-        self._num_deaths += 1
         self.stop()
-        if self._num_deaths >= _MAX_DEATHS:
-            raise LearnersKeepDying(number, self._num_deaths, exit_code)
-        self.num_restarts += 1
+        self._deaths.count(lambda deaths: LearnersKeepDying(number, deaths, exit_code))
+        self._num_restarts += 1
         self._options.say(f"learner {number} died (exit code {exit_code}); the next update starts the learners again")
 
     def _start(self, layout: BatchLayout) -> None:
@@ -203,7 +225,7 @@ class LearnerGroup:
         state = io.BytesIO()
         torch.save(self._agent.state_dict(), state)
         for number in range(1, self.count):
-            mine, its = self._context.Pipe()
+            child = Child(f"relive-learner-{number}", run_learner)
             task = LearnerTask(
                 number=number,
                 count=self.count,
@@ -218,31 +240,18 @@ class LearnerGroup:
                 bells=bells,
                 chunk=chunk,
                 spin_s=self._options.spin_s,
-                pipe=its,
+                pipe=child.open_pipe(),
                 profile=self._options.profile,
             )
-            process = self._context.Process(
-                target=run_learner, args=(task,), name=f"relive-learner-{number}", daemon=True
-            )
-            with signals_held_back():
-                process.start()
-            its.close()  # or its end would never be heard
-            self._processes[number], self._pipes[number] = process, mine
-        for number in list(self._pipes):
+            child.start(task)
+            self._children[number] = child
+        for number in list(self._children):
             self._hear(number, _START_DEADLINE_S)
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Ends all followers and waits for them; those that have not ended after timeout_s are killed. None is left."""
-        for pipe in self._pipes.values():
-            pipe.close()
-        deadline_s = time.monotonic() + timeout_s
-        for process in self._processes.values():
-            process.join(max(0.0, deadline_s - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
-        self._pipes, self._processes, self._lost = {}, {}, {}
+    def stop(self, timeout_s: float = END_S) -> None:
+        """Ends all followers, waits, and kills those that have not ended after timeout_s. No process is left."""
+        end_all(self._children.values(), timeout_s)
+        self._children, self._lost = {}, {}
         self._columns, self._gradients, self._bells = {}, None, None
         for block in self._blocks:
             block.close()

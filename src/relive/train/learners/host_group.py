@@ -1,21 +1,21 @@
-"""Learners on several hosts that share every update. torch.distributed carries gradients, and nothing else of a run.
+"""Shares every update among learners on several hosts. torch.distributed carries their gradients and nothing else.
 
-Each host has a table, actors and a learner of its own; its learner draws a slice of every batch, agent.batch_size over
-the number of hosts, from its own table. torchrun starts a process a host, and says which it is.
+Each host has a table, actors and a learner of its own. Its learner draws a slice of every batch from its own table:
+agent.batch_size / (number of hosts) items. torchrun starts one process a host and gives it its number.
 
-Protocol, of every host alike:
+Protocol, the same on every host:
 
-  H0  The first host's agent is everybody's: its state travels before the first update, also of a run that goes on; or
-      its word that the run is solved, and all end.
-  H1  Before an update each says that it has a batch, or that its run ends, and why. Nobody goes on before all have said
-      so. Where one ends all end: each has said so once, and the batch in hand is not used.
-  H2  Else all update. Each gradient is the mean over the hosts, the same bits on each of them: a number is added up in
-      one place and copied from there.
-  H3  With the word of H1, every hash_period updates, goes the crc32 of the state: ReplicasDiffer where one is another.
-  H4  A host that says nothing for deadline_s, or whose connection ends, is the end of the run on all: HostGone, after a
-      checkpoint. All are started again, and go on from the first one's. An agent with several gradients an update
-      (critics, then the actor) may have made the first of its steps when the host was lost; that checkpoint holds
-      it: half an update is less than all since the checkpoint before, and H0 makes it everybody's.
+  H0  All hosts take over the state of the first host's agent before the first update, also in a resumed run. If the
+      first host says that the run is solved, all end.
+  H1  Before an update each host says that it has a batch, or that its run ends, and why. No host goes on before all
+      have spoken. If one ends, all end: each has said so once, and the batch at hand is not used.
+  H2  Else all update. Each gradient is the mean over the hosts, with the same bits on all of them: each number is added
+      up in one place and copied from there.
+  H3  Every hash_period updates, the word of H1 comes with the crc32 of the state: ReplicasDiffer if one differs.
+  H4  If a host is silent for deadline_s, or its connection ends, the run ends on all hosts with HostGone, after a
+      checkpoint. Start all hosts again: they go on from the first host's checkpoint. An agent with several gradients
+      an update (critics, then the actor) may have made the first of these steps, and the checkpoint has it. Half an
+      update is a smaller loss than all updates since the last checkpoint, and H0 gives it to all hosts.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from relive.agents.agent import Agent, Items
 from relive.errors import InvalidConfig
 from relive.train.errors import HostGone, ReplicasDiffer
 from relive.train.learners.follower import state_hash
+from relive.train.parts import Part
 from relive.train.watching.result import Ending
 
 _HOW = "torchrun --nnodes N --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT --no-python relive train"
-_ENDINGS = (None, *Ending)  # what a word of H1 says by its number
-_JOIN_S = 300.0  # for all hosts to come; torch waits for them without hearing Ctrl-C
-_SHORTEST_S, _LONGEST_S = 0.00002, 0.0002  # between two looks at what is under way; gloo's threads want the core
+_ENDINGS = (None, *Ending)  # meaning of a word of H1 by its number; None: the host has a batch
+_JOIN_S = 300.0  # the longest wait for all hosts; torch ignores Ctrl-C meanwhile
+_SHORTEST_S, _LONGEST_S = 0.00002, 0.0002  # pauses between two looks at a transfer; gloo's threads need the core
 
 
 @final
 class EndedElsewhere(Exception):
-    """Another host's run ended, and with it this one."""
+    """The run ended on another host, and with it here."""
 
     def __init__(self, ending: Ending) -> None:
         super().__init__(ending.value)
@@ -58,7 +59,14 @@ class EndedElsewhere(Exception):
 @final
 @dataclass(frozen=True)
 class HostOptions:
-    """How many hosts, torch's device of their agents, how long one is waited for, and how often states are compared."""
+    """Options of a group of hosts.
+
+    Attributes:
+        count: Hosts.
+        device: torch's device of their agents.
+        deadline_s: Longest silence of a host.
+        hash_period: Updates after which the states are compared.
+    """
 
     count: int
     device: str
@@ -67,10 +75,13 @@ class HostOptions:
 
 
 def host_number(count: int) -> int:
-    """Which of so many hosts this process runs on: 0, the first, or another. As torchrun says it.
+    """Returns the number of this host among `count` hosts, as torchrun gave it; 0: the first, or the only one.
 
-    Raises InvalidConfig where nobody says so, or says another count.
+    Raises:
+        InvalidConfig: torchrun did not start this process, or started another number of hosts.
     """
+    if count == 1:
+        return 0
     if dist.is_initialized():
         number, told = dist.get_rank(), dist.get_world_size()
     else:
@@ -84,15 +95,19 @@ def host_number(count: int) -> int:
 
 
 @final
-class HostGroup:
-    """All hosts, seen from one: an agent's `Replicas`. One thread; `close` once, also after a failure.
+class HostGroup(Part):
+    """All hosts of a run, seen from one. It is the `Replicas` of its agent, and a Part of the run.
 
-    It is a group of torch.distributed of its own, of gloo, or of NCCL on CUDA devices. Where the process was in none it
-    joins the one that torchrun names, and stays there to its end, for runs to come: who leaves it cannot come back.
+    It makes a group of torch.distributed: gloo, or NCCL on CUDA devices. A process that is in no process group joins
+    the one that torchrun names, and stays in it for later runs: a process that leaves it cannot come back.
+
+    Attributes:
+        number: Number of this host.
+        count: Hosts.
     """
 
     def __init__(self, agent: Agent, options: HostOptions) -> None:
-        """Blocks until all hosts are there, deadline_s at most. Raises HostGone, InvalidConfig."""
+        """Joins the other hosts. Blocks until all have come, for at most deadline_s. Raises HostGone, InvalidConfig."""
         self.number, self.count = host_number(options.count), options.count
         self._agent, self._options = agent, options
         self._device = torch.device(options.device if options.device.startswith("cuda") else "cpu")
@@ -110,12 +125,19 @@ class HostGroup:
             raise HostGone(self.number, time.monotonic() - began_s, _line(problem)) from None
         agent.join(self)
 
-    # ---- what all do -----------------------------------------------------------------------------------------------
+    # ---- together --------------------------------------------------------------------------------------------------
 
     def begin(self, solved: bool) -> bool:
-        """H0. Blocks until all hosts have come so far; whether all end at once. Raises HostGone.
+        """Takes over the state of the first host: rule H0. Blocks until all hosts are at this call.
 
-        solved: of the first host, its run has nothing left to learn.
+        Args:
+            solved: On the first host: the run has nothing left to learn.
+
+        Returns:
+            Whether the run is solved, so that all hosts end.
+
+        Raises:
+            HostGone: Another host is gone.
         """
         whole = io.BytesIO()
         if self.number == 0 and not solved:
@@ -132,15 +154,21 @@ class HostGroup:
         return False
 
     def update(self, batch: Items) -> NDArray[np.float64] | None:
-        """One gradient step of all hosts; new priorities of this one's items, as Agent.update gives them.
+        """Makes one gradient step of all hosts. Blocks until all have a batch.
 
-        Blocks until all have a batch. Raises EndedElsewhere, HostGone, ReplicasDiffer.
+        Returns:
+            New priorities of the items of this host, as Agent.update returns them.
+
+        Raises:
+            EndedElsewhere: The run ended on another host.
+            HostGone: Another host is gone.
+            ReplicasDiffer: The state of a host is not that of the others.
         """
         self._say(None)
         return self._agent.update(batch)
 
     def leave(self, ending: Ending) -> Ending:
-        """This host's run ends, and so do all; why they do, which is the same on all of them. Raises HostGone."""
+        """Ends the run on all hosts. Returns the reason, which is the same on all of them. Raises HostGone."""
         if not self._is_over:
             try:
                 self._say(ending)
@@ -149,19 +177,19 @@ class HostGroup:
         return ending
 
     def combine(self, gradients: Any) -> None:
-        """See Replicas: H2."""
+        """See Replicas: rule H2."""
         self._done(dist.all_reduce(gradients, group=self._group, async_op=True))
         gradients /= self.count
 
-    def close(self) -> None:
-        """Ends the group, without a word to the others."""
-        with contextlib.suppress(RuntimeError):  # a host that is gone
+    def stop(self) -> None:
+        """Leaves the group, without a word to the other hosts."""
+        with contextlib.suppress(RuntimeError):  # a host is gone
             dist.destroy_process_group(self._group)
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
     def _say(self, ending: Ending | None) -> None:
-        """H1 and H3. The greatest of all words, and of their opposites: they are one word where both agree."""
+        """Says the word of rules H1 and H3. Two hosts have one crc32 if max(crc32) = -max(-crc32)."""
         updates = self._agent.num_updates
         compares = updates % self._options.hash_period == 0 and updates != self._num_hashed
         crc = state_hash(self._agent) if compares else 0
@@ -179,7 +207,7 @@ class HostGroup:
             raise EndedElsewhere(found)
 
     def _done(self, work: Any) -> None:
-        """Waits for it; hears Ctrl-C. Raises HostGone."""
+        """Waits for a transfer, and lets Ctrl-C through. Raises HostGone."""
         began_s, pause_s = time.monotonic(), _SHORTEST_S
         try:
             while not work.is_completed():
@@ -189,13 +217,13 @@ class HostGroup:
                 time.sleep(pause_s)
                 pause_s = min(2.0 * pause_s, _LONGEST_S)
             work.wait()
-        except RuntimeError as problem:  # torch's: a connection that ended
+        except RuntimeError as problem:  # of torch: a connection has ended
             self._is_over = True
             raise HostGone(self.number, time.monotonic() - began_s, _line(problem)) from None
 
 
 def _leave_process_group() -> None:
-    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # it is over either way
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the process ends anyway
         dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""How a learner's process computes: its threads, and what happens to numbers too small to be normal."""
+"""Sets how the process of a learner computes: its threads, and the flush of denormal numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 @contextmanager
 def learner_numerics(num_threads: int) -> Iterator[None]:
-    """torch with so many threads, denormal numbers flushed to zero; as it was before, at the end.
+    """Gives torch num_threads threads and flushes denormal numbers to zero, until the block ends.
 
-    Adam's moments of weights that get no gradient shrink by a constant factor an update, until every operation on them
-    meets numbers below 1e-38, which processors take a hundred times longer over. The switch belongs to a thread and is
-    inherited by those it starts: enter this before torch has computed anything in parallel.
+    Without a gradient, Adam's moments of a weight shrink by a constant factor an update, until every operation on them
+    meets numbers below 1e-38, and those take a processor a hundred times as long. The switch belongs to a thread, and
+    the threads that it starts inherit it: enter the block before torch has computed anything in parallel.
     """
     threads, flushed = torch.get_num_threads(), _flushes_denormals()
     torch.set_num_threads(num_threads)
@@ -28,7 +28,7 @@ def learner_numerics(num_threads: int) -> Iterator[None]:
 
 
 def threads_of(asked: int, num_actors: int, num_learners: int = 1) -> int:
-    """Each learner's threads: as asked, or for 0 its share of the cores that the actor processes leave."""
+    """Returns the threads of each learner: `asked`; for 0 its share of the cores that the actor processes leave."""
     return asked if asked > 0 else max(1, ((os.cpu_count() or 1) - num_actors) // num_learners)
 
 

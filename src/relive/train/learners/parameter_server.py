@@ -1,45 +1,50 @@
-"""Learners with batches of their own, and the process that applies what they find: GORILA (Nair et al. 2015).
+"""Applies the gradients of learners that draw batches of their own: GORILA (Nair et al. 2015).
 
-The server is the process that calls `train`. It has the agent: networks, targets, optimizers, counters. Each of n
-learners is a process that it starts, with an agent of the same configuration and a handle on the table. Version v is
-the state of the server's agent after v updates. For each learner there is a block of memory, and a pipe for words:
+The server is the process that calls `train`. It has the agent: networks, targets, optimizers, counters. Version v is
+the state of this agent after v updates. The server starts n learners, which are processes with an agent of the same
+options and a handle on the table. A *unit* is all gradients that one `Agent.update` gives to `combine`, one after
+another.
 
-  state      the tensors of `Agent.exchange`; written by the server, read by the learner
-  gradients  all that one `Agent.update` gives to `combine`, one after another: a unit; written by the learner
-  noise      the states of the learner's generators after that update; written by the learner
+Each learner has a pipe for words and a block of memory:
+
+  state      the tensors of `Agent.exchange`; the server writes them
+  gradients  a unit; the learner writes it
+  noise      the states of the learner's generators after that update; the learner writes them
+
+Protocol of a unit:
 
   A1  The server copies its version v into `state`, then says GO (learn from a new batch) or AGAIN (from the same one).
-  A2  The learner takes the state over, and makes one whole update of it for itself. So the gradients of a unit belong
-      together: an actor's is that of critics which have stepped. It says DONE, and writes nothing until A1.
-  A3  The server's version is c by then. Where c - v <= S, it steps along the unit, `Agent.apply`, which makes version
+  A2  The learner takes over the state and makes one whole update of it by itself. So the gradients of a unit belong
+      together: the gradient of an actor is that of critics that have stepped. It says DONE, and writes nothing until
+      the next word of A1.
+  A3  The server is at version c by then. If c - v <= S, it steps along the unit (`Agent.apply`), which makes version
       c + 1, and goes to A1 with GO. Else it drops the unit, counts it, and goes to A1 with AGAIN.
-  A4  At GO the learner gives its batch the priorities that it found. Those that come with a dropped unit are dropped.
-  A5  A learner that has waited for its batch says ASKS before it begins, and the server goes to A1: what it has is old.
+  A4  At GO the learner gives the priorities that it found to the items of its batch. At AGAIN it drops them.
+  A5  A learner that has waited for its batch says ASKS before it begins, because the state that it has is old. The
+      server goes to A1.
 
-A batch is drawn once and applied once: what is dropped is a gradient, not a batch. So the limiter, which counts draws,
-holds the ratio of applied updates to steps, to within one batch of each learner. Who writes a block, and who reads it,
-changes with a word alone, which the kernel's pipe orders behind what was written before it: no lock and no checksum.
+A batch is drawn once and applied once: A3 drops a gradient and no batch. So the limiter, which counts draws, keeps the
+ratio of applied updates to steps, within one batch for each learner. A word says which side may write the block. The
+pipe of the kernel orders the word after everything written before it, so that there is no lock and no checksum.
 
-With one learner c = v always, and the server's steps are those that the learner made for itself, to the bit. Learner 0
-draws the noise that the agent itself would, and the server's agent takes its generators over with each of its units, so
-that a checkpoint has them; the others' noise has seeds of its own.
+With one learner c = v always, and the server takes the steps that the learner took by itself, to the bit. Learner 0
+draws the noise that the agent itself would draw. The server's agent takes over the generators of learner 0 with each of
+its units, so that a checkpoint has them. The noise of the other learners has seeds of its own.
 
-A pipe ends with the process at its other end:
+A pipe ends with the process at its other end. Rules for a death:
 
-  E1  A learner that died, or has said nothing for the deadline (it is killed then), is replaced by one with a block of
-      its own. The unit that it was at is lost, and its batch, which counts as drawn. The others do not notice.
-  E2  A server that died is the end of every pipe: learners end. They wait for it without a deadline otherwise, since it
-      may evaluate for minutes.
+  E1  A learner that died is replaced by one with a block of its own; one that was silent for the deadline is killed
+      before. Its unit is lost, and so is its batch, which counts as drawn. The other learners do not notice.
+  E2  If the server dies, all pipes end, and the learners end. Else they wait for it without a deadline, because it may
+      evaluate for minutes.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.connection import Connection
 from typing import Any, final
 
 import numpy as np
@@ -47,6 +52,7 @@ import torch
 
 from relive.agents.agent import Agent, Spaces
 from relive.agents.config import AgentConfig
+from relive.train.child import END_S, Child, Deaths, end_all, process_context
 from relive.train.errors import LearnersKeepDying
 from relive.train.learners.async_learner import (
     AGAIN,
@@ -60,20 +66,27 @@ from relive.train.learners.async_learner import (
     run_async_learner,
 )
 from relive.train.memory.shared_block import SharedBlock
-from relive.train.memory.stopwatch import ProfileBoard, Timed, timed_by_nobody
-from relive.train.processes import signals_held_back
+from relive.train.memory.stopwatch import ProfileBoard, Timed, untimed
+from relive.train.parts import Part
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
-_MAX_DEATHS = 3
 
 
 @final
 @dataclass(frozen=True)
 class ServerOptions:
-    """Learners, how stale a gradient may be, and for how long a learner may say nothing before it counts as dead.
+    """Options of a parameter server.
 
-    seed: the run's. say: told, in a line for people, that a learner is started again. profile: where learners count;
-    timed: what counts the server's own parts.
+    Attributes:
+        count: Learners.
+        max_staleness: Largest staleness of a gradient that is applied, in updates.
+        device: torch's device.
+        num_threads: Threads of each learner.
+        seed: Seed of the run.
+        deadline_s: Silence after which a learner counts as dead.
+        say: Gets a line for people when a learner is started again.
+        profile: Counters of the time of the learners; None: the run is not profiled.
+        timed: Times the parts of the server.
     """
 
     count: int
@@ -84,25 +97,26 @@ class ServerOptions:
     deadline_s: float = 60.0
     say: Callable[[str], None] = lambda line: None
     profile: ProfileBoard | None = None
-    timed: Timed = timed_by_nobody
+    timed: Timed = untimed
 
 
 @final
 class _Member:
-    """One learner as the server sees it."""
+    """A learner, as the server sees it."""
 
-    def __init__(self, process: multiprocessing.process.BaseProcess, pipe: Connection, block: SharedBlock) -> None:
-        self.process, self.pipe, self.block = process, pipe, block
+    def __init__(self, child: Child, block: SharedBlock) -> None:
+        self.child, self.pipe, self.block = child, child.pipe, block
         self.slot: Slot | None = None
-        self.version = -1  # what it has
+        self.version = -1  # of the state that the learner has
         self.silent_until_s = time.monotonic() + _START_DEADLINE_S
 
 
 @final
-class ParameterServer:
-    """The server's side. One thread; `start`, then `serve` often, `stop` once, also after a failure.
+class ParameterServer(Part):
+    """The server of learners with batches of their own. Call `start`, then `serve` often. See Part.
 
-    num_dropped: units that were too stale. num_restarts: of learners. pids: of the learners that live.
+    Attributes:
+        num_dropped: Units that were too stale.
     """
 
     def __init__(
@@ -112,28 +126,40 @@ class ParameterServer:
         self._table_name, self._options = table_name, options
         self._layout = SlotLayout.of(agent)
         self._write_state = options.timed("parameters", Slot.write_state)
-        self._context = multiprocessing.get_context("spawn")
+        self._context = process_context()
+        self._children: list[Child] = []
+        self._deaths = [Deaths() for _ in range(options.count)]  # since the last unit
         self._members: dict[int, _Member] = {}
-        self._incarnations = [0] * options.count
-        self._deaths = [0] * options.count
         self._metrics: dict[str, float] = {}
-        self.num_dropped = self.num_restarts = 0
+        self.num_dropped = 0
 
     @property
     def pids(self) -> list[int]:
-        """See the class."""
-        return [one.process.pid for one in self._members.values() if one.process.pid is not None]
+        """Process ids of the learners that are started."""
+        return [one.child.pid for one in self._members.values() if one.child.pid is not None]
+
+    @property
+    def num_restarts(self) -> int:
+        """See Part."""
+        return sum(max(0, child.num_starts - 1) for child in self._children)
 
     def metrics(self) -> dict[str, float]:
-        """The newest that a learner told, at most some tenths of a second old; empty before the first. See Agent."""
+        """Returns the newest metrics of a learner, some tenths of a second old at most; empty at first. See Agent."""
         return self._metrics
 
     # ---- units -----------------------------------------------------------------------------------------------------
 
     def serve(self, timeout_s: float) -> bool:
-        """Hears learners until one unit was applied, True, or timeout_s is over, False.
+        """Serves learners until one unit is applied.
 
-        Raises LearnersKeepDying where one died three times without a unit between.
+        Args:
+            timeout_s: The longest wait.
+
+        Returns:
+            True when a unit was applied, False after timeout_s.
+
+        Raises:
+            LearnersKeepDying: A learner died three times in a row without a unit.
         """
         until_s = time.monotonic() + timeout_s
         self._end_the_silent()
@@ -142,13 +168,13 @@ class ParameterServer:
             if not heard:
                 return False
             for number, member in list(self._members.items()):
-                # One unit a call: what else was said stays in its pipe until the next.
+                # One unit a call: other words stay in their pipes until the next call.
                 if member.pipe in heard and self._hear(number, member):
-                    self._members[number] = self._members.pop(number)  # the others have their turn first
+                    self._members[number] = self._members.pop(number)  # the other learners are heard first next time
                     return True
 
     def _hear(self, number: int, member: _Member) -> bool:
-        """A learner's next word; True where a unit of its was applied."""
+        """Takes the next word of a learner. Returns whether a unit was applied."""
         try:
             word, *rest = member.pipe.recv()
             member.silent_until_s = time.monotonic() + self._options.deadline_s
@@ -161,9 +187,9 @@ class ParameterServer:
         return False
 
     def _take_unit(self, number: int, member: _Member, sizes: tuple[int, ...], metrics: Any) -> bool:
-        """A3."""
+        """Applies or drops a unit: rule A3. Returns whether it was applied."""
         assert member.slot is not None
-        self._deaths[number] = 0
+        self._deaths[number].forget()
         if metrics is not None:
             self._metrics = metrics
         if self._agent.num_updates - member.version > self._options.max_staleness:
@@ -176,11 +202,11 @@ class ParameterServer:
         try:
             self._send(member, GO)
         except (BrokenPipeError, ConnectionResetError):
-            self._lose(number)  # what it found is applied all the same
+            self._lose(number)  # its unit is applied all the same
         return True
 
     def _send(self, member: _Member, word: str) -> None:
-        """A1."""
+        """Sends the state and a word: rule A1."""
         if member.slot is None:
             member.slot = Slot(member.block, self._layout, self._agent)
         self._write_state(member.slot)
@@ -190,17 +216,18 @@ class ParameterServer:
     # ---- processes -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts all learners; they come in their own time."""
-        for number in range(self._options.count):
+        """Starts all learners. It does not wait for them."""
+        numbers = range(self._options.count)
+        self._children = [Child(f"relive-learner-{number}", run_async_learner, self._context) for number in numbers]
+        for number in numbers:
             self._start(number)
 
     def _start(self, number: int) -> None:
-        options, incarnation = self._options, self._incarnations[number]
+        options, child = self._options, self._children[number]
         block = SharedBlock(self._layout.num_bytes)
         Slot(block, self._layout, self._agent).write_noise()
-        key = (number, incarnation, self._agent.num_updates)
+        key = (number, child.num_starts, self._agent.num_updates)
         seed = int(np.random.SeedSequence(options.seed, spawn_key=key).generate_state(1)[0] % 2**31)
-        mine, its = self._context.Pipe()
         task = AsyncLearnerTask(
             number=number,
             agent=self._config,
@@ -209,58 +236,39 @@ class ParameterServer:
             num_threads=options.num_threads,
             seed=seed,
             table_name=self._table_name,
-            stream=1 + number + options.count * incarnation,
+            stream=1 + number + options.count * child.num_starts,
             layout=self._layout,
             block=block,
-            pipe=its,
+            pipe=child.open_pipe(),
             profile=options.profile,
         )
-        process = self._context.Process(
-            target=run_async_learner, args=(task,), name=f"relive-learner-{number}", daemon=True
-        )
-        with signals_held_back():
-            process.start()
-        its.close()  # or its end would never be heard
-        self._members[number] = _Member(process, mine, block)
+        child.start(task)
+        self._members[number] = _Member(child, block)
 
     def _end_the_silent(self) -> None:
-        """Words that wait to be heard are as good as heard: the server may have evaluated for minutes."""
+        """Ends the learners that were silent for too long. Unread words count: the server may have evaluated."""
         now_s = time.monotonic()
         for number, member in list(self._members.items()):
             if now_s > member.silent_until_s and not member.pipe.poll(0):
                 self._lose(number)
 
     def _lose(self, number: int) -> None:
-        """E1."""
+        """Replaces a learner: rule E1."""
         member = self._members.pop(number)
-        member.process.kill()
-        member.process.join()
-        exit_code = member.process.exitcode
+        exit_code = member.child.reap()
         _let_go(member)
-        self._deaths[number] += 1
-        if self._deaths[number] >= _MAX_DEATHS:
-            raise LearnersKeepDying(number, self._deaths[number], exit_code)
-        self._incarnations[number] += 1
-        self.num_restarts += 1
+        self._deaths[number].count(lambda deaths: LearnersKeepDying(number, deaths, exit_code))
         self._options.say(f"learner {number} died (exit code {exit_code}) and is started again; the others go on")
         self._start(number)
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Ends all learners and waits for them; those that have not ended after timeout_s are killed. None is left."""
+    def stop(self, timeout_s: float = END_S) -> None:
+        """Ends all learners, waits, and kills those that have not ended after timeout_s. No process is left."""
+        end_all(self._children, timeout_s)
         for member in self._members.values():
-            member.pipe.close()
-        deadline_s = time.monotonic() + timeout_s
-        for member in self._members.values():
-            member.process.join(max(0.0, deadline_s - time.monotonic()))
-            if member.process.is_alive():
-                member.process.kill()
-                member.process.join()
             _let_go(member)
         self._members = {}
 
 
 def _let_go(member: _Member) -> None:
-    member.pipe.close()
-    member.process.close()
     member.slot = None
     member.block.close()

@@ -1,19 +1,19 @@
-"""Which way a run's updates go: the agent's own, written by hand, or its compiled package; chosen by measuring.
+"""Chooses between the hand-written update of an agent and its compiled package, by measuring both.
 
-Both are the same update over the same memory (`Agent.functional`), so that one may follow the other at any batch. A run
-begins with the hand-written way, which costs no start. Then:
+The two are the same update over the same memory (`Agent.functional`), so that either may learn from any batch. A run
+begins with the hand-written update, which needs no start. Then:
 
-  wait     a package that the cache has is taken at once; otherwise one is compiled in another process
-           (relive.train.learners.compiled_updates), and only when the run has learnt for
-           WORTH_S: shorter runs never pay for it. The run does not wait for the compiler, and the compiler ends
-           with the run.
-  check    one batch goes both ways, from one state. Where the results differ by more than float error the package is
-           not used, and a line says so; the hand-written result stands.
-  trial    with "auto", blocks of updates take turns, each on batches of the run. The compiled way has to be faster by
-           LEAST_GAIN, in the median of the CPU time of the learner's thread (of the wall clock, where it has several).
-  settled  the way is said in a line, and stands in config.json, so that a resumed run has it.
+  wait     A package in the cache is used at once. Otherwise another process compiles one
+           (relive.train.learners.compiled_updates), but only after the run has learnt for WORTH_S: shorter runs never
+           pay for it. The run does not wait for the compiler, and the compiler ends with the run.
+  check    Both updates learn from one batch, from the same state. If the results differ by more than float error, the
+           package is not used, and a line says so. The hand-written result stays.
+  trial    With "auto", blocks of hand-written and compiled updates alternate, on batches of the run. The compiled
+           update must be faster by LEAST_GAIN in the median: of the CPU time of the learner's thread, or of the
+           wall-clock time if the learner has several threads.
+  settled  A line says the choice, and config.json keeps it for the next sessions.
 
-With several learners, on a device, and for agents whose `functional` is None there is only the hand-written way.
+With several learners, on a device, and for agents whose `functional` is None, there is only the hand-written update.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from numpy.typing import NDArray
 from relive.agents.agent import Agent, Items
 from relive.agents.functional import Functional
 from relive.train.learners.compiled_updates import Compiling, PackageRequest, compiler, load_packages
+from relive.train.parts import Part
 
 WORTH_S = 120.0
 LEAST_GAIN = 0.03
 _LOOK_S = 1.0
 _BLOCKS, _BLOCK = 6, 10
-_RELATIVE, _ABSOLUTE = 1e-2, 1e-4  # of what one update leaves
+_RELATIVE, _ABSOLUTE = 1e-2, 1e-4  # float error in the state after one update
 Priorities = NDArray[np.float64] | None
 
 
 class Maker(Protocol):
-    """What `Compiling` is seen as."""
+    """A process that compiles. See `Compiling`."""
 
     @property
     def ended(self) -> bool: ...
@@ -52,10 +53,16 @@ class Maker(Protocol):
 
 @final
 @dataclass(frozen=True)
-class WayOptions:
-    """chooses: by a trial; otherwise a package is used as soon as it is there, and asked for at once.
+class ChoiceOptions:
+    """Options of the choice.
 
-    say: told in a line for people. settled: told the way, "compiled" or "handwritten", once.
+    Attributes:
+        chooses: Choose by a trial. Else the package is compiled at once and used as soon as it is there.
+        say: Gets lines for people.
+        settled: Gets the choice, "compiled" or "handwritten", once.
+        worth_s: Seconds of learning before a package is compiled for a trial.
+        make: Starts a process that compiles.
+        load: Loads the packages.
     """
 
     chooses: bool
@@ -67,15 +74,16 @@ class WayOptions:
 
 
 @final
-class Ways:
-    """An agent's `update`, one way or the other. One thread; `stop` once, also after a failure.
+class UpdateChoice(Part):
+    """The `update` of an agent, hand-written or compiled. It is a Part of the run.
 
-    way: the one that is used from here on, None while that is open.
+    Attributes:
+        way: The choice, "compiled" or "handwritten"; None while it is open.
     """
 
-    def __init__(self, agent: Agent, functional: Functional, request: PackageRequest, options: WayOptions) -> None:
+    def __init__(self, agent: Agent, functional: Functional, request: PackageRequest, options: ChoiceOptions) -> None:
         self._agent, self._functional, self._request, self._options = agent, functional, request, options
-        # Of several threads CPU time says nothing, and a busy machine disturbs both ways alike.
+        # With several threads the CPU time of one says nothing. A busy machine slows both updates alike.
         self._clock = time.thread_time if request.num_threads == 1 else time.perf_counter
         self._began_s = self._looked_s = time.monotonic()
         self._maker: Maker | None = None
@@ -84,7 +92,7 @@ class Ways:
         self._num_timed = 0
         self.way: str | None = None
         if self._look():
-            self._looked_s = -math.inf  # the first update looks again, and takes them
+            self._looked_s = -math.inf  # the first update looks again, and uses the packages
 
     def update(self, batch: Items) -> Priorities:
         """See Agent."""
@@ -98,15 +106,15 @@ class Ways:
         return self._agent.update(batch)
 
     def stop(self) -> None:
-        """Ends a compiler that is still at it."""
+        """Ends a compiler that still runs."""
         if self._maker is not None:
             self._maker.stop()
             self._maker = None
 
-    # ---- until there is a package ----------------------------------------------------------------------------------
+    # ---- without a package -----------------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        """Whether the packages are there. Asks for them where it is time."""
+        """Returns whether the packages are there; has them compiled when it is time."""
         self._looked_s = time.monotonic()
         if self._request.is_there:
             self.stop()
@@ -116,21 +124,21 @@ class Ways:
                 self._ask()
         elif self._maker.ended:
             problem = self._maker.problem
-            self.stop()  # without a problem another process is at it: asked again, until it is done or gone
+            self.stop()  # without a problem another process compiles: try again, until it is done or gone
             if problem is not None:
                 self._settle("handwritten", f"could not be compiled: {problem}")
         return False
 
     def _ask(self) -> None:
         if compiler() is None:
-            self._settle("handwritten", "are not compiled: there is no g++ here (nor what $CXX names)")
+            self._settle("handwritten", "are not compiled: there is no g++ here, and no compiler that $CXX names")
             return
         try:
             self._maker = self._options.make(self._request)
         except OSError as problem:
             self._settle("handwritten", f"are not compiled: {problem}")
 
-    # ---- with one --------------------------------------------------------------------------------------------------
+    # ---- with a package --------------------------------------------------------------------------------------------
 
     def _call(self, name: str, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(self._steps[name](list(arguments)))
@@ -140,7 +148,7 @@ class Ways:
         return priorities
 
     def _checked(self, batch: Items) -> Priorities:
-        """One batch both ways, from the same state; the hand-written result stays."""
+        """Learns from one batch with both updates, from the same state. The hand-written result stays."""
         agent = self._agent
         before = agent.state_dict()
         try:
@@ -157,12 +165,13 @@ class Ways:
             name = _differing(compiled, agent.state_dict())
             if name is not None:
                 self._steps = {}
-                self._settle("handwritten", f"compiled give another {name}, and are not used")
+                self._settle("handwritten", f"are not compiled: the compiled update computes another {name}")
             elif not self._options.chooses:
-                self._settle("compiled", "are compiled from here on")
+                self._settle("compiled", "are compiled from now on")
         return priorities
 
     def _tried(self, batch: Items) -> Priorities:
+        """Learns from one batch of the trial; the last one settles the choice."""
         way = ("handwritten", "compiled")[self._num_timed // _BLOCK % 2]
         began_s = self._clock()
         priorities = self._compiled(batch) if way == "compiled" else self._agent.update(batch)
@@ -171,8 +180,8 @@ class Ways:
         if self._num_timed == 2 * _BLOCKS * _BLOCK:
             mine, compiled = (1e6 * float(np.median(self._times[way])) for way in ("handwritten", "compiled"))
             chosen = "compiled" if compiled < (1.0 - LEAST_GAIN) * mine else "handwritten"
-            told = "from here on" if chosen == "compiled" else "hand-written as before"
-            self._settle(chosen, f"take {mine:,.0f} us written by hand, {compiled:,.0f} compiled: {chosen} {told}")
+            told = "compiled from now on" if chosen == "compiled" else "hand-written as before"
+            self._settle(chosen, f"take {mine:,.0f} us hand-written and {compiled:,.0f} us compiled: they are {told}")
         return priorities
 
     def _settle(self, way: str, told: str) -> None:
@@ -182,7 +191,7 @@ class Ways:
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> str | None:
-    """The first value of a state that is another one by more than float error; None where there is none."""
+    """Returns the name of the first value that differs between two states by more than float error; None: no value."""
     for name, value in one.items():
         theirs = other[name]
         if isinstance(value, Mapping):

@@ -1,17 +1,26 @@
-"""How long this thread waited for a core: what Linux counts of it, so that a busy machine is told from slow work."""
+"""Measures how long a thread waited for a core, as Linux counts it: a busy machine does not look like slow work."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-_FILE = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds ready to run and waiting for one, turns
+_FILE = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds ready and without a core, time slices
 
 
 def waited_for_core_s(pid: int | None = None) -> float:
-    """Seconds, since it began, that this thread was ready to run and had no core: of another process its main thread.
+    """Returns the seconds, since its start, that a thread was ready to run and had no core.
 
-    0.0 where the system does not tell. A sleep, a lock or a device is not waiting for a core. Cost: about 15 us.
+    A sleep, a wait for a lock and a wait for a device do not count.
+
+    Args:
+        pid: A process, whose main thread is meant; None: the calling thread.
+
+    Returns:
+        Seconds; 0.0 if the system does not tell.
+
+    Cost:
+        About 15 us.
     """
     try:
         fields = Path(_FILE if pid is None else f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
@@ -21,5 +30,5 @@ def waited_for_core_s(pid: int | None = None) -> float:
 
 
 def working_clock() -> float:
-    """Seconds by the wall without those that this thread waited for a core: differences of it are what work takes."""
+    """Returns wall-clock seconds without the seconds that this thread waited for a core. Differences are work."""
     return time.perf_counter() - waited_for_core_s()

@@ -1,19 +1,19 @@
-"""Publication of the learner's parameters to its actors, through shared memory and never half-written.
+"""Publishes the learner's parameters to its actors through shared memory; readers never see a half-written version.
 
-The protocol. One publisher, any number of readers, no lock, nobody waits for anybody:
+Protocol, for one publisher and any number of readers. It has no lock and no waits:
 
   block   latest (int64), then two slots, each: version (int64), checksum (int64), the parameters (float32)
 
   P1  publish(n) writes the slot that `latest` does not name: version = 0 (the slot is not valid), the parameters,
       checksum = crc32 of the parameters continued over n, version = n.
-  P2  only then `latest = n`. Slot of version n: n mod 2. Versions start at 1; 0 means nothing was published.
-  R1  a reader takes n = latest, and from slot n mod 2: version, a copy of the parameters, checksum, version again.
-  R2  the copy counts only if both versions are n and the checksum of the *copy* continued over n is the stored one.
-      Else the reader starts again at R1: the publisher went round twice meanwhile.
+  P2  Only then it writes `latest = n`. The slot of version n is n mod 2. Versions start at 1; 0: nothing is published.
+  R1  A reader takes n = latest, and from slot n mod 2: version, a copy of the parameters, checksum, version again.
+  R2  The copy counts only if both versions are n and the checksum of the *copy* continued over n is the stored one.
+      Else the reader starts again at R1: the publisher has written this slot again since.
 
-A publisher killed at any instruction leaves the slot that `latest` names whole (it was writing the other one), so
-readers go on with the last complete version. The checksum makes the answer independent of the order in which a
-processor lets stores be seen: a copy that passes is the one that was published. 2 GB/s or so for each side.
+A publisher that is killed at any instruction was writing the slot that `latest` does not name. The other slot is whole,
+and readers go on with it. The checksum makes the check independent of the order in which a processor shows stores to
+other cores: a copy that passes is the version that was published. Each side copies about 2 GB/s.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class ParameterLayout:
 
     @classmethod
     def of(cls, parameters: Mapping[str, NDArray[np.float32]]) -> ParameterLayout:
-        """The layout of these parameters."""
+        """Returns the layout of these parameters."""
         return cls(tuple((name, tuple(value.shape)) for name, value in parameters.items()))
 
     @property
     def num_values(self) -> int:
-        """float32 values in all."""
+        """Number of float32 values."""
         return sum(math.prod(shape) for _, shape in self.shapes)
 
     def flatten(self, parameters: Mapping[str, NDArray[np.float32]], out: NDArray[np.float32]) -> None:
@@ -62,7 +62,7 @@ class ParameterLayout:
             start += value.size
 
     def split(self, values: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """The parameters as views of values [num_values]."""
+        """Returns the parameters as views of values [num_values]."""
         parameters, start = {}, 0
         for name, shape in self.shapes:
             size = math.prod(shape)
@@ -73,7 +73,7 @@ class ParameterLayout:
 
 @final
 class _Slots:
-    """The block's words as numpy views."""
+    """The words of the block as numpy views."""
 
     def __init__(self, block: SharedBlock, num_values: int) -> None:
         self.latest = block.array(np.int64, (1,))
@@ -90,34 +90,38 @@ def _slot_bytes(num_values: int) -> int:
 
 
 def checksum(values: NDArray[np.float32], version: int) -> int:
-    """crc32 of the values continued over the version."""
+    """Returns the crc32 of the values, continued over the version."""
     return zlib.crc32(version.to_bytes(8, "little"), zlib.crc32(values.data))
 
 
 class NewerParameters(Protocol):
-    """Where an actor finds what to act with."""
+    """Gives an actor the parameters that it acts with."""
 
     @property
     def version(self) -> int:
-        """Of the parameters that the last poll gave; 0 before."""
+        """Version of the parameters of the last poll; 0 before the first."""
         ...
 
     def poll(self) -> dict[str, NDArray[np.float32]] | None:
-        """Parameters newer than those of the last poll, None where there are none; never waits."""
+        """Returns parameters that are newer than those of the last poll; None if there are none. It never waits."""
         ...
 
 
 class ParameterSource(Protocol):
-    """What hands them out."""
+    """Gives readers of its parameters."""
 
     def reader(self) -> NewerParameters:
-        """A reader with a memory of its own."""
+        """Returns a reader that remembers by itself which version it has read."""
         ...
 
 
 @final
 class ParameterBoard:
-    """The publisher's side; pickles into a child process, where `reader()` is its use."""
+    """The publisher's side. It can be pickled into a child process, which may call `reader()` alone.
+
+    Attributes:
+        version: Version of the last publication.
+    """
 
     def __init__(self, layout: ParameterLayout, *, first_version: int = 0) -> None:
         self._layout = layout
@@ -134,7 +138,7 @@ class ParameterBoard:
         self._slots = None  # a child reads only
 
     def publish(self, parameters: Mapping[str, NDArray[np.float32]]) -> int:
-        """Publishes the parameters and returns their version, one more than the last."""
+        """Publishes the parameters. Returns their version, one more than that of the last publication."""
         slots = self._slots
         if slots is None:
             raise InvalidConfig(
@@ -152,18 +156,23 @@ class ParameterBoard:
         return version
 
     def reader(self) -> ParameterReader:
-        """A reader of this board, with a memory of its own."""
+        """Returns a reader of this board."""
         return ParameterReader(self._block, self._layout)
 
     def close(self) -> None:
-        """Ends this process's use of the board."""
+        """Ends the use of the board by this process."""
         self._slots = None
         self._block.close()
 
 
 @final
 class ParameterReader:
-    """A reader's side: one thread of one process."""
+    """A reader's side: one thread of one process.
+
+    Attributes:
+        version: Version of the parameters of the last poll; 0 before the first.
+        num_retries: Copies that the publisher overtook.
+    """
 
     def __init__(self, block: SharedBlock, layout: ParameterLayout) -> None:
         self._layout = layout
@@ -172,9 +181,9 @@ class ParameterReader:
         self.num_retries = 0
 
     def poll(self) -> dict[str, NDArray[np.float32]] | None:
-        """Parameters newer than those of the last poll, of the caller's own; None where there are none.
+        """Returns parameters that are newer than those of the last poll, as a copy; None if there are none.
 
-        Never blocks: after 16 copies that the publisher overtook it gives up until the next poll.
+        It never blocks: after 16 copies that the publisher overtook it returns None until the next poll.
         """
         slots = self._slots
         for _ in range(_MAX_ROUNDS):

@@ -1,7 +1,7 @@
-"""Anonymous memory that a process shares with the processes it starts.
+"""Shares anonymous memory between a process and the processes that it starts.
 
-It has no name: nothing appears under /dev/shm or anywhere else, and the kernel frees it with the last process that
-maps it, however that one dies. It travels to a child in the arguments of a multiprocessing.Process (spawn or fork).
+The memory has no name: it is neither under /dev/shm nor anywhere else, and the kernel frees it with the last process
+that maps it, however that process ends. It travels to a child in the arguments of a multiprocessing.Process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 @final
 class SharedBlock:
-    """`num_bytes` of zeros, shared. Views are taken with `array` and must be dropped before `close`."""
+    """`num_bytes` of shared memory, zeros at first. `array` gives views of it; drop them before `close`."""
 
     def __init__(self, num_bytes: int) -> None:
         fd = _anonymous_file()
@@ -31,12 +31,12 @@ class SharedBlock:
         self._memory = mmap.mmap(fd, num_bytes)
 
     def array(self, dtype: DTypeLike, shape: tuple[int, ...], offset: int = 0) -> NDArray[Any]:
-        """A writable view from byte `offset`."""
-        # By way of frombuffer, which keeps close() from unmapping it; np.ndarray by itself would not.
+        """Returns a writable view that begins at byte `offset`."""
+        # frombuffer counts as a user of the memory, so that close() cannot unmap it; np.ndarray alone does not.
         return np.ndarray(shape, dtype, np.frombuffer(self._memory, np.uint8), offset)
 
     def close(self) -> None:
-        """Unmaps it here. Views still alive keep the mapping until they go."""
+        """Unmaps the memory in this process. Views that are still alive keep it mapped."""
         if self._fd < 0:
             return
         os.close(self._fd)
@@ -44,10 +44,10 @@ class SharedBlock:
         try:
             self._memory.close()
         except BufferError:
-            pass  # a view is alive: the mapping goes with it
+            pass  # a view is alive: the memory is unmapped with it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Works only while a Process is being started, which is the one way a descriptor reaches a child.
+        # It works only during the start of a Process, which alone passes descriptors to a child.
         return _restore, (reduction.DupFd(self._fd), self.num_bytes)
 
 

@@ -1,10 +1,11 @@
-"""Who spends its time on what: counters around the parts of a process, in shared memory. All processes import this.
+"""Measures the time that the parts of a process take, with counters in shared memory. All processes import this.
 
-A stopwatch charges every moment of its process to one part. Parts nest: what a call inside takes is charged to the
-inner part alone, so shares add up to one, and what nobody named is "other". `Watch` puts it around the methods of an
-object; where a run is not profiled the object itself is handed on, and nothing is called that would not be called.
-Seconds are those of the wall, and of these those that its thread was on a core: in the others it waited, for a lock,
-for a core, or for threads that work for it.
+- A stopwatch charges every moment of its process to one part. Parts nest: the time of an inner call is charged to the
+  inner part alone. So shares add up to one; time outside of all parts is "other".
+- `Watch` puts a stopwatch around methods of an object. In a run without a profile it returns the object itself, and
+  no call is added.
+- Two clocks run: the wall clock, and the time that the thread was on a core. The rest of the wall-clock time the
+  thread waited: for a lock, for a core, or for threads that work for it.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ PARTS = (
     "wait",
     "other",
 )
-STORAGE = ("insert", "sample", "gather", "priorities")  # what the table does; "wait" is what it is told to do
+STORAGE = ("insert", "sample", "gather", "priorities")  # the work of the table; its limiter's waits are "wait"
 _NUMBER = {part: number for number, part in enumerate(PARTS)}
-LEARNER, ACTOR, SERVER, INFERENCE = "learner", "actor", "server", "inference"  # processes of a run; some are numbered
+LEARNER, ACTOR, SERVER, INFERENCE = "learner", "actor", "server", "inference"  # processes of a run, or their first word
 AGENT_PARTS = {
     "update": "update",
     "apply": "update",
@@ -55,7 +56,13 @@ Clock = Callable[[], float]
 @final
 @dataclass(frozen=True)
 class Counts:
-    """Of one process, by part: [len(PARTS)] each. seconds: by the wall; core_s: of these, its thread on a core."""
+    """The counters of one process, by part.
+
+    Attributes:
+        seconds: Wall-clock seconds [len(PARTS)].
+        core_s: The part of these seconds that the thread was on a core [len(PARTS)].
+        calls: Calls [len(PARTS)].
+    """
 
     seconds: NDArray[np.float64]
     core_s: NDArray[np.float64]
@@ -64,31 +71,31 @@ class Counts:
 
 @final
 class Stopwatch:
-    """The time of one process, for one thread. Cost of a call: four looks at clocks and some sums, about 4 us."""
+    """Charges the time of one thread to parts. Cost: a timed call reads clocks four times, about 4 us."""
 
     def __init__(self, counts: Counts, clock: Clock = time.perf_counter, core_clock: Clock = time.thread_time) -> None:
-        """counts: counted on from what they hold."""
+        """counts: the counters, which count on from their values."""
         self._counts = counts
         self._clock, self._core_clock = clock, core_clock
         self._part = _NUMBER["other"]
         self._since, self._core_since = clock(), core_clock()
 
     def timed(self, part: str, function: Callable[..., T]) -> Callable[..., T]:
-        """The function, charged to `part` while it runs, however it ends."""
+        """Returns the function with its time charged to `part`, also if it raises."""
         number = _NUMBER[part]
 
         def call(*arguments: Any, **named: Any) -> T:
-            outer = self._turn_to(number)
+            outer = self._switch_to(number)
             self._counts.calls[number] += 1
             try:
                 return function(*arguments, **named)
             finally:
-                self._turn_to(outer)
+                self._switch_to(outer)
 
         return call
 
-    def _turn_to(self, part: int) -> int:
-        """Charges what passed to the part under way, which it returns, and goes on with another."""
+    def _switch_to(self, part: int) -> int:
+        """Charges the time since the last switch to the current part, which is returned, and goes on with another."""
         now, core_now = self._clock(), self._core_clock()
         self._counts.seconds[self._part] += now - self._since
         self._counts.core_s[self._part] += core_now - self._core_since
@@ -97,11 +104,11 @@ class Stopwatch:
         return before
 
     def look(self) -> None:
-        """Charges what passed until now."""
-        self._turn_to(self._part)
+        """Charges the time until now."""
+        self._switch_to(self._part)
 
     def move(self, sources: Sequence[str], target: str, seconds: float) -> None:
-        """Charges so many seconds of `sources`, at most all that they were not on a core, to `target`."""
+        """Moves seconds from `sources` to `target`, at most those that the thread was not on a core."""
         counts = self._counts
         for source in map(_NUMBER.__getitem__, sources):
             moved = min(seconds, max(0.0, float(counts.seconds[source] - counts.core_s[source])))
@@ -111,25 +118,25 @@ class Stopwatch:
 
 
 def actor_name(number: int) -> str:
-    """Of the process of an actor."""
+    """Returns the name of the process of an actor."""
     return f"{ACTOR} {number}"
 
 
 def learner_name(number: int) -> str:
-    """Of the process of one of several learners."""
+    """Returns the name of the process of one of several learners."""
     return f"{LEARNER} {number}"
 
 
 @final
 class ProfileBoard:
-    """The counts of a run's processes, a row each, by name. It pickles into a child process."""
+    """The counters of the processes of a run, a row for each name. It can be pickled into a child process."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self._block = SharedBlock(3 * 8 * len(self.names) * len(PARTS))
 
     def counts(self, name: str) -> Counts:
-        """Of the process of this name, which alone may count; anybody may read."""
+        """Returns the counters of the process of this name. That process alone writes them; all may read them."""
         size, row = len(PARTS), self.names.index(name)
         starts = [8 * size * (3 * row + number) for number in range(3)]
         return Counts(
@@ -139,7 +146,7 @@ class ProfileBoard:
         )
 
     def close(self) -> None:
-        """Ends this process's use of the board; nothing is counted after it."""
+        """Ends the use of the board by this process; nothing is counted after it."""
         self._block.close()
 
 
@@ -147,12 +154,12 @@ class Timed(Protocol):
     """Puts a stopwatch around a function."""
 
     def __call__(self, part: str, function: F, /) -> F:
-        """The function, charged to `part`; the function itself where nothing is profiled."""
+        """Returns the function with its time charged to `part`; without a profile the function itself."""
         ...
 
 
-def timed_by_nobody(part: str, function: F, /) -> F:
-    """The function itself."""
+def untimed(part: str, function: F, /) -> F:
+    """Returns the function itself. See Timed."""
     return function
 
 
@@ -160,12 +167,12 @@ class Watch(Protocol):
     """Puts a stopwatch around methods of an object."""
 
     def __call__(self, thing: T, parts: Mapping[str, str], /) -> T:
-        """The object, with {method: part} timed; the object itself where nothing is profiled."""
+        """Returns the object with its methods timed, {method: part}; without a profile the object itself."""
         ...
 
 
 def watch_with(stopwatch: Stopwatch | None) -> Watch:
-    """How a process watches its objects. None: it does not."""
+    """Returns the watch of a process that counts with this stopwatch; None: the process is not profiled."""
 
     def watch(thing: T, parts: Mapping[str, str], /) -> T:
         return thing if stopwatch is None else cast(T, _Watched(thing, stopwatch, parts))
@@ -174,18 +181,18 @@ def watch_with(stopwatch: Stopwatch | None) -> Watch:
 
 
 def stopwatch_of(profile: ProfileBoard | None, name: str) -> Stopwatch | None:
-    """What the process of this name counts with; None where nothing is profiled. After a restart it counts on."""
+    """Returns the stopwatch of the process of this name, which counts on after a restart; None without a profile."""
     return None if profile is None else Stopwatch(profile.counts(name))
 
 
 def timed_with(stopwatch: Stopwatch | None, part: str, function: F) -> F:
-    """The function, charged to `part`; the function itself where there is no stopwatch."""
+    """Returns the function with its time charged to `part`; without a stopwatch the function itself."""
     return function if stopwatch is None else cast(F, stopwatch.timed(part, function))
 
 
 @final
 class _Watched:
-    """Another object: some of its methods are timed, some are replaced, everything else is its own."""
+    """Stands for another object: some methods are timed, some are replaced, all others are those of the object."""
 
     def __init__(
         self,
@@ -221,7 +228,7 @@ class _WatchedBatches:
 
 @final
 class _Reads:
-    """Draws and gathers one after the other, so that each is seen for itself."""
+    """Draws and gathers in two calls, so that each is timed by itself."""
 
     def __init__(self, table: Table, stopwatch: Stopwatch) -> None:
         self._table, self._stopwatch = table, stopwatch
@@ -230,7 +237,7 @@ class _Reads:
         self._draw_and_gather = stopwatch.timed("gather", table.sample)
 
     def sample(self, num_items: int, *, columns: Sequence[str], timeout_s: float) -> Batch:
-        """See Table. What was evicted between the draw and the gather is drawn once more, in one call."""
+        """See Table. If items are evicted between the draw and the gather, the batch is drawn again, in one call."""
         batch = self._gather(self._draw(num_items, timeout_s=timeout_s), columns=columns)
         if batch.present is None or batch.present.all():
             return batch
@@ -238,13 +245,13 @@ class _Reads:
 
     @contextmanager
     def batches(self, *arguments: Any, **options: Any) -> Iterator[Iterator[Batch]]:
-        """See Table. What next() takes is "gather": its thread draws and gathers behind the learner's back."""
+        """See Table. The time of next() is "gather": a thread of the batches draws and gathers ahead."""
         with self._table.batches(*arguments, **options) as batches:
             yield cast(Iterator[Batch], _WatchedBatches(batches, self._stopwatch))
 
 
 def watched_table(table: Table, stopwatch: Stopwatch | None) -> Table:
-    """A table as a learner sees it, every call that a learner makes timed; the table itself without a stopwatch."""
+    """Returns the table with every call timed that a learner makes; without a stopwatch the table itself."""
     if stopwatch is None:
         return table
     parts = {"update_priorities": "priorities", "set_policy_version": "parameters", "stats": "report"}

@@ -1,11 +1,12 @@
-"""Measures what the parts of a run cost on this machine: the numbers of `relive.train.tuning.throughput`.
+"""Measures the costs of the parts of a run on this machine: the numbers of `relive.train.tuning.throughput`.
 
-They are measured with the real things: an actor process (`Acting`, its own table lanes) over a shared table, the agent
-of the run, its parameters published to the actor's board, a group of two learners. Each round measures every part for
-a moment, one after the other, alone, then acting and learning at once, and in turns in this process, as runs of one
-process take them: caches and the interpreter are colder then than where one part follows itself. So a machine that
-grows slower for a while does so for all of them; what is kept is the median over the rounds. Times are those of the
-wall without what a thread waited for a core: with other programmes on the machine they are still those of this work.
+- The parts are real ones: an actor process (`Acting`, with lanes of its own) on a shared table, the agent of the run,
+  a board with its parameters, a group of two learners.
+- Each round measures every part for a moment: each part alone, one after another; then acting and learning at once;
+  then acting and learning alternately in this process, as runs of one process do. There the caches and the
+  interpreter are colder than where a part follows itself.
+- The median over the rounds is kept. If the machine is slower for a while, it is slower for all parts of a round.
+- Times are wall-clock times without the waits for a core, so that other programmes on the machine do not count.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from relive.train.learners.numerics import learner_numerics
 from relive.train.memory.core_waits import waited_for_core_s, working_clock
 from relive.train.memory.parameters import ParameterBoard, ParameterLayout
 from relive.train.setup import chosen_device, learner_threads
-from relive.train.tuning.in_turns import InTurns
+from relive.train.tuning.one_process import OneProcess
 from relive.train.tuning.probe import PARTS
 from relive.train.tuning.probing import ANSWER_S, Probe
 from relive.train.tuning.throughput import Costs, Curve
 
 _CAPACITY = 50_000
-_ACT_S, _LEARN_S, _TURNS_S, _BOTH_S = 0.1, 0.15, 0.15, 0.4  # of a round, by the wall
+_ACT_S, _LEARN_S, _ALTERNATE_S, _BOTH_S = 0.1, 0.15, 0.15, 0.4  # wall-clock time of each measurement in a round
 _LEAST_ROUNDS = 3
 _PUBLICATIONS, _ADDITIONS = 5, 20
 
@@ -46,7 +47,13 @@ _PUBLICATIONS, _ADDITIONS = 5, 20
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: environments of an actor, batches of the run, and whether two learners of one update are."""
+    """The sizes that are measured.
+
+    Attributes:
+        num_envs: Numbers of environments of an actor.
+        batch_sizes: Batch sizes, that of the run first.
+        learners_too: Measure two learners that share an update as well.
+    """
 
     num_envs: tuple[int, ...]
     batch_sizes: tuple[int, ...]
@@ -54,18 +61,18 @@ class Sizes:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Rows of an update: whole batches, and the halves that two learners have."""
+        """Rows of an update: whole batches, and the halves of two learners."""
         halves = {size // 2 for size in self.batch_sizes if size % 2 == 0 and self.learners_too}
         return tuple(sorted({*self.batch_sizes, *halves}))
 
 
-Reading = tuple[str, int]  # what, of which size
+Reading = tuple[str, int]  # name of the part, size
 
 
 @final
 @dataclass
 class _Readings:
-    """Seconds by what was measured, a value a round."""
+    """Seconds of each part and size, one value a round."""
 
     values: dict[Reading, list[float]] = field(default_factory=dict)
 
@@ -80,27 +87,48 @@ class _Readings:
         return tuple((size, self.median(what, size)) for size in sizes)
 
     def spread(self) -> float:
-        """The median of the interquartile ranges, as shares of the medians."""
+        """Returns the median of the interquartile ranges, as shares of the medians."""
         ranges = []
         for (what, _), values in self.values.items():
-            if what in ("turn", "sample", "update"):
+            if what in ("step", "sample", "update"):
                 low, middle, high = np.percentile(values, (25, 50, 75))
                 ranges.append((high - low) / middle)
         return float(np.median(ranges))
 
 
 def calibrate(
-    config: TrainConfig, sizes: Sizes, budget_s: float, say: Callable[[str], None] = lambda line: None
+    config: TrainConfig,
+    sizes: Sizes,
+    budget_s: float,
+    say: Callable[[str], None] = lambda line: None,
+    spaces: Spaces | None = None,
 ) -> Costs:
-    """The costs of the parts of this run, in about budget_s seconds: three rounds at least, whatever they take.
+    """Measures the costs of the parts of this run.
 
-    It starts an actor process, and, with sizes.learners_too, a learner process; both have ended when it returns or
-    raises. say: told in lines for people how far it is. Raises InvalidConfig where the agent cannot act in the
-    environment, EnvironmentRaised where that raises, ActorsKeepDying where the actor dies or does not answer.
+    It starts an actor process and, with sizes.learners_too, a learner process. Both have ended when it returns or
+    raises an error.
+
+    Args:
+        config: Options of the run.
+        sizes: The sizes that are measured.
+        budget_s: About as many seconds as it takes; three rounds are measured in any case.
+        say: Gets lines for people.
+        spaces: Spaces of the environment; None: they are described here.
+
+    Returns:
+        The costs.
+
+    Raises:
+        InvalidConfig: The agent cannot act in the environment.
+        EnvironmentRaised: The environment raised an error.
+        ActorsKeepDying: The actor died or does not answer.
     """
     began_s = time.monotonic()
-    with learner_numerics(learner_threads(config)), _Rig(config, sizes) as rig:
-        say(f"an actor process {'and a second learner run' if sizes.learners_too else 'runs'} beside this one")
+    with (
+        learner_numerics(learner_threads(config)),
+        _Rig(config, sizes, spaces or describe(config.environment.env_id)) as rig,
+    ):
+        say(f"started an actor process{' and a second learner' if sizes.learners_too else ''} to measure them")
         readings, num_rounds, since_s = _Readings(), 0, time.monotonic()
         while num_rounds < _LEAST_ROUNDS or time.monotonic() - began_s < budget_s:
             rig.round(readings)
@@ -108,17 +136,17 @@ def calibrate(
             a_round_s = (time.monotonic() - since_s) / num_rounds
             if num_rounds >= _LEAST_ROUNDS and time.monotonic() - began_s + a_round_s > budget_s:
                 break
-        say(f"{num_rounds} rounds of {a_round_s:.1f} s measured")
+        say(f"measured {num_rounds} rounds of {a_round_s:.1f} s")
         return rig.costs(readings)
 
 
 @final
 class _Rig(ExitStack):
-    """What is measured, made and filled; everything ends with the `with`."""
+    """The parts that are measured, made and filled. Everything ends with the `with` block."""
 
-    def __init__(self, config: TrainConfig, sizes: Sizes) -> None:
+    def __init__(self, config: TrainConfig, sizes: Sizes, spaces: Spaces) -> None:
         super().__init__()
-        self._config, self._sizes = config, sizes
+        self._config, self._sizes, self._spaces = config, sizes, spaces
         self._device = chosen_device(config.device)
 
     def __enter__(self) -> _Rig:
@@ -131,8 +159,7 @@ class _Rig(ExitStack):
         return self
 
     def _make(self) -> None:
-        config, sizes = self._config, self._sizes
-        spaces = describe(config.environment.env_id)
+        config, sizes, spaces = self._config, self._sizes, self._spaces
         self._agents = {rows: self._agent_of(spaces, rows) for rows in sizes.rows}
         agent = self._agents[sizes.batch_sizes[0]]
         self._table = self.enter_context(self._table_for(agent))
@@ -145,7 +172,7 @@ class _Rig(ExitStack):
         wanted = min(self._table.capacity // 2, max(1_000, 2 * max(sizes.batch_sizes)))
         while len(self._table) < wanted:
             self._probe.act(max(sizes.num_envs), _ACT_S)
-        self._in_turns = self.enter_context(InTurns(config, sizes.num_envs, agent, self._table, self._board))
+        self._one_process = self.enter_context(OneProcess(config, sizes.num_envs, agent, self._table, self._board))
         self._gradients, size = _gradients_of(self._agent_of(spaces, sizes.rows[0]), self._drawn(sizes.rows[0]))
         self._rows = np.zeros((2, size), np.float32)
         self._group: LearnerGroup | None = None
@@ -156,7 +183,7 @@ class _Rig(ExitStack):
             self._group = LearnerGroup(self._agent_of(spaces, whole // 2), its, spaces, options)
             self.callback(self._group.stop)
         for rows, one in self._agents.items():
-            one.update(self._drawn(rows))  # what is made at the first call
+            one.update(self._drawn(rows))  # the first call makes buffers: it is not measured
         if self._group is not None:
             self._group.update(self._drawn(whole))
 
@@ -184,44 +211,45 @@ class _Rig(ExitStack):
     # ---- a round ---------------------------------------------------------------------------------------------------
 
     def round(self, readings: _Readings) -> None:
-        """Every part for a moment."""
+        """Measures every part for a moment."""
         sizes = self._sizes
         for num_envs in sizes.num_envs:
-            self._read_turns(readings, num_envs)
+            self._read_steps(readings, num_envs)
         for rows in sizes.rows:
             sample_s, update_s = self._learn(rows, _LEARN_S)
             readings.add("update", rows, update_s)
             if rows in sizes.batch_sizes:
                 readings.add("sample", rows, sample_s)
         for num_envs in sizes.num_envs:
-            self._read_in_turns(readings, num_envs)
+            self._read_one_process(readings, num_envs)
         self._read_publication(readings)
         self._read_both(readings)
         if self._group is not None:
             self._read_group(readings, self._group)
 
-    def _read_turns(self, readings: _Readings, num_envs: int) -> None:
-        readings.add("turn", num_envs, self._probe.act(num_envs, _ACT_S))
+    def _read_steps(self, readings: _Readings, num_envs: int) -> None:
+        readings.add("step", num_envs, self._probe.act(num_envs, _ACT_S))
         for part, share in self._probe.look(num_envs, _ACT_S / 2).items():
             readings.add(part, num_envs, share)
 
-    def _read_in_turns(self, readings: _Readings, num_envs: int) -> None:
-        """How much longer a draw and its update take between turns than by themselves, moments ago."""
+    def _read_one_process(self, readings: _Readings, num_envs: int) -> None:
+        """Reads how much longer a draw and its update take between steps of the actor than alone, moments ago."""
         rows = self._sizes.batch_sizes[0]
-        turn_s, learnt_s = self._in_turns.take(num_envs, _TURNS_S, partial(self._update, rows), self._wait_for_device)
+        learn = partial(self._update, rows)
+        step_s, learnt_s = self._one_process.take(num_envs, _ALTERNATE_S, learn, self._wait_for_device)
         alone_s = readings.values["sample", rows][-1] + readings.values["update", rows][-1]
-        readings.add("turn here", num_envs, turn_s)
+        readings.add("step here", num_envs, step_s)
         readings.add("slow here", num_envs, learnt_s / alone_s)
 
     def _update(self, rows: int) -> None:
-        """One draw and one update, as a learner makes them."""
+        """Makes one draw and one update, as a learner does."""
         batch = self._drawn(rows)
         priorities = self._agents[rows].update(batch)
         if priorities is not None:
             self._table.update_priorities(batch.item_keys, priorities)
 
     def _learn(self, rows: int, seconds: float) -> tuple[float, float]:
-        """Seconds of one draw and of one update, over as long; three updates at least."""
+        """Returns the seconds of one draw and of one update, measured for so long, over three updates at least."""
         agent, drawn_s, num_updates = self._agents[rows], 0.0, 0
         clock = time.perf_counter
         began_s, worked_s = clock(), working_clock()
@@ -256,15 +284,15 @@ class _Rig(ExitStack):
         readings.add("add", 0, (working_clock() - began_s) / _ADDITIONS)
 
     def _read_both(self, readings: _Readings) -> None:
-        """How much longer a turn and an update take while both run, beside the same alone before and after."""
+        """Reads how much longer a step and an update take while both run than each alone, before and after."""
         num_envs, rows = self._middle_envs, self._sizes.batch_sizes[0]
-        turn_s, learnt_s = [self._probe.act(num_envs, _BOTH_S / 2)], [sum(self._learn(rows, _BOTH_S / 2))]
+        step_s, learnt_s = [self._probe.act(num_envs, _BOTH_S / 2)], [sum(self._learn(rows, _BOTH_S / 2))]
         self._probe.begin("act", num_envs, _BOTH_S)
         both_learnt_s = sum(self._learn(rows, _BOTH_S))
-        both_turn_s = self._probe.answer()
-        turn_s.append(self._probe.act(num_envs, _BOTH_S / 2))
+        both_step_s = self._probe.answer()
+        step_s.append(self._probe.act(num_envs, _BOTH_S / 2))
         learnt_s.append(sum(self._learn(rows, _BOTH_S / 2)))
-        readings.add("slow acting", 0, both_turn_s / float(np.mean(turn_s)))
+        readings.add("slow acting", 0, both_step_s / float(np.mean(step_s)))
         readings.add("slow learning", 0, both_learnt_s / float(np.mean(learnt_s)))
 
     @property
@@ -277,7 +305,7 @@ class _Rig(ExitStack):
             batch = self._drawn(whole)
             waited_s, began_s = self._waited(group), time.perf_counter()
             group.update(batch)
-            # They wait for each other: what one of them waited for a core, all did.
+            # The learners wait for each other: the longest wait for a core delays all of them.
             waited_s = [after - before for before, after in zip(waited_s, self._waited(group), strict=True)]
             took_s += time.perf_counter() - began_s - max(waited_s)
             num_updates += 1
@@ -287,14 +315,14 @@ class _Rig(ExitStack):
     def _waited(group: LearnerGroup) -> list[float]:
         return [waited_for_core_s(), *(waited_for_core_s(pid) for pid in group.pids)]
 
-    # ---- what it comes to ------------------------------------------------------------------------------------------
+    # ---- the result ------------------------------------------------------------------------------------------------
 
     def costs(self, readings: _Readings) -> Costs:
-        """The medians."""
+        """Returns the medians."""
         slow_acting, slow_learning = (max(1.0, readings.median(f"slow {side}")) for side in ("acting", "learning"))
         sync_s, whole = None, self._sizes.batch_sizes[0]
         if self._group is not None:
-            # The learners slow each other down as an actor does: that much is crowding's, the rest are the waits.
+            # The learners slow each other down as an actor does: that part is crowding. The rest are waits.
             waits_s = readings.median("group", whole) / slow_learning - readings.median("update", whole // 2)
             sync_s = max(0.0, waits_s / self._gradients - readings.median("add"))
         parts: dict[int, Mapping[str, float]] = {
@@ -302,8 +330,8 @@ class _Rig(ExitStack):
         }
         return Costs(
             cores=len(os.sched_getaffinity(0)),
-            turns=readings.curve("turn"),
-            turns_here=readings.curve("turn here"),
+            turns=readings.curve("step"),
+            turns_here=readings.curve("step here"),
             slow_here=tuple((size, max(1.0, times)) for size, times in readings.curve("slow here")),
             parts=parts,
             samples=readings.curve("sample"),
@@ -320,9 +348,9 @@ class _Rig(ExitStack):
 
 
 def _gradients_of(agent: Agent, batch: Any, num_updates: int = 4) -> tuple[float, int]:
-    """Gradients that learners would meet at in one update of this agent, and their numbers each, on average.
+    """Returns the gradients that learners would combine in one update, and the values of each, on average.
 
-    The agent is used up.
+    The agent cannot be used after the call.
     """
     counter = _Counter()
     agent.join(counter)
@@ -333,7 +361,7 @@ def _gradients_of(agent: Agent, batch: Any, num_updates: int = 4) -> tuple[float
 
 @final
 class _Counter:
-    """`Replicas` of one learner that counts."""
+    """The `Replicas` of one learner. It counts gradients."""
 
     number, count = 0, 1
 
@@ -341,6 +369,6 @@ class _Counter:
         self.num_gradients = self.num_values = 0
 
     def combine(self, gradients: Any) -> None:
-        """See Replicas: the mean over one is what it is."""
+        """See Replicas. The mean over one learner is its own gradient."""
         self.num_gradients += 1
         self.num_values += len(gradients)

@@ -1,79 +1,79 @@
-"""The actor process of a calibration, seen from the process that calibrates: asked for one thing at a time."""
+"""Asks the actor process of a calibration for measurements, one at a time."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Sequence
 from typing import Any, final
 
 from relive import Table
 from relive.agents.agent import Agent
+from relive.train.child import END_S, Child, end_all
 from relive.train.config import TrainConfig
 from relive.train.errors import ActorsKeepDying, EnvironmentRaised
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
-from relive.train.processes import one_thread_for_numerics, signals_held_back
 from relive.train.tuning.probe import ProbeTask, run_probe
 
-ANSWER_S = 60.0  # an environment that takes longer over one step is not measured
+ANSWER_S = 60.0  # an environment with a longer step is not measured
 _START_S = 300.0
-FAR_ON = 10**9  # environment steps: actors no longer act at random
+MANY_STEPS = 10**9  # environment steps after which actors no longer act at random
 
 
 @final
 class Probe:
-    """The parent's side of the actor process; one call at a time, each within a deadline."""
+    """The actor process, seen from its parent. One call at a time, each with a deadline."""
 
     def __init__(
         self, config: TrainConfig, num_envs: Sequence[int], agent: Agent, table: Table, board: ParameterBoard
     ) -> None:
-        self._scoreboard = Scoreboard(1, steps_before=FAR_ON)
-        context = multiprocessing.get_context("spawn")
-        self._pipe, self._its = context.Pipe()
+        self._scoreboard = Scoreboard(1, steps_before=MANY_STEPS)
+        self._child = Child("relive-tune-actor", run_probe, one_thread=True)
         name = str(table.path or "").rpartition("/")[2].removeprefix("relive-")
-        task = ProbeTask(
-            os.getpid(), name, config.environment, tuple(num_envs), agent.policy(), board, self._scoreboard, self._its
+        self._task = ProbeTask(
+            name,
+            config.environment,
+            tuple(num_envs),
+            agent.policy(),
+            board,
+            self._scoreboard,
+            self._child.open_pipe(),
         )
-        self._process = context.Process(target=run_probe, args=(task,), name="relive-tune-actor", daemon=True)
 
     def start(self) -> None:
-        """Starts it and waits until its environments are made."""
-        with signals_held_back(), one_thread_for_numerics():
-            self._process.start()
-        self._its.close()  # or its end would never be heard
+        """Starts the process and waits until its environments are made."""
+        self._child.start(self._task)
         self._hear(_START_S)
 
     def begin(self, what: str, num_envs: int, seconds: float) -> None:
-        """Has it act for as long; `answer` says what came of it."""
+        """Sends a request; `answer` waits for its result."""
         try:
-            self._pipe.send((what, num_envs, seconds))
+            self._child.pipe.send((what, num_envs, seconds))
         except (BrokenPipeError, ConnectionResetError):
             self._fail()
 
     def answer(self) -> Any:
-        """What it found: seconds of a turn, or of taking parameters; shares of the parts of a turn."""
+        """Returns the answer: seconds of a step or of reading parameters, or the shares of the parts of a step."""
         return self._hear(ANSWER_S)
 
     def act(self, num_envs: int, seconds: float) -> float:
-        """Seconds of one turn, over as long."""
+        """Returns the seconds of one step, measured for so long."""
         self.begin("act", num_envs, seconds)
         return float(self.answer())
 
     def look(self, num_envs: int, seconds: float) -> dict[str, float]:
-        """The shares of a turn's parts."""
+        """Returns the shares of the parts of a step."""
         self.begin("look", num_envs, seconds)
         return dict(self.answer())
 
     def take(self) -> float:
-        """Seconds of taking the newest parameters over."""
+        """Returns the seconds of reading the newest parameters."""
         self.begin("take", 0, 0.0)
         return float(self.answer())
 
     def _hear(self, timeout_s: float) -> Any:
         try:
-            if self._pipe.poll(timeout_s):
-                return self._pipe.recv()
+            if self._child.pipe.poll(timeout_s):
+                return self._child.pipe.recv()
         except (EOFError, ConnectionResetError):
             pass
         self._fail()
@@ -82,18 +82,9 @@ class Probe:
         failure = self._scoreboard.failure_of(0)
         if failure is not None:
             raise EnvironmentRaised(0, *failure)
-        self._process.kill()
-        self._process.join()
-        raise ActorsKeepDying(0, 1, self._process.exitcode)
+        raise ActorsKeepDying(0, 1, self._child.reap())
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Ends the process; it is killed where it has not ended after timeout_s."""
-        self._pipe.close()
-        self._its.close()
-        if self._process.pid is not None:
-            self._process.join(timeout_s)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
-        self._process.close()
+    def stop(self, timeout_s: float = END_S) -> None:
+        """Ends the process, and kills it if it has not ended after timeout_s."""
+        end_all([self._child], timeout_s)
         self._scoreboard.close()

@@ -1,4 +1,4 @@
-"""What the tuner found, for people: what the parts cost, predictions beside measurements, and what is not here."""
+"""Prints the result of the tuner: costs of the parts, predictions and measurements, and predictions for more cores."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _SHOWN = 6
 
 
 def show_tuning(tuning: Tuning, console: Console) -> None:
-    """Prints it all, the choice last."""
+    """Prints all tables, then the choice."""
     for grid in (costs_grid(tuning.costs), tried_grid(tuning), untried_grid(tuning), more_cores_grid(tuning)):
         if grid.row_count:
             console.print(grid)
     error = tuning.error
     if error is not None:
-        console.print(f"median error of the predictions that were tried: {error:.0%}", highlight=False)
+        console.print(f"median error of the predictions for the settings that were tried: {error:.0%}", highlight=False)
     if tuning.is_crowded:
-        line = "Other programmes run here. The choice goes by the predictions, which are of a machine without them."
+        line = "Other programs use this machine. So the predictions decide, which are for a machine without them."
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"chosen: {tuning}", highlight=False, soft_wrap=True)
 
 
 def costs_grid(costs: Costs) -> Grid:
-    """A row for each part and size."""
-    title = f"what the parts cost, on {costs.cores} cores"
+    """Returns a table with a row for each part and size."""
+    title = f"cost of each part on {costs.cores} cores"
     grid = _grid(title)
     grid.add_column("part")
     for heading in ("of", "us"):
@@ -38,27 +38,28 @@ def costs_grid(costs: Costs) -> Grid:
     for num_envs, turn_s in costs.turns:
         shares = costs.parts.get(num_envs, {})
         of = f"{num_envs} environments"
-        grid.add_row("an actor's turn", of, f"{1e6 * turn_s:,.0f}")
+        grid.add_row("a step of an actor", of, f"{1e6 * turn_s:,.0f}")
         for part, share in shares.items():
             grid.add_row(f"  {part}", of, f"{1e6 * share * turn_s:,.0f}")
     for name, curve, of in (("sample", costs.samples, "items"), ("update", costs.updates, "rows")):
         for size, seconds in curve:
             grid.add_row(name, f"{size:,} {of}", f"{1e6 * seconds:,.0f}")
     if costs.sync_s is not None:
-        grid.add_row("synchronisation", f"a gradient of {costs.gradients:g}", f"{1e6 * costs.sync_s:,.0f}")
-        grid.add_row("  adding it up", "a learner more", f"{1e6 * costs.add_s:,.0f}")
+        grid.add_row("synchronise", f"each of {costs.gradients:g} gradients", f"{1e6 * costs.sync_s:,.0f}")
+        grid.add_row("  add it up", "each learner more", f"{1e6 * costs.add_s:,.0f}")
     grid.add_row("publish parameters", "the learner", f"{1e6 * costs.publish_s:,.0f}")
-    grid.add_row("take them over", "an actor", f"{1e6 * costs.take_s:,.0f}")
+    grid.add_row("read parameters", "an actor", f"{1e6 * costs.take_s:,.0f}")
     both = f"{costs.slow_acting:.2f} and {costs.slow_learning:.2f} times"
-    grid.add_row("acting and learning at once", "of these alone", both)
+    grid.add_row("acting and learning at once", "as long as alone", both)
     return grid
 
 
 def tried_grid(tuning: Tuning) -> Grid:
-    """Predictions beside measurements, in the order in which they were tried.
+    """Returns a table of predictions and measurements, in the order of the trials.
 
-    spread: of the windows of a trial. no core: the share of its time that the slower side waited for one. quiet: what
-    was measured, without that, where each process could have a core; the error is against it.
+    Columns: predicted; run (measured); spread of the windows of a trial; no core (share of its time that the slower
+    side waited for a core); quiet (measured, without that share, if each process could have a core); error of the
+    prediction against quiet.
     """
     grid = _settings_grid(f"tried with batch {tuning.asked.agent.batch_size}: environment steps a second", batch=False)
     for heading in ("predicted", "run", "spread", "no core", "quiet", "error"):
@@ -72,15 +73,15 @@ def tried_grid(tuning: Tuning) -> Grid:
 
 
 def untried_grid(tuning: Tuning) -> Grid:
-    """Predictions alone: of the next best settings, and of other batches."""
+    """Returns a table of predictions for the next best settings and for other batches."""
     settings = {one.prediction.setting for one in tuning.tried}
     rest = [one for one in tuning.predictions if one.setting not in settings]
     return _predicted_grid("not tried", [*rest[:_SHOWN], *tuning.other_batches])
 
 
 def more_cores_grid(tuning: Tuning) -> Grid:
-    """The best by prediction on more cores than there are."""
-    title = f"on more cores than the {tuning.costs.cores} here: predicted, nothing of it measured"
+    """Returns a table of the best settings by prediction on more cores than this machine has."""
+    title = f"on more cores than the {tuning.costs.cores} of this machine: predicted, not measured"
     return _predicted_grid(title, tuning.more_cores)
 
 

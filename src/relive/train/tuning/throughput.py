@@ -1,27 +1,27 @@
-"""How fast a run will be, from what its parts cost: the tuner's model. No clock, no process, no random number.
+"""Predicts how fast a run will be from the costs of its parts: the model of the tuner. It reads no clock.
 
-  unknown     x, environment steps a second; updates a second are r x, r = updates_per_step: the limiter sees to it
-  an actor    steps e environments in turn_s(e): the environments, the policy, the insert. One of n actors has n-th of
-              the steps, and takes over every publication, of which there are r x / publish_period a second:
+  unknown     x, environment steps a second. The limiter makes r x updates a second, r = updates_per_step.
+  an actor    steps e environments in turn_s(e): the environments, the policy, the insert. One of n actors takes one
+              n-th of the steps, and reads every publication; there are r x / publish_period of them a second:
                 w_a = x turn_s(e) / (e n) + (r x / publish_period) take_s              seconds of work a second
-  a learner   draws B items, learns from its slice of B / L rows, and meets the others at each of g gradients, whose
-              rows it adds up (sync is 0 for one learner):
+  a learner   draws B items, learns from its slice of B / L rows, and combines each of g gradients with the others,
+              whose rows it adds up (sync_s is 0 for one learner):
                 u   = sample_s(B) + update_s(B / L) + g (sync_s + (L - 1) add_s) + publish_s / publish_period
                 w_l = r x u          the other L - 1 learners: r x (u - sample_s(B) - publish_s / publish_period)
-              where batches are gathered by a thread of their own, its work is beside u and not in it
-  crowding    work takes longer while the other cores are busy too (shared caches, memory, halves of one core):
+              If a thread gathers batches ahead, its work counts by itself and not in u.
+  crowding    Work takes longer while other cores are busy as well (shared caches, memory, two threads of one core):
                 f_p = 1 + (slow - 1) min(1, sum of the others' shares / (cores - 1)),  share_p = w_p f_p
-              slow is what was measured, for acting and for learning, with both at once
-  limits      acting:   an actor's share is at most 1              learning: the leader's is
-              cores:    the sum of all shares is at most the cores
-              x is the largest that keeps all three.
-  inline      the leader acts too: w_a of all actors is its work, with turns and updates as they were measured in turns
-              in one process, where each finds the caches as the other left them:
-                turn_s(e) is turns_here(e), sample_s and update_s are slow_here(e) times as long
+              slow was measured for acting and for learning, with both at once.
+  limits      acting:   the share of an actor is at most 1         learning: the share of the leader is at most 1
+              cores:    the sum of all shares is at most the number of cores
+              x is the largest rate within all three limits.
+  inline      The leader acts as well, so that w_a of all actors is its work. Steps and updates were measured
+              alternately in one process, where each finds the caches as the other left them:
+                turn_s(e) is turns_here(e), sample_s and update_s take slow_here(e) times as long
 
-What it cannot see: waits for the table's lock beyond those of one actor and one learner, what a core loses when it is
-handed from one process to another, memory that more cores than were measured would want at once, and the time that
-evaluations, checkpoints and callbacks take.
+The model leaves out: waits for the table's lock beyond those of one actor and one learner; the loss when a core
+switches between processes; memory that more cores than were measured would need at once; and the time of evaluations,
+checkpoints and callbacks.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from relive.train.topology import Actors, Inline, Learners, Topology
 
 _HALVINGS = 50
 _ROUNDS = 30
-_NEAR = 0.03  # predictions so close are alike: the simpler setting is chosen
+_NEAR = 0.03  # predictions that differ by less are alike: the simpler setting is chosen
 _MOST_ENVS = 16
 MOST_CORES = 1024
 
-Curve = tuple[tuple[int, float], ...]  # (size, seconds) by size, two at least where it is to be followed beyond one
+Curve = tuple[tuple[int, float], ...]  # (size, seconds) by size; one point is a constant
 
 
 def at(curve: Curve, size: float) -> float:
-    """The curve's value: straight between its points, and straight on beyond them, never below 0 nor falling."""
+    """Returns the value of a curve: linear between its points and beyond them, but never below 0 and never falling."""
     if len(curve) == 1:
         return curve[0][1]
     first, last = curve[0], curve[1]
@@ -55,23 +55,31 @@ def at(curve: Curve, size: float) -> float:
         first, last = last, point
     slope = (last[1] - first[1]) / (last[0] - first[0])
     if size > curve[-1][0]:
-        slope = max(0.0, slope)  # what was measured of more was less by chance
+        slope = max(0.0, slope)  # a larger size that took less time did so by chance
     return max(0.0, last[1] + slope * (size - last[0]))
 
 
 @final
 @dataclass(frozen=True)
 class Costs:
-    """What the parts of a run cost on a machine, in seconds; medians of the rounds of one calibration.
+    """The costs of the parts of a run on a machine, in seconds: medians over the rounds of one calibration.
 
-    cores: those that it was measured on. turns: of an actor, by its environments: all that it does in one. turns_here:
-    the same between updates, in the process that learns; slow_here: times that a draw and its update take between such
-    turns, by their environments. parts: the shares of environment, inference and insert in a turn, by environments.
-    samples: of a draw with its columns and of giving priorities back, by items. updates: by rows. gradients: that
-    learners meet at in one update. sync_s: the waits of a gradient that two share; None: not measured. add_s: adding
-    one more row to it. publish_s, take_s: a publication, for the learner and for an actor. slow_acting, slow_learning:
-    times that both take while the other runs. spread: the median of the parts' interquartile ranges over the rounds, as
-    a share of the median.
+    Attributes:
+        cores: Cores of the measurement.
+        turns: A step of all environments of an actor with everything that belongs to it, by number of environments.
+        turns_here: The same between updates, in the process that learns.
+        slow_here: Factor by which a draw and its update take longer between such steps, by number of environments.
+        parts: Shares of environment, inference and insert in a step, by number of environments.
+        samples: A draw with its columns and the return of its priorities, by items.
+        updates: An update, by rows.
+        gradients: Gradients of one update that learners combine.
+        sync_s: Waits at a gradient that two learners share; None: not measured.
+        add_s: Adding one more row to a gradient.
+        publish_s: A publication, for the learner.
+        take_s: A publication, for an actor.
+        slow_acting: Factor by which acting takes longer while learning runs.
+        slow_learning: Factor by which learning takes longer while acting runs.
+        spread: Median of the interquartile ranges of the parts over the rounds, as a share of the median.
     """
 
     cores: int
@@ -102,9 +110,14 @@ class Costs:
 @final
 @dataclass(frozen=True)
 class Setting:
-    """What is chosen: the processes of a run, the environments of each actor, the batch of all learners.
+    """The settings that the tuner chooses.
 
-    inline: there are no actor processes, the first learner steps the actors in turn.
+    Attributes:
+        num_actors: Actors.
+        num_envs: Environments of each actor.
+        batch_size: Batch of all learners together.
+        num_learners: Learners.
+        inline: No actor processes: the first learner steps the actors between updates.
     """
 
     num_actors: int
@@ -115,19 +128,19 @@ class Setting:
 
     @property
     def topology(self) -> Topology:
-        """As the configuration of a run says it."""
+        """The topology of a run with this setting."""
         if self.num_learners > 1:
             return Learners(self.num_learners)
         return Inline() if self.inline else Actors(self.num_actors)
 
     @property
     def num_processes(self) -> int:
-        """That compute."""
+        """Processes that compute."""
         return self.num_learners + (0 if self.inline else self.num_actors)
 
     @property
     def options(self) -> dict[str, object]:
-        """{path: value} of a run's options."""
+        """The options of a run with this setting, {path: value}."""
         return {
             "topology": self.topology,
             "acting.num_actors": self.num_actors,
@@ -148,7 +161,13 @@ class Setting:
 @final
 @dataclass(frozen=True)
 class Work:
-    """What does not depend on the setting: updates a step, updates a publication, whether a thread gathers ahead."""
+    """The facts of a run that do not depend on the setting.
+
+    Attributes:
+        updates_per_step: Updates for each environment step.
+        publish_period: Updates for each publication of parameters.
+        gathers_ahead: Whether a thread gathers batches ahead.
+    """
 
     updates_per_step: float
     publish_period: int
@@ -156,7 +175,7 @@ class Work:
 
 
 class Limit(Enum):
-    """What keeps a run from being faster."""
+    """The limit that a run meets first."""
 
     ACTING = "acting"
     LEARNING = "learning"
@@ -166,9 +185,16 @@ class Limit(Enum):
 @final
 @dataclass(frozen=True)
 class Prediction:
-    """Of one setting on so many cores. busy: cores at work, on average.
+    """The predicted speed of a setting.
 
-    beyond: why it reaches further than what was measured; "" where it does not.
+    Attributes:
+        setting: The setting.
+        cores: Cores.
+        steps_per_s: Environment steps a second.
+        updates_per_s: Updates a second.
+        limit: The limit that the run meets first.
+        busy: Cores at work, on average.
+        beyond: Why the prediction goes beyond the measurements; "": it does not.
     """
 
     setting: Setting
@@ -183,9 +209,12 @@ class Prediction:
 @final
 @dataclass(frozen=True)
 class _Load:
-    """Seconds of work for one environment step: of one actor process, of the leader, of another learner, of a thread.
+    """Seconds of work for one environment step.
 
-    acting: of the leader's, what acting takes. counts: how many there are of each.
+    Attributes:
+        seconds: Seconds of one actor process, of the leader, of another learner, and of the thread that gathers ahead.
+        counts: How many there are of each.
+        acting: The part of the leader's seconds that is acting.
     """
 
     seconds: tuple[float, float, float, float]
@@ -215,7 +244,7 @@ def _load(costs: Costs, setting: Setting, work: Work) -> _Load:
 
 
 def _shares(costs: Costs, load: _Load, steps_per_s: float, cores: int) -> tuple[float, float, float]:
-    """Of an actor, of the leader, and the sum of all, at so many steps a second: crowding's fixed point."""
+    """Returns the shares of an actor, of the leader, and of all together at this rate: the fixed point of crowding."""
     mine, counts = [part * steps_per_s for part in load.seconds], load.counts
     slow = [costs.slow_acting, costs.slow_learning, costs.slow_learning, costs.slow_learning]
     shares = list(mine)
@@ -229,19 +258,19 @@ def _shares(costs: Costs, load: _Load, steps_per_s: float, cores: int) -> tuple[
 
 
 def predict(costs: Costs, setting: Setting, work: Work, cores: int | None = None) -> Prediction:
-    """How fast a run of this setting is on so many cores; None: those that the costs were measured on."""
+    """Predicts the speed of a setting on `cores` cores; None: those of the measurement."""
     cores = costs.cores if cores is None else cores
     require(1 <= cores <= MOST_CORES, "cores", f"in [1, {MOST_CORES}]", cores)
     load = _load(costs, setting, work)
     rate, limit, busy = _fastest(costs, load, cores)
     if limit is Limit.LEARNING and load.acting > load.seconds[1] / 2:
-        limit = Limit.ACTING  # the leader's: it spends more on that
+        limit = Limit.ACTING  # the leader acts as well, and spends more time on that
     beyond = _beyond(costs, setting, cores)
     return Prediction(setting, cores, rate, rate * work.updates_per_step, limit, busy, beyond)
 
 
 def _fastest(costs: Costs, load: _Load, cores: int) -> tuple[float, Limit, float]:
-    """The largest rate that keeps the limits, by halving; the one it meets first; the cores at work."""
+    """Returns the largest rate within the limits, found by bisection, the limit that it meets, and the busy cores."""
 
     def fullest(rate: float) -> tuple[float, Limit, float]:
         actor, leader, total = _shares(costs, load, rate, cores)
@@ -268,9 +297,10 @@ def _beyond(costs: Costs, setting: Setting, cores: int) -> str:
 
 
 def candidates(cores: int, batch_sizes: Sequence[int], most_envs: int = _MOST_ENVS) -> Iterator[Setting]:
-    """The settings that are looked at: one process, and up to a process a core and one more.
+    """Gives the settings that the tuner considers: one process, and up to one process more than cores.
 
-    most_envs: of an actor. Environments come in powers of two, as do processes beyond four. Learners divide the batch.
+    Numbers of environments are powers of two, up to most_envs for an actor. So are numbers of processes above four. The
+    number of learners divides the batch.
     """
     envs = [number for number in _steps_up(most_envs) if number <= most_envs]
     for batch_size, num_envs in product(batch_sizes, envs):
@@ -292,18 +322,19 @@ def _counts(cores: int) -> list[int]:
 
 
 def envs_that_fit(min_size: int) -> int:
-    """Environments an actor may have before a round of them is more than the limiter lets by: a power of two.
+    """Returns the most environments of an actor, a power of two, that do not change the age of the data.
 
-    The limiter lets each side get ahead by a tenth of min_size or by four rounds, whichever is more; more environments
-    than that would change how old the data is that a run learns from.
+    The limiter lets each side get ahead by a tenth of min_size or by four steps of all environments, whichever is more.
+    With more environments than these the run would learn from older data.
     """
     return max(number for number in _steps_up(_MOST_ENVS) if number <= max(1, min_size // 40))
 
 
 def ranked(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The best first. Those within 3% of the best one left are alike: the one with the fewest processes comes first.
+    """Sorts predictions, the best first.
 
-    Then the one with the fewest learners, then with the fewest environments.
+    Predictions within 3% of the best one that is left are alike. Among these the order is: fewest processes, then
+    fewest learners, then fewest environments.
     """
     left, order = list(predictions), []
     while left:
@@ -321,7 +352,7 @@ def _simplicity(one: Prediction) -> tuple[int, int, int]:
 
 
 def best_of_each_kind(order: Sequence[Prediction]) -> list[Prediction]:
-    """Of a ranked list the first of each topology and number of actors."""
+    """Returns the first prediction of each topology and number of actors in a sorted list."""
     found: dict[object, Prediction] = {}
     for one in order:
         found.setdefault((str(one.setting.topology), one.setting.num_actors, one.setting.inline), one)

@@ -1,4 +1,4 @@
-"""How fast a run of one setting is, measured: a real run of it for some seconds, in a folder that goes afterwards."""
+"""Measures how fast a setting is: a real run of some seconds, in a folder that is removed afterwards."""
 
 from __future__ import annotations
 
@@ -21,21 +21,27 @@ from relive.train.tuning.throughput import Setting
 
 NUM_WINDOWS = 4
 _PREFIX = "relive-"
-LEARNER, ACTOR = f"{_PREFIX}learner", f"{_PREFIX}actor"  # how the processes of a run are named, then their number
-_WARM_SHARE = 0.5  # of the measured time: processes that start later, what is made at the first call
+LEARNER, ACTOR = f"{_PREFIX}learner", f"{_PREFIX}actor"  # names of processes, which end with their number
+_WARM_SHARE = 0.5  # of the measured time, before it: late processes start, first calls make buffers
 _LONGEST_WARM = 3.0
-_MOST_FILL = 1_000  # steps before learning begins: what is measured does not depend on them
+_MOST_FILL = 1_000  # steps before learning begins: the measurement does not depend on them
 _GIVES_UP_S = 120.0
 
 
 @final
 @dataclass(frozen=True)
 class Trial:
-    """What a setting was measured at: medians over equal windows of time, which began once it had learnt for a while.
+    """The measured speed of a setting: medians over equal windows of time, after it had learnt for a while.
 
-    lowest, highest: steps a second of one window. learning_waited, acting_waited: the largest share of the time that a
-    learner, or an actor, had work to do and no core, because of other programmes, or because the run has more processes
-    than there are cores.
+    A process waits for a core if other programmes run, or if the run has more processes than there are cores.
+
+    Attributes:
+        steps_per_s: Environment steps a second.
+        updates_per_s: Updates a second.
+        lowest: Steps a second of the slowest window.
+        highest: Steps a second of the fastest window.
+        learning_waited: Largest share of its time that a learner had work to do and no core.
+        acting_waited: The same for an actor.
     """
 
     steps_per_s: float
@@ -54,10 +60,15 @@ class Trial:
 @final
 @dataclass
 class Windows:
-    """The clock of a trial: says when it is over, and what it came to. Times are given to it.
+    """The windows of a trial: they tell when the trial is over, and its result. The caller gives the times.
 
-    seconds: of all windows. slack_steps: by which either side may get ahead of the other at first; the clock starts
-    when as many have been learnt from, so that both go at the pace of the slower one.
+    Attributes:
+        seconds: Length of all windows together.
+        updates_per_step: Updates for each environment step.
+        slack_steps: Steps by which one side may get ahead of the other at first. The windows begin when so many steps
+            have been learnt from: then both sides go at the pace of the slower one.
+        marks: Time, steps and updates at the ends of the windows.
+        waits: Seconds that each process has waited for a core by then.
     """
 
     seconds: float
@@ -69,7 +80,10 @@ class Windows:
     _warm_s: float | None = None
 
     def tick(self, now_s: float, num_steps: int, num_updates: int, waits_s: Callable[[], dict[str, float]]) -> bool:
-        """Before every batch. waits_s: what each process has waited for a core so far. True once all are full."""
+        """Takes the counters of the run; call it before every batch. Returns whether all windows are full.
+
+        waits_s: returns the seconds that each process has waited for a core so far.
+        """
         if self._warm_s is None:
             self._warm_up(now_s, num_updates)
         elif now_s >= self._warm_s + self.seconds * len(self.marks) / NUM_WINDOWS:
@@ -87,12 +101,12 @@ class Windows:
             self._warm_s = now_s
 
     def result(self) -> Trial | None:
-        """None where they are not full, and where one side did nothing."""
+        """Returns the result; None if the windows are not full, or if one side did nothing."""
         if len(self.marks) <= NUM_WINDOWS:
             return None
         marks = np.asarray(self.marks)
         total, took = marks[-1] - marks[0], np.diff(marks, axis=0)
-        # Steps come in rounds of all environments, updates one by one: they tell more, unless the learner was ahead.
+        # Steps come in groups of all environments, updates one by one: updates are finer, unless the learner was ahead.
         updates_first = total[2] <= total[1] * self.updates_per_step * 1.1
         steps = took[:, 2] / self.updates_per_step if updates_first else took[:, 1]
         rates = steps / took[:, 0]
@@ -106,25 +120,36 @@ class Windows:
         )  # fmt: skip
 
     def _waited(self, kind: str, took_s: float) -> float:
-        """The largest share of the time that a process of this kind waited; 0 where there is none."""
+        """Returns the largest share of the time that a process of this kind waited; 0 if there is none."""
         before, after = self.waits[0], self.waits[-1]
         names = [name for name in before.keys() & after.keys() if name.startswith(kind)]
         return max((float((after[name] - before[name]) / took_s) for name in names), default=0.0)
 
 
 def _waits_s() -> dict[str, float]:
-    """Seconds that each process of the run has waited for a core: this thread, which learns, and those it started."""
+    """Returns the seconds that each process has waited for a core: this thread, which learns, and the children."""
     others = {child.name: child.pid for child in multiprocessing.active_children() if child.name.startswith(_PREFIX)}
     return {LEARNER: waited_for_core_s(), **{name: waited_for_core_s(pid) for name, pid in others.items()}}
 
 
 def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial | None:
-    """Runs a setting of this configuration until it has been measured for so many seconds; None where it never was.
+    """Runs a setting and measures it. The run has no evaluations, no server, and hand-written updates.
 
-    It blocks for the start of the processes, the filling of the table, and up to three times as long to warm up; it
-    gives up after two minutes more than that. There are no evaluations, nothing is served, and updates are written
-    by hand. Raises what `train` raises, and
-    KeyboardInterrupt where SIGINT or SIGTERM stopped it.
+    Args:
+        config: Options of the run.
+        setting: The setting.
+        seconds: Length of the measurement.
+
+    Returns:
+        The measured speed; None if the run did not come to a measurement.
+
+    Raises:
+        KeyboardInterrupt: SIGINT or SIGTERM stopped the run.
+        Exception: Any error of `train`.
+
+    Blocks:
+        For the start of the processes, the filling of the table, up to three times `seconds` to warm up, and `seconds`.
+        It gives up after two minutes more than that.
     """
     quiet: dict[str, object] = {
         "replay.min_size": min(config.replay.min_size, max(_MOST_FILL, config.agent.batch_size)),
@@ -152,5 +177,5 @@ def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial | 
     with tempfile.TemporaryDirectory(prefix="relive-tune-") as folder:
         train(measured, Path(folder) / "run", stop_when=stop_when)
     if not gave_up and len(windows.marks) <= NUM_WINDOWS:
-        raise KeyboardInterrupt  # `train` has taken the signal, and ended everything
+        raise KeyboardInterrupt  # `train` has handled the signal, and has ended all processes
     return windows.result()

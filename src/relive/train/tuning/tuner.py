@@ -1,11 +1,11 @@
-"""The tuner: measures the parts of a run, reckons how fast each setting would be, tries a few, and chooses one.
+"""Chooses the processes and environments with which a run is fastest on this machine.
 
-  1  calibrate   relive.train.tuning.calibrate: environment, inference, insert, sample, update, ..., on this machine
-  2  predict     relive.train.tuning.throughput: each setting of processes and environments that fits the cores
-  3  try         relive.train.tuning.trial: the best of each kind, and what was asked, as real runs of some seconds
-  4  choose      the fastest of those that were tried; where none was, the fastest by prediction
+  1  calibrate   measures environment, inference, insert, sample, update and so on (relive.train.tuning.calibrate)
+  2  predict     predicts the speed of each setting that fits the cores (relive.train.tuning.throughput)
+  3  try         runs the best setting of each kind, and the asked one, for some seconds (relive.train.tuning.trial)
+  4  choose      takes the fastest setting that was tried; without a trial the fastest by prediction
 
-The batch, the replay ratio, the networks and everything else that says what is learnt stay as they were asked.
+All options that say what the run learns stay as they are: the batch, the replay ratio, the networks and so on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, final
 
 import numpy as np
 
+from relive.agents.agent import Spaces
 from relive.agents.config import require
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig, path_of, preset
@@ -47,36 +48,41 @@ TUNING_FILE = "tuning.json"
 BUDGET_S, AUTO_BUDGET_S = 60.0, 25.0
 _MORE_CORES = (4, 8, 16)
 _CALIBRATION_SHARE = 0.35
-_LEARNERS_FROM_S = 15.0  # a budget in which a second learner has the time to start
+_LEARNERS_FROM_S = 15.0  # smallest budget in which a second learner has time to start
 _MOST_TRIALS = 5
 _TRIAL_S = 3.0
 _NEAR = 0.03
-_CROWDED, _MOST_WAITED = 0.1, 0.9  # shares of its time without a core
+_CROWDED, _MOST_WAITED = 0.1, 0.9  # shares of the time of a process without a core
 _SIZE_ENVS = (1, 4, 16)
 
 
 @final
 @dataclass(frozen=True)
 class Tried:
-    """A setting that was tried: what it was reckoned at, and what it was measured at."""
+    """A setting that was tried.
+
+    Attributes:
+        prediction: Its predicted speed.
+        trial: Its measured speed.
+    """
 
     prediction: Prediction
     trial: Trial
 
     @property
     def waited(self) -> float:
-        """The share of its time that the slower side had work to do and no core."""
+        """Share of its time that the slower side had work to do and no core."""
         acts = self.prediction.limit is Limit.ACTING and not self.prediction.setting.inline
         return self.trial.acting_waited if acts else self.trial.learning_waited
 
     @property
     def fits(self) -> bool:
-        """Whether there is a core for each process: then those that wait for one wait for other programmes."""
+        """Whether there is a core for each process. If so, a process without a core waits for other programs."""
         return self.prediction.setting.num_processes <= self.prediction.cores
 
     @property
     def quiet_steps_per_s(self) -> float:
-        """What was measured, without what the slower side waited for other programmes."""
+        """Measured steps a second without the time that the slower side waited for other programs."""
         waited = min(self.waited, _MOST_WAITED) if self.fits else 0.0
         return self.trial.steps_per_s / (1.0 - waited)
 
@@ -89,11 +95,17 @@ class Tried:
 @final
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` found out. asked: the configuration it was given.
+    """The result of `tune`.
 
-    predictions: of every setting on the cores there are, the best first. tried: some of them, as run. chosen: the
-    best. other_batches: of the chosen processes with half and twice the batch. more_cores: the best setting by
-    prediction on more cores than there are: nothing there was measured.
+    Attributes:
+        asked: The configuration that was asked for.
+        costs: Costs of the parts.
+        predictions: Predictions for every setting on the cores of this machine, the best first.
+        tried: The settings that were tried.
+        chosen: The chosen setting.
+        other_batches: Predictions for the chosen processes with half and twice the batch.
+        more_cores: The best setting by prediction on more cores than this machine has. It was not measured.
+        took_s: Seconds that the tuner took.
     """
 
     asked: TrainConfig
@@ -107,27 +119,27 @@ class Tuning:
 
     @property
     def settings(self) -> dict[str, object]:
-        """{path: value}: what is chosen, as `preset` and `--set` take it."""
+        """The chosen options, {path: value}, as `preset` and `--set` take them."""
         return self.chosen.setting.options
 
     @property
     def config(self) -> TrainConfig:
-        """What was asked, with the settings chosen, and a line that says so in `tuned`."""
+        """The asked configuration with the chosen options; its `tuned` says so in a line."""
         return changed(self.asked, {**self.settings, "tuned": str(self)})
 
     @property
     def trial(self) -> Trial | None:
-        """What the chosen setting was measured at; None where none was tried."""
+        """The measured speed of the chosen setting; None if no setting was tried."""
         return next((one.trial for one in self.tried if one.prediction.setting == self.chosen.setting), None)
 
     @property
     def is_crowded(self) -> bool:
-        """Whether processes waited for a core though there was one for each: other programmes run here."""
+        """Whether processes waited for a core although there was one for each: other programs run here."""
         return crowded(self.tried)
 
     @property
     def error(self) -> float | None:
-        """The median of |error| over the settings tried, on a crowded machine over those that fit; None without any."""
+        """Median of |error| over the settings that were tried; on a crowded machine over those that fit; None: none."""
         errors = [abs(one.error) for one in self.tried if one.fits or not self.is_crowded]
         return float(np.median(errors)) if errors else None
 
@@ -140,19 +152,22 @@ class Tuning:
         )
 
     def to_tree(self) -> dict[str, Any]:
-        """All of it but what was asked, for JSON."""
+        """Returns all attributes but the asked configuration, as JSON can hold them."""
         tree = {name: value for name, value in asdict(self).items() if name != "asked"}
         tree = {"settings": {path: str(value) for path, value in self.settings.items()}, **tree}
         return dict(_plain(tree))
 
     def save(self, path: str | Path) -> None:
-        """Writes it as JSON."""
+        """Writes `to_tree()` as JSON."""
         path_of("path", path).write_text(json.dumps(self.to_tree(), indent=2) + "\n", encoding="utf-8")
 
     def write_settings(self, path: str | Path) -> None:
-        """Writes what `relive train --config` takes: all options that are not the preset's, those chosen among them.
+        """Writes a file for `relive train --config`: the chosen options, and all others that differ from the preset.
 
-        A file that is there is replaced, in one move. Raises OSError where it cannot be written.
+        An existing file is replaced, whole.
+
+        Raises:
+            OSError: The file cannot be written.
         """
         target = path_of("path", path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +193,7 @@ class Tuning:
 
 @final
 class Keeping(Callback):
-    """Writes a tuning beside the run that goes by it, as tuning.json."""
+    """Writes a tuning into the directory of the run that uses it, as tuning.json."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
@@ -202,7 +217,7 @@ def _plain(value: Any) -> Any:
 
 
 def _toml(value: object) -> str:
-    """An option's value as TOML has it; none is a word of ours."""
+    """Returns the value of an option as TOML writes it; None becomes "none"."""
     if value is None:
         return '"none"'
     if isinstance(value, bool):
@@ -221,15 +236,27 @@ def tune(
     more_cores: Sequence[int] = _MORE_CORES,
     say: Callable[[str], None] = lambda line: None,
 ) -> Tuning:
-    """Finds the processes and the environments an actor with which this run is fastest at its replay ratio.
+    """Finds the processes, and the environments of each actor, with which this run is fastest at its replay ratio.
 
-    It takes about budget_s seconds, more where the machine is slow: three rounds of measurements and a trial are the
-    least, and a trial that has begun is ended. more_cores: numbers of cores to predict for, besides. say: told of what
-    is done, in lines for people. Processes are started by spawn, so a script calls it under
-    `if __name__ == "__main__":`; all have ended when it returns or raises. Nothing is kept on disk.
-    Raises InvalidConfig for a budget that is not positive and finite, for a topology of several hosts or in one of
-    several processes that a launcher started (WORLD_SIZE), and where the agent cannot act in the
-    environment; EnvironmentRaised; ActorsKeepDying; what `train` raises; KeyboardInterrupt as ever.
+    It starts processes by spawn, so call it under `if __name__ == "__main__":`. All processes have ended when it
+    returns or raises an error. It keeps nothing on disk.
+
+    Args:
+        config: Options of the run.
+        budget_s: About as many seconds as it takes. Three rounds of measurements and one trial are made in any case,
+            and a trial that has begun is finished.
+        more_cores: Numbers of cores to predict for besides those of this machine.
+        say: Gets lines for people.
+
+    Returns:
+        The choice, with all measurements and predictions.
+
+    Raises:
+        InvalidConfig: The budget is not positive and finite; the topology has several hosts; a launcher started several
+            processes (WORLD_SIZE); or the agent cannot act in the environment.
+        EnvironmentRaised: The environment raised an error.
+        ActorsKeepDying: An actor died or does not answer.
+        Exception: Any error of `train`.
     """
     is_number = isinstance(budget_s, (int, float)) and not isinstance(budget_s, bool)
     require(is_number and 0 < budget_s < math.inf, "budget_s", "seconds > 0, finite", budget_s)
@@ -247,8 +274,9 @@ def tune(
         batch_sizes=tuple(dict.fromkeys((batch_size, halved, 2 * batch_size))),
         learners_too=cores >= 2 and batch_size % 2 == 0 and budget_s >= _LEARNERS_FROM_S,
     )
-    costs = calibrate(config, sizes, _CALIBRATION_SHARE * budget_s, say)
-    work = _work(config)
+    spaces = describe(config.environment.env_id)
+    costs = calibrate(config, sizes, _CALIBRATION_SHARE * budget_s, say, spaces)
+    work = _work(config, spaces)
     predictions = ranked([predict(costs, one, work) for one in _settings(config, costs, cores, most_envs)])
     asked = _asked(config)
     first = None if asked is None else predict(costs, asked, work)
@@ -275,21 +303,20 @@ def _checked_cores(more_cores: Sequence[int]) -> tuple[int, ...]:
     return tuple(number for number in more_cores if number > here)
 
 
-def _work(config: TrainConfig) -> Work:
-    """What the settings do not change. Images are gathered by a thread of their own."""
-    spaces = describe(config.environment.env_id)
+def _work(config: TrainConfig, spaces: Spaces) -> Work:
+    """Returns the facts that the settings do not change. A thread gathers images ahead."""
     return Work(config.replay.updates_per_step, config.acting.publish_period, gathers_ahead=bool(spaces.stack))
 
 
 def _settings(config: TrainConfig, costs: Costs, cores: int, most_envs: int) -> list[Setting]:
-    """Those that can be: with more learners than one only where two were measured, and no compiled update is asked."""
+    """Returns the possible settings. Several learners need a measurement of two, and no demand for compiled updates."""
     together = costs.sync_s is not None and config.update != "compiled"
     found = candidates(cores, (config.agent.batch_size,), most_envs)
     return [one for one in found if one.num_learners == 1 or together]
 
 
 def _asked(config: TrainConfig) -> Setting | None:
-    """What the configuration says; None for what the model does not know: other topologies, no actors of its own."""
+    """Returns the asked setting; None if the model does not know it: another topology, or no actors of its own."""
     num_envs, batch_size = config.environment.num_envs_per_actor, config.agent.batch_size
     if config.num_actors < 1:
         return None
@@ -315,7 +342,7 @@ def _try(
     until_s: float,
     say: Callable[[str], None],
 ) -> list[Tried]:
-    """The best of each kind, and what was asked, as long as there is time for one more; one at least."""
+    """Tries the best setting of each kind and the asked one, while there is time for one more; one in any case."""
     wanted = best_of_each_kind(predictions)[: _MOST_TRIALS - 1]
     if asked is not None and asked.setting not in [one.setting for one in wanted]:
         wanted.insert(1, asked)
@@ -335,9 +362,10 @@ def _try(
 
 
 def _choice(tried: Sequence[Tried]) -> Prediction | None:
-    """The fastest measured. Those that its windows do not tell apart, or that are within 3%, go by the prediction.
+    """Returns the fastest setting that was measured.
 
-    So do all of them where other programmes take so much that there is no measuring.
+    The prediction decides between settings that are within 3% or within the windows of the fastest one. It decides
+    between all settings if other programs take so much time that measurements mean nothing.
     """
     if not tried:
         return None

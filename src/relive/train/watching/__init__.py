@@ -1,1 +1,1 @@
-"""What a run shows and keeps: progress, profile, results, checkpoints and loggers; no learning and no acting."""
+"""The output of a run: progress, profile, results, checkpoints, loggers and callbacks; no learning and no acting."""

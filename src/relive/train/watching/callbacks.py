@@ -1,4 +1,4 @@
-"""What a run tells whoever listens, and how a listener stops it."""
+"""Tells the callbacks of a run about its steps, evaluations and checkpoints; a callback may stop the run."""
 
 from __future__ import annotations
 
@@ -14,36 +14,74 @@ from relive.train.watching.result import RunResult
 
 
 class Callback:
-    """Derive from it and override what is wanted; what is not overridden does nothing.
+    """Base class of callbacks: override the methods that you need; the others do nothing.
 
-    All calls come from the thread that called `train`, between two updates, so the time they take is the learner's.
-    Where a method may return True, True and nothing else stops the run as Ctrl-C does: a checkpoint is written,
-    `result.stopped` is True, and `train(run_dir=..., resume=True)` goes on. An exception ends the run too, and comes
-    out of `train`: a checkpoint is written, the actors end, and no callback hears of anything after it.
+    The thread that called `train` makes all calls, between two updates, so that their time is time of the learner.
+
+    If a method returns True, the run stops as it does at Ctrl-C: a checkpoint is written, `result.stopped` is True, and
+    `train(run_dir=..., resume=True)` goes on. No other value stops it. If a method raises an error, the run ends too:
+    a checkpoint is written, the actors end, no callback is called any more, and `train` raises the error.
     """
 
     def on_start(self, config: TrainConfig, run_dir: Path) -> None:
-        """Once, before the first actor starts: the run's options, and its directory, which has config.json."""
+        """Called once, before the first actor starts.
+
+        Args:
+            config: Options of the run.
+            run_dir: Its directory, which has config.json.
+        """
 
     def on_progress(self, now: Snapshot) -> bool | None:
-        """Steps, updates, rates and losses, about four times a second, also while an evaluation plays."""
+        """Called about four times a second, also during an evaluation.
+
+        Args:
+            now: Steps, updates, rates, losses and so on.
+
+        Returns:
+            True to stop the run.
+        """
 
     def on_evaluation(self, point: CurvePoint) -> bool | None:
-        """After each evaluation, whose policy is kept by then if it was the best so far."""
+        """Called after each evaluation; its policy is kept by then if it is the best so far.
+
+        Args:
+            point: The evaluation.
+
+        Returns:
+            True to stop the run.
+        """
 
     def on_checkpoint(self, path: Path, num_updates: int) -> bool | None:
-        """The checkpoint at `path` is complete and holds the agent after num_updates updates."""
+        """Called after each checkpoint, when the file is complete.
+
+        Args:
+            path: The file.
+            num_updates: Updates of the agent in it.
+
+        Returns:
+            True to stop the run.
+        """
 
     def on_end(self, result: RunResult) -> None:
-        """Once, after everything has ended and was written, also of a stopped run; not where `train` raises."""
+        """Called once, after the run has ended and all files are written, also for a stopped run.
+
+        It is not called if `train` raises an error.
+
+        Args:
+            result: The result of the run.
+        """
 
 
 @final
 class Listeners:
-    """The callbacks of a run. stops: one of them wants the run to stop."""
+    """The callbacks of a run.
+
+    Attributes:
+        stops: Whether a callback asked the run to stop.
+    """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        """Raises InvalidConfig for anything that is not a Callback, such as a class in place of its instance."""
+        """Takes callbacks. Raises InvalidConfig for values that are none, such as a class instead of its instance."""
         if not isinstance(callbacks, (list, tuple)):
             raise InvalidConfig("callbacks", "a list of relive.train.Callback", callbacks)
         for number, callback in enumerate(callbacks):
@@ -56,15 +94,15 @@ class Listeners:
         return bool(self._callbacks)
 
     def add(self, callback: Callback) -> None:
-        """One more, told after those there are."""
+        """Adds a callback, which is called after the others."""
         self._callbacks += (callback,)
 
     def tell(self, call: Callable[[Callback], bool | None]) -> None:
-        """Makes one call of each, in their order."""
+        """Calls `call` with each callback, in their order."""
         try:
             for callback in self._callbacks:
                 if call(callback) is True:
                     self.stops = True
         except BaseException:
-            self._callbacks = ()  # the run ends: nobody hears of how
+            self._callbacks = ()  # the run ends, and calls no callback any more
             raise

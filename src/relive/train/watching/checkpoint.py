@@ -1,7 +1,7 @@
-"""The learner's checkpoint: one file, replaced as a whole.
+"""Saves and loads the checkpoint of a run: one file, which is replaced as a whole.
 
-It holds the agent (networks, optimizers, random generators), all counters, the kept policy and the learning curve. The
-table is not in it: a resumed run fills a new one before it learns on.
+The file has the agent (networks, optimizers, random generators), all counters, the kept policy and the learning curve.
+It does not have the table: a resumed run fills a new table before it learns again.
 """
 
 from __future__ import annotations
@@ -26,20 +26,29 @@ FILE_NAME = "checkpoint.pt"
 @final
 @dataclass(frozen=True)
 class CurvePoint:
-    """One evaluation: greedy returns at this moment of the run, and what acting brought meanwhile."""
+    """One evaluation of a run.
+
+    Attributes:
+        elapsed_s: Seconds of the run so far.
+        num_steps: Environment steps so far.
+        num_updates: Updates so far.
+        evaluation_return: Mean return of the greedy episodes.
+        acting_return: Mean return of the last episodes of the actors, which explore; None before the first one.
+        num_cut: Episodes of the evaluation that its time limit cut. They count with the return that they had.
+    """
 
     elapsed_s: float
     num_steps: int
     num_updates: int
     evaluation_return: float
     acting_return: float | None
-    num_cut: int = 0  # episodes that the evaluation's time limit cut; their returns count as far as they came
+    num_cut: int = 0
 
 
 @final
 @dataclass
 class Progress:
-    """The counters of a run over all its sessions, and the best policy so far."""
+    """The counters of a run over all of its sessions, and the best policy so far."""
 
     num_steps: int = 0
     elapsed_s: float = 0.0
@@ -50,16 +59,20 @@ class Progress:
     num_sessions: int = 0
     kept_return: float = float("-inf")
     kept_updates: int = 0
-    kept_cut: bool = False  # whether the kept policy's evaluation was cut
+    kept_cut: bool = False  # whether the evaluation of the kept policy was cut
     kept_parameters: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     solved: bool = False
     curve: list[CurvePoint] = field(default_factory=list)
 
 
 def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) -> None:
-    """Writes `checkpoint.pt` beside itself, makes it durable, and renames it: a reader finds the old or the new one.
+    """Writes `checkpoint.pt`: under another name first, made durable, then renamed. A reader finds the old or the new.
 
-    Costs the size of the file in memory meanwhile. Raises OSError, as of a full disk: the old one stays.
+    Raises:
+        OSError: The file cannot be written; the disk may be full. The old checkpoint stays.
+
+    Cost:
+        The size of the file in memory while it is written.
     """
     counters = {name: value for name, value in vars(progress).items() if name not in ("kept_parameters", "curve")}
     state = {
@@ -71,7 +84,7 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) 
     }
     temporary = run_dir / f".{FILE_NAME}.{os.getpid()}"
     whole = io.BytesIO()
-    torch.save(state, whole)  # to memory: of a full disk it would say something else than the system does
+    torch.save(state, whole)  # to memory: on a full disk torch would raise another error than the system's
     try:
         with temporary.open("wb") as file:
             file.write(whole.getbuffer())
@@ -83,7 +96,11 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) 
 
 
 def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
-    """The agent's state and the progress of the run in `run_dir`. Raises InvalidConfig where there is none."""
+    """Returns the state of the agent and the progress of the run in `run_dir`.
+
+    Raises:
+        InvalidConfig: There is no checkpoint, or it cannot be read.
+    """
     path = run_dir / FILE_NAME
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -1,4 +1,4 @@
-"""The learning curve as a picture."""
+"""Draws the learning curve of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draw_curve(path: Path, title: str, curve: Sequence[CurvePoint], stop_return:
     if acting:
         axes.plot(*zip(*acting, strict=True), alpha=0.6, label="acting, exploring")
     if stop_return is not None:
-        axes.axhline(stop_return, color="grey", linestyle=":", linewidth=1, label="stops the run")
+        axes.axhline(stop_return, color="grey", linestyle=":", linewidth=1, label="return that ends the run")
     axes.set(xlabel="environment steps", ylabel="return", title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="best")

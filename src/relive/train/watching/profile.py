@@ -1,11 +1,12 @@
-"""What a run's processes spent their time on, whether storage holds it up, as a table and as a picture.
+"""Tells how the processes of a run spent their time, and whether storage slows the run down; draws a picture of it.
 
-A profiled run (`profile = True`, `--profile`) writes profile.json at its end; `relive profile RUN_DIR` reads it.
+A profiled run (`profile = True`, `--profile`) writes profile.json at its end; `relive profile RUN_DIR` reads the file.
 
-  share of a part     its seconds / all seconds of the process, waits included: they add up to 1
-  the slower side     learner or actors, whichever waits for the other for the smaller share of its time
-  were storage free   and the waits as they are, the run would be 1 / (1 - share of storage on the slower side) times as
-                      fast (Amdahl); where the other side has storage to save, too, its waits would shrink besides
+  share of a part   seconds of the part / all seconds of the process, waits included; the shares add up to 1
+  slower side       the learner or the actors: the side with the smaller share of waits
+  free storage      If storage took no time and the waits stayed the same, the run would be
+                    1 / (1 - share of storage on the slower side) times as fast (Amdahl). The other side would save its
+                    storage time as well, so that the waits would shrink, too.
 """
 
 from __future__ import annotations
@@ -45,16 +46,20 @@ from relive.train.memory.stopwatch import (
 
 PROFILE_FILE = "profile.json"
 PICTURE_FILE = "profile.svg"
-LEARNERS, ACTORS = "learners", "actors"  # several processes together
+LEARNERS, ACTORS = "learners", "actors"  # names of several processes together
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @final
 @dataclass(frozen=True)
 class ProcessTime:
-    """One process, or several together, by part: those of `relive.train.memory.stopwatch.PARTS`, and no others.
+    """The time of one process, or of several together, by part (`relive.train.memory.stopwatch.PARTS`).
 
-    seconds: by the wall. core_s: of these, its thread on a core; in the others it waited, for a lock or for a core.
+    Attributes:
+        name: Name of the process.
+        seconds: Wall-clock seconds by part.
+        core_s: The part of these seconds that the thread was on a core; the rest it waited, for a lock or for a core.
+        calls: Calls by part.
     """
 
     name: str
@@ -64,7 +69,7 @@ class ProcessTime:
 
     @classmethod
     def of(cls, name: str, counts: Counts) -> ProcessTime:
-        """What a stopwatch counted."""
+        """Returns the counters of a stopwatch."""
         seconds, core_s, calls = (
             dict(zip(PARTS, values.tolist(), strict=True)) for values in (counts.seconds, counts.core_s, counts.calls)
         )
@@ -72,19 +77,19 @@ class ProcessTime:
 
     @property
     def total_s(self) -> float:
-        """All of its time, "wait" and "other" included."""
+        """Seconds of all parts, "wait" and "other" included."""
         return sum(self.seconds.values())
 
     def share(self, *parts: str) -> float:
-        """What these parts took of all of its time."""
+        """Returns the share of these parts in the time of the process."""
         return sum(self.seconds[part] for part in parts) / self.total_s if self.total_s else 0.0
 
     def core_share(self, *parts: str) -> float:
-        """The same of their time on a core alone."""
+        """Returns the same share for their time on a core alone."""
         return sum(self.core_s[part] for part in parts) / self.total_s if self.total_s else 0.0
 
     def grid(self) -> Grid:
-        """A row a part, for people."""
+        """Returns a table for people, with a row for each part."""
         grid = Grid(title=f"{self.name}: {self.total_s:.1f} s", title_justify="left")
         grid.add_column("part")
         for heading in ("share", "seconds", "on a core", "calls", "us a call"):
@@ -105,9 +110,13 @@ class ProcessTime:
 @final
 @dataclass(frozen=True)
 class Profile:
-    """The processes of a run, the one that called `train` first: the learner, or the server of learners apart.
+    """The profile of a run.
 
-    remote_share: of the session's steps, those of actors on other machines, which are not among the processes.
+    Attributes:
+        processes: The processes. The first one called `train`: it is the learner, or the server of learners that have
+            batches of their own.
+        remote_share: Share of the steps of the session that actors on other machines took; their processes are not in
+            the profile.
     """
 
     processes: tuple[ProcessTime, ...]
@@ -115,7 +124,7 @@ class Profile:
 
     @property
     def learner(self) -> ProcessTime:
-        """The learner, and leader of others that share its updates; learners with batches of their own together."""
+        """The learner: the leader of learners that share updates, all learners together if they have own batches."""
         first = self.processes[0]
         return self._together(LEARNERS, LEARNER) if first.name == SERVER else first
 
@@ -126,7 +135,7 @@ class Profile:
 
     @property
     def helpers(self) -> tuple[ProcessTime, ...]:
-        """The processes that are on neither side: followers, who infers for all actors, the server of learners."""
+        """The processes on neither side: followers, the inference process, and the server of learners."""
         followers = "" if self.processes[0].name == SERVER else f"{LEARNER} "
         return tuple(
             one
@@ -135,7 +144,7 @@ class Profile:
         )
 
     def _together(self, name: str, kind: str) -> ProcessTime:
-        """All processes of a kind as one."""
+        """Returns all processes of a kind as one."""
         those = [one for one in self.processes if one.name.startswith(f"{kind} ")]
         return ProcessTime(
             name,
@@ -146,8 +155,10 @@ class Profile:
 
     @property
     def slower(self) -> ProcessTime:
-        """The side that waits less for the other: what makes it faster makes the run faster. Not one that had not begun
-        when the run ended; the learner where most actors are on other machines, for what holds them up is not known.
+        """The side that waits less for the other side: a faster slower side makes a faster run.
+
+        A side that had not begun when the run ended is never the slower one. If most steps came from actors on other
+        machines, the slower side is the learner, because the profile does not know the waits of those actors.
         """
         learner, actors = self.learner, self.actors
         if self.are_mostly_remote:
@@ -168,16 +179,16 @@ class Profile:
 
     @property
     def bottleneck(self) -> str:
-        """The part that the slower side spends most on, "storage" being one part."""
+        """The part that takes most time of the slower side; the parts of storage count as one, "storage"."""
         busy = {part: self.slower.share(part) for part in PARTS if part not in ("wait", *STORAGE)}
         busy["storage"] = self.slower.share(*STORAGE)
         return max(busy, key=busy.__getitem__)
 
     @property
     def without_storage(self) -> float:
-        """How many times as fast the run would be if the table cost nothing and the waits were as they are.
+        """How many times as fast the run would be if the table cost nothing and the waits stayed the same.
 
-        inf where the slower side does nothing else.
+        inf if the slower side does nothing else.
         """
         rest = 1.0 - self.slower.share(*STORAGE)
         return 1.0 / rest if rest > 0 else float("inf")
@@ -185,7 +196,7 @@ class Profile:
     def __str__(self) -> str:
         slower, part, learner, actors = self.slower, self.bottleneck, self.learner, self.actors
         if not slower.total_s:
-            return "The run ended before anything of it was counted."
+            return "The run ended before any time was counted."
         is_one = slower.name == LEARNER
         share = slower.share(*STORAGE) if part == "storage" else slower.share(part)
         answer = f"Storage is {'' if part == 'storage' else 'not '}the bottleneck: the {slower.name} "
@@ -194,14 +205,15 @@ class Profile:
         else:
             answer += "is the slower side and spends" if is_one else "are the slower side and spend"
         answer += (
-            f" {share:.0%} on {part}, {slower.share('wait'):.0%} waiting. Storage takes"
+            f" {share:.0%} on {part} and {slower.share('wait'):.0%} waiting. Storage takes"
             f" {learner.share(*STORAGE):.1%} of the {_whose(learner)} time"
             f" ({learner.core_share(*STORAGE):.1%} on a core)"
         )
         if not self.is_alone:
-            answer += f", {actors.share(*STORAGE):.1%} of the actors' ({actors.core_share(*STORAGE):.1%})"
+            on_core = actors.core_share(*STORAGE)
+            answer += f" and {actors.share(*STORAGE):.1%} of the actors' time ({on_core:.1%} on a core)"
         faster = f"the run would be {self.without_storage:.2f} times as fast"
-        answer += f"; were it free, and the waits as they are, {faster}."
+        answer += f". If storage took no time and the waits stayed the same, {faster}."
         if self.remote_share:
             answer += (
                 f" Actors on other machines, which are not in this profile, made {self.remote_share:.0%} of the steps."
@@ -209,7 +221,7 @@ class Profile:
         return answer
 
     def save(self, path: Path) -> None:
-        """Writes it as JSON."""
+        """Writes the profile as JSON."""
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
@@ -218,9 +230,13 @@ def _whose(one: ProcessTime) -> str:
 
 
 def load_profile(run_dir: str | Path) -> Profile:
-    """The profile of a run. Raises InvalidConfig where the run was not profiled, has not ended, or it cannot be read.
+    """Loads the profile of a run: that of the last session that was profiled.
 
-    It is that of the last session that was profiled.
+    Args:
+        run_dir: The directory of the run.
+
+    Raises:
+        InvalidConfig: The run was not profiled, has not ended, or its profile cannot be read.
     """
     path = path_of("run_dir", run_dir) / PROFILE_FILE
     if not path.exists():
@@ -246,7 +262,7 @@ def _process(tree: Any) -> ProcessTime:
 
 
 def draw_profile(path: Path, title: str, profile: Profile) -> None:
-    """Writes an SVG: a bar for each process, its parts side by side, storage hatched, waits in grey."""
+    """Writes an SVG: a bar for each process with its parts side by side, storage hatched, waits in grey."""
     figure = Figure(figsize=(9, 1.6 + 0.45 * len(profile.processes)), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
@@ -267,7 +283,7 @@ def draw_profile(path: Path, title: str, profile: Profile) -> None:
 
 
 def show_profile(run_dir: str | Path, console: Console) -> None:
-    """The table, the answer, and the picture beside the profile, drawn anew. Raises what `load_profile` does."""
+    """Prints the profile of a run and draws its picture again. Raises the errors of `load_profile`."""
     profile, picture = load_profile(run_dir), Path(run_dir) / PICTURE_FILE
     draw_profile(picture, str(run_dir), profile)
     sides = (profile.learner,) if profile.is_alone else (profile.learner, profile.actors)
@@ -279,14 +295,25 @@ def show_profile(run_dir: str | Path, console: Console) -> None:
 
 @final
 class Profiling(AbstractContextManager["Profiling"]):
-    """What a run that may be profiled needs: the board of its processes, and a stopwatch for the one that calls
-    `train`. Off, it is nothing at all.
+    """Counts the time of all processes of a run, if the run is profiled; writes the profile at its end.
 
-    Enter it after the table and before the other processes: at its end they have ended, and the table is open.
+    Enter it after the table is made and before the other processes start: at its end they have ended, and the table is
+    still open.
+
+    Attributes:
+        board: The counters of all processes; None: the run is not profiled.
+        watch: Puts the stopwatch of this process around methods.
     """
 
     def __init__(self, wanted: bool, name: str, others: Sequence[str], path: Path) -> None:
-        """name: of this process; others: of the processes that will be started."""
+        """Makes the counters.
+
+        Args:
+            wanted: Whether the run is profiled. If not, all methods return their arguments.
+            name: Name of this process.
+            others: Names of the processes that will be started.
+            path: The file that is written at the end.
+        """
         self._path = path
         self._table: Table | None = None
         self._remote_share = 0.0
@@ -295,16 +322,16 @@ class Profiling(AbstractContextManager["Profiling"]):
         self.watch: Watch = watch_with(self._stopwatch)
 
     def table(self, table: Table) -> Table:
-        """The learner's table."""
+        """Returns the table of the learner with its calls timed."""
         self._table = table
         return watched_table(table, self._stopwatch)
 
     def acted(self, num_remote: int, num_steps: int) -> None:
-        """So many of the session's steps came from actors on other machines."""
+        """Notes how many steps of the session came from actors on other machines."""
         self._remote_share = num_remote / num_steps if num_steps else 0.0
 
     def timed(self, part: str, function: F, /) -> F:
-        """A function of this process."""
+        """Returns a function of this process with its time charged to `part`."""
         return timed_with(self._stopwatch, part, function)
 
     def __exit__(
@@ -321,7 +348,7 @@ class Profiling(AbstractContextManager["Profiling"]):
 
     @staticmethod
     def _waits_of(board: ProfileBoard, sampler_wait_s: float) -> None:
-        """Learners alone sample: their waits for the limiter are the table's, to equal parts where each draws."""
+        """Charges waits for the limiter to "wait": the table counts them for all learners, which get equal shares."""
         apart = board.names[0] == SERVER
         drawing = [name for name in board.names if name.startswith(f"{LEARNER} ")] if apart else [LEARNER]
         for name in drawing:

@@ -1,4 +1,4 @@
-"""Live progress: a table that redraws itself on a terminal, plain lines elsewhere; and the same to TensorBoard."""
+"""Shows the progress of a run: a live table on a terminal, lines elsewhere. Writes the same figures to TensorBoard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 
 _TERMINAL_PERIOD_S = 0.5
 _LINE_PERIOD_S = 5.0
-_EARLY_LINE_PERIOD_S = 2.0  # while somebody waits to see that it runs
+_EARLY_LINE_PERIOD_S = 2.0  # at first, so that a person sees soon that the run goes on
 _EARLY_S = 10.0
 _EVENT_PERIOD_S = 2.0
 
@@ -25,7 +25,30 @@ _EVENT_PERIOD_S = 2.0
 @final
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. Rates and waits are since the snapshot before; None where there is nothing to say yet."""
+    """A run at one moment. Rates and shares of waiting are those since the snapshot before.
+
+    Attributes:
+        elapsed_s: Seconds of the run, over all sessions.
+        num_steps: Environment steps.
+        num_updates: Updates.
+        num_episodes: Finished episodes of the session.
+        steps_per_s: Environment steps a second.
+        updates_per_s: Updates a second.
+        acting_return: Mean return of about the last 100 episodes of the actors; None before the first one.
+        kept_return: Return of the best evaluation; None before the first one.
+        metrics: Metrics of the last update, "loss" first.
+        exploration: Parameters of the exploration, by name.
+        fill: Steps in the table.
+        capacity: Capacity of the table in steps.
+        replay_ratio: Items sampled for each item inserted, so far.
+        learner_wait: Share of its time that the learner waited for items.
+        actor_wait: Share of its time that an actor waited for the learner.
+        num_actors: Actors of this machine.
+        num_restarts: Times that actors were started again.
+        doing: The work of the run, if it is not learning; else "".
+        num_remote: Connected actors of other machines; None: the run is not served.
+        num_dropped: Gradients that were too stale to be applied.
+    """
 
     elapsed_s: float
     num_steps: int
@@ -35,18 +58,18 @@ class Snapshot:
     updates_per_s: float
     acting_return: float | None
     kept_return: float | None
-    metrics: Mapping[str, float]  # of the last update, "loss" first
+    metrics: Mapping[str, float]
     exploration: Mapping[str, float]
     fill: int
     capacity: int
-    replay_ratio: float  # items sampled for each item inserted, so far
-    learner_wait: float  # share of time in which the learner waited for items
-    actor_wait: float  # share of time in which an actor waited for the learner
+    replay_ratio: float
+    learner_wait: float
+    actor_wait: float
     num_actors: int
     num_restarts: int
-    doing: str = ""  # what it does in place of learning
-    num_remote: int | None = None  # actors of other machines that are connected; None where the run is not served
-    num_dropped: int = 0  # gradients that were too stale to be applied
+    doing: str = ""
+    num_remote: int | None = None
+    num_dropped: int = 0
 
 
 def _number(value: float | None, digits: int = 1) -> str:
@@ -58,7 +81,7 @@ def _named(values: Mapping[str, float]) -> str:
 
 
 def figures(now: Snapshot) -> dict[str, float]:
-    """What is logged of a snapshot, by the names that loggers show; what there is nothing to say of is left out."""
+    """Returns the figures of a snapshot by the names that loggers show; figures that are None are left out."""
     values: dict[str, float | None] = {
         "return/acting": now.acting_return,
         **{f"learner/{name}": value for name, value in now.metrics.items()},
@@ -75,11 +98,8 @@ def figures(now: Snapshot) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _remote(now: Snapshot) -> str:
-    return "" if now.num_remote is None else f", {now.num_remote} of other machines"
-
-
 def _rows(now: Snapshot) -> list[tuple[str, str]]:
+    remote = "" if now.num_remote is None else f" here, {now.num_remote} on other machines"
     return [
         ("time", f"{now.elapsed_s:.0f} s"),
         ("environment steps", f"{now.num_steps:,}   {now.steps_per_s:,.0f} /s"),
@@ -90,30 +110,32 @@ def _rows(now: Snapshot) -> list[tuple[str, str]]:
         ),
         ("return, best evaluation", _number(now.kept_return)),
         ("loss", _number(now.metrics.get("loss"), 4)),
-        ("table", f"{now.fill:,} of {now.capacity:,} steps ({now.fill / now.capacity:.0%})"),
+        ("table", f"{now.fill:,} of {now.capacity:,} steps ({now.fill / now.capacity:.0%} full)"),
         ("replay ratio", f"{now.replay_ratio:.1f} samples an insert"),
-        ("waiting", f"learner {now.learner_wait:.0%}, actors {now.actor_wait:.0%}"),
-        ("actors", f"{now.num_actors}, restarted {now.num_restarts}{_remote(now)}"),
+        ("time spent waiting", f"learner {now.learner_wait:.0%}, actors {now.actor_wait:.0%}"),
+        ("actors", f"{now.num_actors}{remote}; restarted {now.num_restarts} times"),
         *([("gradients dropped", f"{now.num_dropped:,}")] if now.num_dropped else []),
-        *([("now", now.doing)] if now.doing else []),
+        *([("current work", now.doing)] if now.doing else []),
     ]
 
 
 def _line(now: Snapshot) -> str:
     loss = _number(now.metrics.get("loss"), 4)
+    remote = "" if now.num_remote is None else f"  remote actors {now.num_remote}"
     return (
         f"{now.elapsed_s:6.1f} s  steps {now.num_steps:,} ({now.steps_per_s:,.0f}/s)  updates {now.num_updates:,}"
-        f" ({now.updates_per_s:,.0f}/s)  return {_number(now.acting_return)}  best {_number(now.kept_return)}"
-        f"  loss {loss}  fill {now.fill / now.capacity:.0%}  replay {now.replay_ratio:.1f}"
-        f"  waits learner {now.learner_wait:.0%} actors {now.actor_wait:.0%}  restarts {now.num_restarts}{_remote(now)}"
-        + (f"  dropped {now.num_dropped:,}" if now.num_dropped else "")
+        f" ({now.updates_per_s:,.0f}/s)  return {_number(now.acting_return)}  best evaluation"
+        f" {_number(now.kept_return)}  loss {loss}  table {now.fill / now.capacity:.0%} full"
+        f"  replay ratio {now.replay_ratio:.1f}  waiting: learner {now.learner_wait:.0%}, actors {now.actor_wait:.0%}"
+        f"  actor restarts {now.num_restarts}{remote}"
+        + (f"  gradients dropped {now.num_dropped:,}" if now.num_dropped else "")
         + (f"  {now.doing}" if now.doing else "")
     )
 
 
 @final
 class ProgressReporter:
-    """Shows snapshots as often as is useful, and writes them to TensorBoard files in `run_dir`. Use with `with`."""
+    """Shows snapshots as often as is useful and writes them to TensorBoard files in `run_dir`. Use it with `with`."""
 
     def __init__(self, console: Console, title: str, run_dir: Path) -> None:
         self._console = console
@@ -144,12 +166,12 @@ class ProgressReporter:
 
     @property
     def wants(self) -> bool:
-        """Whether it is time for another snapshot: making one is not free."""
+        """Whether it is time for another snapshot. A snapshot costs time, so make none before."""
         period_s = _TERMINAL_PERIOD_S if self._live is not None else min(_EARLY_LINE_PERIOD_S, _EVENT_PERIOD_S)
         return time.monotonic() - max(self._shown_s, self._written_s) >= period_s
 
     def options(self, options: Mapping[str, object]) -> None:
-        """The run's hyper-parameters, {path: value}, to TensorBoard, whose HPARAMS page sets runs side by side."""
+        """Writes the options of the run, {path: value}, to TensorBoard, whose HPARAMS page compares runs."""
         if self._writer is None:
             return
         plain = {
@@ -160,7 +182,7 @@ class ProgressReporter:
             self._writer.file_writer.add_summary(summary)
 
     def show(self, now: Snapshot, *, at_once: bool = False) -> None:
-        """Shows a snapshot, if it is time to or at once."""
+        """Shows a snapshot if it is time to; with at_once in any case."""
         clock_s = time.monotonic()
         if self._live is not None:
             grid = Grid(title=self._title, show_header=False)
@@ -180,11 +202,11 @@ class ProgressReporter:
         return _EARLY_LINE_PERIOD_S if now.elapsed_s < _EARLY_S else _LINE_PERIOD_S
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def evaluated(self, mean_return: float, num_steps: int) -> None:
-        """An evaluation's mean return, to TensorBoard."""
+        """Writes the mean return of an evaluation to TensorBoard."""
         if self._writer is not None:
             self._writer.add_scalar("return/evaluation", mean_return, num_steps)
 

@@ -1,4 +1,4 @@
-"""What a run came to, and the files and lines that say so."""
+"""Defines the result of a run, writes its file, and prints it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULT_FILE = "result.json"
 
 
 class Ending(Enum):
-    """Why a run's loop ended."""
+    """The reason why the loop of a run ended."""
 
     SOLVED = "reached its return"
     LIMIT = "reached its limit of steps or time"
@@ -26,12 +26,25 @@ class Ending(Enum):
 @final
 @dataclass(frozen=True)
 class RunResult:
-    """What a run came to. returns: greedy, of the kept policy, on the final seeds; empty where the run was stopped.
+    """The result of a run. Counters are those of all sessions of the run.
 
-    num_cut: of these episodes, those that the evaluation's time limit cut; they count as far as they came.
-    num_dropped: gradients that were too stale to be applied, of learners with batches of their own.
-    num_steps, num_updates, num_restarts (of actors), num_dropped and num_sessions count the whole run, wall_s its last
-    session.
+    Attributes:
+        agent: Name of the agent.
+        env_id: Gymnasium id.
+        seed: Seed of the run.
+        ending: Why the run ended: a value of `Ending`.
+        returns: Returns of the final episodes: greedy, of the kept policy, on seeds used nowhere else. Empty if the run
+            was stopped.
+        num_cut: Final episodes that the time limit of the evaluation cut. They count with the return that they had.
+        kept_return: Return of the best evaluation; None if there was none.
+        kept_updates: Updates of the kept policy.
+        num_steps: Environment steps.
+        num_updates: Updates.
+        num_restarts: Times that actors were started again.
+        num_sessions: Sessions of the run: 1, and one more for each time that it was resumed.
+        wall_s: Wall-clock seconds of the last session.
+        run_dir: Directory of the run.
+        num_dropped: Gradients of learners with batches of their own that were too stale to be applied.
     """
 
     agent: str
@@ -52,12 +65,12 @@ class RunResult:
 
     @property
     def mean_return(self) -> float:
-        """Mean of the final returns; NaN where there are none."""
+        """Mean of the final returns; NaN if there are none."""
         return float(np.mean(self.returns)) if self.returns else float("nan")
 
     @property
     def stopped(self) -> bool:
-        """Whether the run was interrupted and can be resumed."""
+        """Whether the run was stopped and can be resumed."""
         return self.ending == Ending.STOPPED.value
 
 
@@ -68,19 +81,19 @@ def save_result(result: RunResult, run_dir: Path) -> None:
 
 
 def show_result(result: RunResult, console: Console) -> None:
-    """A stopped run's way on, or what an ended one came to."""
+    """Prints the result of a run that has ended, or the command that resumes a stopped run."""
     if result.stopped:
         command = f"relive train {result.agent} --resume {result.run_dir}"
-        console.print(f"Stopped. Go on with: {command}", highlight=False, soft_wrap=True)
+        console.print(f"The run was stopped. To resume it: {command}", highlight=False, soft_wrap=True)
         return
     grid = Grid(title=f"{result.env_id}: the run {result.ending}", show_header=False)
     grid.add_row(f"greedy return of the kept policy, {len(result.returns)} episodes", f"{result.mean_return:.1f}")
     grid.add_row("lowest, highest", f"{min(result.returns):.1f}, {max(result.returns):.1f}")
     if result.num_cut:
-        grid.add_row("of them cut by the time limit", str(result.num_cut))
+        grid.add_row("episodes cut by the time limit", str(result.num_cut))
     grid.add_row("environment steps", f"{result.num_steps:,}")
     grid.add_row("updates", f"{result.num_updates:,} (kept policy: {result.kept_updates:,})")
-    grid.add_row("wall clock", f"{result.wall_s:.1f} s")
+    grid.add_row("wall-clock time", f"{result.wall_s:.1f} s")
     grid.add_row("actors restarted", str(result.num_restarts))
     if result.num_dropped:
         grid.add_row("gradients dropped", f"{result.num_dropped:,}")

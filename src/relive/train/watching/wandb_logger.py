@@ -1,7 +1,7 @@
-"""Weights & Biases as a logger of a run (`logging.wandb`, extra `wandb`): the options, the figures, the result.
+"""Logs a run to Weights & Biases (`logging.wandb`, extra `wandb`): its options, its figures, its result.
 
-Files lie in RUN_DIR/wandb. What wandb reads of its environment holds: WANDB_MODE=offline keeps everything here, and
-`wandb sync` sends it later. A resumed run goes on in the same run over there.
+The files are in RUN_DIR/wandb. The environment variables of wandb apply: with WANDB_MODE=offline all data stays here,
+and `wandb sync` sends it later. A resumed run goes on in the same run of Weights & Biases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ID_FILE = "wandb-id.txt"
 
 @final
 class WandbLogger(Callback):
-    """Writes what TensorBoard gets. Owner of the wandb run, from on_start to close."""
+    """Writes the figures that TensorBoard gets. It owns the wandb run, from on_start to close."""
 
     def __init__(self) -> None:
         self._run: Any = None
@@ -39,7 +39,7 @@ class WandbLogger(Callback):
         self._last_step = 0
 
     def on_start(self, config: TrainConfig, run_dir: Path) -> None:
-        """Begins the run, or goes on with it. Blocks for seconds; without a network, until wandb gives up."""
+        """Begins the wandb run, or resumes it. Blocks for seconds; without a network, until wandb gives up."""
         path = run_dir / _ID_FILE
         if not path.exists():
             path.write_text(secrets.token_hex(8) + "\n", encoding="ascii")
@@ -54,31 +54,32 @@ class WandbLogger(Callback):
         )
 
     def on_progress(self, now: Snapshot) -> None:
-        """Every two seconds."""
+        """Logs the figures every two seconds."""
         if time.monotonic() - self._written_s >= _PERIOD_S:
             self._written_s = time.monotonic()
             self._log(figures(now), now.num_steps)
 
     def on_evaluation(self, point: CurvePoint) -> None:
-        """Each one."""
+        """Logs the return of the evaluation."""
         self._log({"return/evaluation": point.evaluation_return}, point.num_steps)
 
     def on_end(self, result: RunResult) -> None:
-        """The result is the run's summary."""
+        """Makes the result the summary of the wandb run."""
         summary = {"ending": result.ending, "num_updates": result.num_updates, "wall_s": result.wall_s}
         if result.returns:
             summary["return/final"] = result.mean_return
         self._run.summary.update(summary)
 
     def close(self, *, failed: bool) -> None:
-        """Ends the run; wandb's own process writes what is left of it, at the latest while this one ends. Closing twice
-        is harmless.
+        """Ends the wandb run. A process of wandb writes the rest, at the latest while this process ends.
+
+        A second close does nothing.
         """
         run, self._run = self._run, None
         if run is not None:
             run.finish(exit_code=int(failed))
 
     def _log(self, values: dict[str, float], num_steps: int) -> None:
-        # wandb takes steps that grow only; a figure of an earlier one would be dropped without a word.
+        # wandb silently drops figures of a step that is smaller than the last one.
         self._last_step = max(self._last_step, num_steps)
         self._run.log(values, step=self._last_step)

@@ -1,4 +1,4 @@
-"""Acting and learning in turns in one process, as `inline` runs do, measured for the tuner."""
+"""Measures acting and learning alternately in one process, as `inline` runs do. The tuner needs it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import watch_with
 from relive.train.settings import changed
-from relive.train.tuning.probing import FAR_ON
+from relive.train.tuning.probing import MANY_STEPS
 
-_LEAST_TURNS = 3
-_MOST_UPDATES = 8  # between two turns: more of them would show no more, and take the tuner minutes at high ratios
+_LEAST_STEPS = 3
+_MOST_UPDATES = 8  # between two steps: more updates would show no more, and take minutes at high replay ratios
 
 
 @final
-class InTurns(ExitStack):
-    """One actor of each number of environments, stepped by the calling thread; the table and the board are others'."""
+class OneProcess(ExitStack):
+    """An actor for each number of environments, stepped by the calling thread. The caller owns table and board."""
 
     def __init__(
         self, config: TrainConfig, num_envs: Sequence[int], agent: Agent, table: Table, board: ParameterBoard
@@ -35,7 +35,7 @@ class InTurns(ExitStack):
         self._actors: dict[int, InlineActors] = {}
         try:
             self._empty = self.enter_context(Table(agent.spec(), 64, agent.index(MinSize(1)), seed=0))
-            scoreboard = Scoreboard(1, steps_before=FAR_ON)
+            scoreboard = Scoreboard(1, steps_before=MANY_STEPS)
             self.callback(scoreboard.close)
             for number in num_envs:
                 options = {"topology": "inline", "environment.num_envs_per_actor": number, "acting.num_actors": 1}
@@ -51,13 +51,21 @@ class InTurns(ExitStack):
     def take(
         self, num_envs: int, seconds: float, learn: Callable[[], None], wait_for_device: Callable[[], None]
     ) -> tuple[float, float]:
-        """Seconds of a turn, and of a `learn`, which comes as often as updates do in the run, at most eight times in
-        a row; over as long, three turns and one of those at least. What the thread waited for a core is taken off both.
+        """Measures a step of the actor and an update, alternately. Waits for a core do not count.
+
+        Args:
+            num_envs: Environments of the actor.
+            seconds: Wall-clock time; three steps and one update are made in any case.
+            learn: Makes an update. It is called as often as the run makes updates, at most eight times in a row.
+            wait_for_device: Waits until the device has done its work.
+
+        Returns:
+            Seconds of a step, and seconds of an update.
         """
         actors, clock, due = self._actors[num_envs], time.perf_counter, 1.0
-        num_turns, num_updates, learnt_s = 0, 0, 0.0
+        num_steps, num_updates, learnt_s = 0, 0, 0.0
         began_s, worked_s = clock(), working_clock()
-        while num_turns < _LEAST_TURNS or clock() - began_s < seconds:
+        while num_steps < _LEAST_STEPS or clock() - began_s < seconds:
             before_s = clock()
             while due >= 1.0:
                 learn()
@@ -65,14 +73,14 @@ class InTurns(ExitStack):
                 due -= 1.0
             learnt_s += clock() - before_s
             self._ask_in_vain()
-            actors.turn()
-            num_turns += 1
+            actors.step()
+            num_steps += 1
             due = min(due + num_envs * self._ratio, _MOST_UPDATES)
         wait_for_device()
         took_s, share = working_clock() - worked_s, learnt_s / (clock() - began_s)
-        return took_s * (1.0 - share) / num_turns, took_s * share / num_updates
+        return took_s * (1.0 - share) / num_steps, took_s * share / num_updates
 
     def _ask_in_vain(self) -> None:
-        # As the loop does before each turn: the limiter says that there is nothing to learn from yet.
+        # The loop of a run does so before each step: the limiter says that there is nothing to learn from yet.
         with suppress(DeadlineExceeded):
             self._empty.sample(1, columns=self._columns, timeout_s=0.0)

@@ -1,0 +1,204 @@
+"""Defines the sections of the options of a run: environment, table, actors, learning, evaluations, limits and so on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from relive.agents.config import require
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    """The environment of a run.
+
+    Attributes:
+        env_id: Gymnasium id.
+        num_envs_per_actor: Copies of the environment that each actor steps together.
+        seed: Seed of everything random in the run.
+    """
+
+    env_id: str = "CartPole-v1"
+    num_envs_per_actor: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(bool(self.env_id), "env_id", "a Gymnasium id", self.env_id)
+        require(self.num_envs_per_actor >= 1, "num_envs_per_actor", ">= 1", self.num_envs_per_actor)
+        require(0 <= self.seed < 2**31, "seed", "0 <= seed < 2**31", self.seed)
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The table of a run.
+
+    Attributes:
+        capacity: Size in environment steps.
+        min_size: Items in the table before learning starts.
+        updates_per_step: Updates for each environment step.
+    """
+
+    capacity: int = 100_000
+    min_size: int = 1_000
+    updates_per_step: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.capacity >= self.min_size, "capacity", f">= min_size = {self.min_size}", self.capacity)
+        require(self.min_size >= 1, "min_size", ">= 1", self.min_size)
+        require(0 < self.updates_per_step < math.inf, "updates_per_step", "> 0, finite", self.updates_per_step)
+
+
+@dataclass(frozen=True)
+class ActingConfig:
+    """The actors of a run.
+
+    Attributes:
+        num_actors: Number of actors; 0: all actors are on other machines.
+        publish_period: Updates after which the actors get newer parameters.
+        inline: With several learners of one update: no actor processes. The first learner steps the actors between its
+            updates, as the topology `inline` does. Useful if the environments cost less than the cores that actor
+            processes would take from the learners.
+    """
+
+    num_actors: int = 2
+    publish_period: int = 25
+    inline: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.num_actors >= 0, "num_actors", ">= 0", self.num_actors)
+        require(self.publish_period >= 1, "publish_period", ">= 1", self.publish_period)
+
+
+@dataclass(frozen=True)
+class LearningConfig:
+    """Options of learners with batches of their own: topology "learners(n, async)" alone reads them.
+
+    Attributes:
+        max_gradient_staleness: Updates that may have been applied since the parameters that a gradient was computed
+            with; a gradient that is staler is dropped. None: twice the number of learners. With n learners of the same
+            speed the staleness is about n - 1.
+    """
+
+    max_gradient_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        staleness = self.max_gradient_staleness
+        require(staleness is None or staleness >= 0, "learning.max_gradient_staleness", ">= 0, or none", staleness)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Greedy evaluations of a run, and the return that ends it.
+
+    A policy ends the run if its mean return over num_episodes reaches stop_return, and then its mean over
+    num_confirm_episodes on other seeds does too.
+
+    Attributes:
+        period_updates: Updates between evaluations; the first one comes after a tenth of that.
+        num_episodes: Episodes of an evaluation.
+        num_confirm_episodes: Episodes that confirm an evaluation that reached stop_return.
+        num_final_episodes: Episodes of the final result.
+        stop_return: Return that ends the run; None: no return does.
+        max_episode_steps: Steps after which an episode counts as ended.
+        max_minutes: Longest time of an evaluation, which also takes at most a quarter of limits.max_minutes. Episodes
+            that have not ended by then are cut, and an evaluation with cut episodes never ends the run.
+    """
+
+    period_updates: int = 500
+    num_episodes: int = 20
+    num_confirm_episodes: int = 100
+    num_final_episodes: int = 20
+    stop_return: float | None = None
+    max_episode_steps: int = 27_000
+    max_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        require(self.max_minutes > 0, "evaluation.max_minutes", "> 0", self.max_minutes)
+        require(self.max_episode_steps >= 1, "max_episode_steps", ">= 1", self.max_episode_steps)
+        require(self.period_updates >= 1, "period_updates", ">= 1", self.period_updates)
+        require(
+            min(self.num_episodes, self.num_confirm_episodes, self.num_final_episodes) >= 1,
+            "number of evaluation episodes",
+            ">= 1 each",
+            (self.num_episodes, self.num_confirm_episodes, self.num_final_episodes),
+        )
+
+
+@dataclass(frozen=True)
+class LimitConfig:
+    """Limits that end a run which has not reached its return.
+
+    Attributes:
+        max_steps: Environment steps.
+        max_minutes: Wall-clock minutes, over all sessions of a resumed run.
+        checkpoint_period_s: Seconds between checkpoints.
+    """
+
+    max_steps: int = 200_000
+    max_minutes: float = 10.0
+    checkpoint_period_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        require(self.max_steps >= 1, "max_steps", ">= 1", self.max_steps)
+        require(self.max_minutes > 0, "max_minutes", "> 0", self.max_minutes)
+        require(self.checkpoint_period_s > 0, "checkpoint_period_s", "> 0", self.checkpoint_period_s)
+
+
+def where_to_serve(address: str) -> tuple[str, str]:
+    """Splits the option `serving.address`.
+
+    Returns:
+        The address of the server, grpc://host:port (port 0: a free port), and the name of the table.
+
+    Raises:
+        InvalidConfig: The address has another form.
+    """
+    try:
+        parts = urlsplit(address)
+        fits = parts.scheme == "grpc" and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        fits = False
+    name = parts.path.strip("/") if fits else ""
+    fits = fits and "/" not in name and not (parts.query or parts.fragment or parts.username)
+    require(fits, "serving.address", "grpc://host:port or grpc://host:port/name, or none", address)
+    return f"grpc://{parts.netloc}", name or "run"
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """The address at which a run serves its table and its parameters to actors of other machines.
+
+    Attributes:
+        address: grpc://host:port or grpc://host:port/name (name: "run" if none is given); None: the run is not served.
+        max_lanes: Environments of all these actors together.
+        max_staleness_s: Seconds without news of the newest parameters after which such an actor stops acting, until
+            the news comes. The limit is a time: an actor cannot count versions that it does not hear of.
+    """
+
+    address: str | None = None
+    max_lanes: int = 256
+    max_staleness_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.address is not None:
+            where_to_serve(self.address)
+        require(1 <= self.max_lanes <= 2**16, "serving.max_lanes", "in [1, 65536]", self.max_lanes)
+        fits = 1.0 <= self.max_staleness_s < math.inf
+        require(fits, "serving.max_staleness_s", ">= 1, finite", self.max_staleness_s)
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """Loggers besides TensorBoard.
+
+    Attributes:
+        wandb: Log to Weights & Biases (extra `wandb`).
+        project: Its project.
+    """
+
+    wandb: bool = False
+    project: str = "relive"
+
+    def __post_init__(self) -> None:
+        require(bool(self.project), "logging.project", "a name", self.project)

@@ -1,0 +1,94 @@
+"""`Child`: how a process of a run starts, hears signals, ends by a deadline, and dies with its parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from relive.train.child import START_METHOD, Child, Deaths, end_all
+from train.workers import echo_until_the_pipe_ends, never_end
+
+METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@METHODS
+def test_a_child_ends_when_its_pipe_does_and_ignores_ctrl_c(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(START_METHOD, method)
+    child = Child("relive-test", echo_until_the_pipe_ends)
+    monkeypatch.setenv("RELIVE_TEST_STREAMS", "of this start")
+    for start in range(2):
+        child.start(child.open_pipe())
+        assert child.pipe.recv() == "of this start", "environment variables are those of the start"
+        assert child.pid is not None and not child.has_died and child.num_starts == start + 1
+        os.kill(child.pid, signal.SIGINT)
+        child.pipe.send("still here")
+        assert child.pipe.recv() == "still here"
+        end_all([child])
+        assert child.pid is None and not child.has_died
+    assert child.reap() is None and multiprocessing.active_children() == []
+
+
+def test_a_child_that_dies_is_seen_and_reaped() -> None:
+    child = Child("relive-test", echo_until_the_pipe_ends)
+    child.start(child.open_pipe())
+    child.pipe.recv()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.pipe.poll(30), "the pipe ends with the process"
+    assert child.reap() == -signal.SIGTERM and child.pid is None
+
+
+def test_children_that_do_not_end_are_killed_at_one_deadline() -> None:
+    children = [Child("relive-test", never_end) for _ in range(2)]
+    for child in children:
+        child.start(None)
+    pids = [child.pid for child in children]
+    began_s = time.monotonic()
+    end_all([*children, Child("never-started", never_end)], timeout_s=0.5)
+    assert 0.5 <= time.monotonic() - began_s < 5.0
+    assert not any(pid is None or is_alive(pid) for pid in pids) and multiprocessing.active_children() == []
+
+
+@METHODS
+def test_a_child_ends_with_a_killed_parent(method: str) -> None:
+    path = os.pathsep.join((str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")))
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "train.workers"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path, START_METHOD: method},
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert is_alive(pid)
+    parent.kill()
+    parent.wait(10)
+    until_s = time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not is_alive(pid)
+    parent.stdout.close()
+
+
+def test_the_third_death_in_a_row_is_one_too_many() -> None:
+    deaths = Deaths()
+    for _ in range(2):
+        deaths.count(RuntimeError)
+    deaths.forget()
+    for _ in range(2):
+        deaths.count(RuntimeError)
+    with pytest.raises(RuntimeError, match="3"):
+        deaths.count(lambda number: RuntimeError(f"died {number} times"))
