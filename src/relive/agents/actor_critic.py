@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import grad
 
 from relive import Index, MinSize, SamplesPerInsert, StepSpec
 from relive.agents.agent import Exchange, Items, Policy, Replicas, Spaces
@@ -32,7 +33,7 @@ from relive.agents.config import (
     require,
 )
 from relive.agents.critics import ContinuousBatch, Critics
-from relive.agents.functional import Functional
+from relive.agents.functional import Flat, Functional, Named, network, stepped
 from relive.agents.mlp import MLP, Adam, FlatParameters, device_of
 
 
@@ -233,3 +234,70 @@ class DeterministicActor:
     def follow(self, rate: float) -> None:
         """The target's step."""
         self.target.follow(self._online, rate)
+
+
+@final
+class FunctionalParts:
+    """The parts of a functional update that all actor-critics share, see `relive.agents.functional`.
+
+    state: the tensors that steps of the critics' and of the actor's Adam change, four of each.
+    """
+
+    def __init__(self, agent: ActorCritic) -> None:
+        self._agent, self._low = agent, agent.low
+        self.critics, self.actor = Flat(agent.critics.online), Flat(agent.actor)
+        self._rates = torch.zeros(2, device=agent.device)
+        self.state = (*agent.critics.optimizer.stepped_tensors, *agent.optimizer.stepped_tensors)
+
+    def load(self, batch: Items) -> tuple[Tensor, ...]:
+        """(rates, state, action, reward, discount, next state, weight); rates: of the critics, and of the actor."""
+        agent, mine = self._agent, self._agent.batch
+        mine.load(batch)
+        self._rates[0] = agent.config.critic.learning_rate_at(agent.num_updates)
+        self._rates[1] = agent.config.actor.learning_rate_at(agent.num_updates)
+        return self._rates, mine.state, mine.action, mine.reward, mine.discount, mine.next_state, mine.weight
+
+    def finish(self, errors: tuple[Tensor, ...]) -> NDArray[np.float64] | None:
+        """Ends an update whose critics had these errors [B, 1]; returns new priorities, as Agent.update does."""
+        agent = self._agent
+        for mine, error in zip(agent.critics.errors, errors, strict=True):
+            mine.copy_(error)
+        agent.num_updates += 1
+        return priorities_of(agent.critics.errors) if agent.config.prioritized else None
+
+    def outputs(self, actor: Named, state: Tensor) -> Tensor:
+        """The outputs of the network `actor`."""
+        return network(actor, "actor", state, self._low)
+
+    def values(self, critics: Named, state: Tensor, action: Tensor) -> list[Tensor]:
+        """Q_i(s, a), each [B, 1]."""
+        pair = torch.cat([state, action], dim=1)
+        number = len(self._agent.critics.networks)
+        return [network(critics, f"q{critic}", pair, self._low) for critic in range(number)]
+
+    def learnt(
+        self, critics: tuple[Tensor, ...], goal: Tensor, batch: tuple[Tensor, ...], rates: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Critics.learn: the critics' new state, and the errors Q_i - y from before."""
+        state, action, _, _, _, weight = batch
+
+        def loss(named: Named) -> tuple[Tensor, tuple[Tensor, ...]]:
+            errors = tuple(value - goal for value in self.values(named, state, action))
+            return sum(((weight * error * error).mean() / 2.0 for error in errors), goal.new_zeros(())), errors
+
+        gradient, errors = grad(loss, has_aux=True)(self.critics.named(critics[0]))
+        return stepped(self.critics.vector(gradient), critics, rates[0], self._agent.critics.optimizer), errors
+
+    def stepped_actor(self, gradient: Named, actor: tuple[Tensor, ...], rates: Tensor) -> tuple[Tensor, ...]:
+        """The actor's new state after a step along this gradient."""
+        return stepped(self.actor.vector(gradient), actor, rates[1], self._agent.optimizer)
+
+    def climbed(self, actor: tuple[Tensor, ...], critics: Tensor, state: Tensor, rates: Tensor) -> tuple[Tensor, ...]:
+        """DeterministicActor.climb and a step: the actor's new state, along the gradient of -mean Q_0(s, mu(s))."""
+        named = self.critics.named(critics)
+
+        def loss(mine: Named) -> Tensor:
+            pair = torch.cat([state, torch.tanh(self.outputs(mine, state))], dim=1)
+            return -network(named, "q0", pair, self._low).mean()
+
+        return self.stepped_actor(grad(loss)(self.actor.named(actor[0])), actor, rates)

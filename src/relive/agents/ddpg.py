@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 import torch
+from torch import Tensor
 
-from relive.agents import functional_updates
-from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor
+from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor, FunctionalParts
 from relive.agents.agent import Policy, Spaces
 from relive.agents.boxes import NoisyPolicy
 from relive.agents.config import OptimizerConfig, Settings, require
-from relive.agents.functional import Functional
+from relive.agents.functional import Functional, followed
 
 
 @final
@@ -66,10 +66,6 @@ class DDPG(ActorCritic):
         """See Agent."""
         return NoisyPolicy(self.box, self.config.noise, self.config.random_steps)
 
-    def functional(self) -> Functional:
-        """See Agent."""
-        return functional_updates.of_deterministic(self)
-
     def _learn(self) -> None:
         """Critic, actor, then the targets."""
         self._learn_critic()
@@ -94,3 +90,22 @@ class DDPG(ActorCritic):
 
     def _own_parts(self) -> Mapping[str, Any]:
         return {"target_actor": self.mu.target}
+
+    # ---- the same update, for a compiler ---------------------------------------------------------------------------
+
+    def functional(self) -> Functional:
+        """See Agent."""
+        parts, rate = FunctionalParts(self), self.config.target_rate
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            critic, actor, target, target_actor = tensors[:4], tensors[4:8], tensors[8], tensors[9]
+            rates, *columns = tensors[10:]
+            state, _, reward, discount, following, _ = columns
+            action = torch.tanh(parts.outputs(parts.actor.named(target_actor), following))
+            (value,) = parts.values(parts.critics.named(target), following, action)
+            critic, errors = parts.learnt(critic, reward + discount * value, tuple(columns), rates)
+            actor = parts.climbed(actor, critic[0], state, rates)
+            return *critic, *actor, followed(target, critic[0], rate), followed(target_actor, actor[0], rate), *errors
+
+        state = (*parts.state, self.critics.target.values, self.mu.target.values)
+        return Functional({"all": step}, lambda: "all", state, parts.load, parts.finish)

@@ -18,15 +18,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import grad
 
-from relive.agents import functional_updates
 from relive.agents.action_values import ActionValueAgent, ActionValueConfig, NetworkConfig
-from relive.agents.agent import Spaces
+from relive.agents.agent import Items, Spaces
 from relive.agents.config import Precision, check_precision, require
 from relive.agents.conv import ConvNetwork
-from relive.agents.functional import Functional
+from relive.agents.functional import Flat, Functional, Named, network, stepped
 from relive.agents.mlp import MLP, FlatParameters, Network, Shapes
 from relive.agents.policies import ActionValues, NetworkValues
 
@@ -111,10 +113,6 @@ class DQN(ActionValueAgent):
     def _action_values(self) -> ActionValues:
         return NetworkValues(self.config.network.dueling)
 
-    def functional(self) -> Functional | None:
-        """See Agent: none of networks of images."""
-        return None if self.sees_images else functional_updates.of_dqn(self)
-
     def _learn(self) -> Tensor:
         config = self.config
         with torch.no_grad():
@@ -137,6 +135,63 @@ class DQN(ActionValueAgent):
         goal = torch.addcmul(self._reward, self._discount, bootstrap)
         values = action_values(self._network.forward(self._observation), dueling=dueling)
         return goal - values.gather(1, self._action)
+
+    # ---- the same update, for a compiler ---------------------------------------------------------------------------
+
+    def functional(self) -> Functional | None:
+        """See Agent. None if the network sees images. The target network follows in `finish`."""
+        if self.sees_images:
+            return None
+        config, optimizer = self.config, self.optimizer
+        rate = torch.zeros((), device=self.device)
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return self._functional_step(tensors[:4], *tensors[4:])
+
+        def load(batch: Items) -> tuple[Tensor, ...]:
+            self.load(batch)
+            rate.fill_(config.optimizer.learning_rate_at(self.num_updates))
+            return self.target.values, rate, *self.batch_tensors()
+
+        def finish(outputs: tuple[Tensor, ...]) -> NDArray[np.float64] | None:
+            return self.finished(outputs[0])
+
+        return Functional({"all": step}, lambda: "all", optimizer.stepped_tensors, load, finish)
+
+    def _functional_step(
+        self,
+        state: tuple[Tensor, ...],
+        target: Tensor,
+        rate: Tensor,
+        observation: Tensor,
+        action: Tensor,
+        reward: Tensor,
+        discount: Tensor,
+        following: Tensor,
+        weight: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """The new state of the optimizer, and the errors y - Q(s, a) [B, 1]."""
+        flat, dueling, low = Flat(self.online), self.config.network.dueling, self.config.precision == "bfloat16"
+
+        def values_of(named: Named, inputs: Tensor) -> Tensor:
+            return action_values(network(named, "q", inputs, low), dueling=dueling)
+
+        online = flat.named(state[0])
+        theirs = values_of(flat.named(target), following)
+        if self.config.double:
+            bootstrap = theirs.gather(1, values_of(online, following).argmax(dim=1, keepdim=True))
+        else:
+            bootstrap = theirs.amax(dim=1, keepdim=True)
+        goal = reward + discount * bootstrap
+
+        def loss(named: Named) -> tuple[Tensor, Tensor]:
+            error = goal - values_of(named, observation).gather(1, action)
+            size = error.abs()
+            huber = torch.where(size < 1.0, 0.5 * error * error, size - 0.5)
+            return (weight * huber).mean(), error
+
+        gradient, error = grad(loss, has_aux=True)(online)
+        return *stepped(flat.vector(gradient), state, rate, self.optimizer), error
 
     def metrics(self) -> dict[str, float]:
         """See Agent."""

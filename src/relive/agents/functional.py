@@ -1,10 +1,12 @@
-"""Updates as functions of tensors: what a compiler is given. The formulas are those of the agents' own files.
+"""Updates as functions of tensors, for a compiler: the parts that all agents share.
 
-A `Functional` is an agent's update over the agent's own memory: it may be run in place of `Agent.update` at any time,
-and the other way round. What it computes is written for a compiler: networks as plain expressions, gradients by
-autograd (which the tracing turns into products), Adam over the whole vector. Tests hold both ways together to float
-error; `relive.train.learners.update_choice` compares them once more on the machine at hand before it uses a
-compiled one.
+A `Functional` is an agent's update over the agent's own memory. A run may call it in place of `Agent.update` at any
+batch, and the other way round. Each agent's file contains both: the hand-written update and, below it, the same update
+as a function of tensors. The function is written for a compiler: networks are plain expressions, autograd gives the
+gradients (tracing turns them into products), Adam works on the whole vector.
+
+Each way checks the other. Tests compare them, and they agree to float error. `relive.train.learners.update_choice`
+compares them again on the machine of the run before the run uses a compiled update.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -25,6 +28,11 @@ from relive.agents.mlp import Adam, FlatParameters
 
 Named = dict[str, Tensor]
 Step = Callable[..., tuple[Tensor, ...]]
+
+
+def source_files() -> list[Path]:
+    """The code that a compiled update depends on: every file of the agents, in a fixed order."""
+    return sorted(Path(__file__).parent.glob("*.py"))
 
 
 @final

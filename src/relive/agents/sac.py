@@ -23,16 +23,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import grad
 from torch.nn.functional import softplus
 
-from relive.agents import functional_updates
-from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, RowNoise
-from relive.agents.agent import Policy, Replicas, Spaces
+from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, FunctionalParts, RowNoise
+from relive.agents.agent import Items, Policy, Replicas, Spaces
 from relive.agents.boxes import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussianPolicy
 from relive.agents.config import Settings, require
-from relive.agents.functional import Functional
+from relive.agents.functional import Functional, Named, followed, stepped
 from relive.agents.mlp import MLP, Adam, FlatParameters
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -91,10 +93,6 @@ class SAC(ActorCritic):
     def policy(self) -> Policy:
         """See Agent."""
         return SquashedGaussianPolicy(self.box, self.config.random_steps)
-
-    def functional(self) -> Functional:
-        """See Agent."""
-        return functional_updates.of_sac(self)
 
     def draw_noise(self) -> Tensor:
         """eps [B, A] of the next actions; overwritten by the next call."""
@@ -195,3 +193,64 @@ class SAC(ActorCritic):
             "temperature_optimizer": self.temperature_optimizer,
             "generator": self._generator,
         }
+
+    # ---- the same update, for a compiler ---------------------------------------------------------------------------
+
+    def functional(self) -> Functional:
+        """See Agent. The temperature learns in the step if it is learnt."""
+        config, parts, temperature = self.config, FunctionalParts(self), self.temperature_optimizer
+        rate = torch.full((), config.alpha_learning_rate, device=self.device)
+        first, second = (torch.zeros(config.batch_size, self.box.size, device=self.device) for _ in range(2))
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return self._functional_step(parts, *tensors)
+
+        def load(batch: Items) -> tuple[Tensor, ...]:
+            inputs = parts.load(batch)
+            first.copy_(self.draw_noise())
+            second.copy_(self.draw_noise())
+            return *inputs, rate, first, second
+
+        def finish(outputs: tuple[Tensor, ...]) -> NDArray[np.float64] | None:
+            *errors, self.entropy = outputs
+            return parts.finish(tuple(errors))
+
+        state = (*parts.state, *temperature.stepped_tensors, self.critics.target.values)
+        return Functional({"all": step}, lambda: "all", state, load, finish)
+
+    def _functional_step(self, parts: FunctionalParts, *tensors: Tensor) -> tuple[Tensor, ...]:
+        critics, actor, heat, target = tensors[:4], tensors[4:8], tensors[8:12], tensors[12]
+        rates, *columns = tensors[13:20]
+        heat_rate, next_noise, noise = tensors[20:]
+        state, _, reward, discount, following, _ = columns
+        fixed = self.config.alpha
+        alpha = (heat[0].exp() if fixed is None else torch.full_like(heat[0], fixed))[0]
+        action, log_probability = self._functional_sample(parts, parts.actor.named(actor[0]), following, next_noise)
+        lower = torch.minimum(*parts.values(parts.critics.named(target), following, action))
+        goal = reward + discount * (lower - alpha * log_probability)
+        critics, errors = parts.learnt(critics, goal, tuple(columns), rates)
+        named = parts.critics.named(critics[0])
+
+        def loss(mine: Named) -> tuple[Tensor, Tensor]:
+            chosen, log_probability = self._functional_sample(parts, mine, state, noise)
+            lower = torch.minimum(*parts.values(named, state, chosen))
+            return (alpha * log_probability - lower).mean(), log_probability
+
+        gradient, log_probability = grad(loss, has_aux=True)(parts.actor.named(actor[0]))
+        actor = parts.stepped_actor(gradient, actor, rates)
+        entropy = -log_probability.mean()
+        if fixed is None:
+            slope = torch.cat([(entropy - self.target_entropy).reshape(1), torch.zeros_like(heat[0])[1:]])
+            heat = stepped(slope, heat, heat_rate, self.temperature_optimizer)
+        return *critics, *actor, *heat, followed(target, critics[0], self.config.target_rate), *errors, entropy
+
+    def _functional_sample(
+        self, parts: FunctionalParts, actor: Named, state: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Actions [B, A] of the actor, and log pi [B, 1]."""
+        size, outputs = self.box.size, parts.outputs(actor, state)
+        log_std = outputs[:, size:].clamp(LOG_STD_MIN, LOG_STD_MAX)
+        before_tanh = outputs[:, :size] + log_std.exp() * noise
+        terms = 2.0 * (before_tanh + softplus(before_tanh * -2.0)) - log_std - 0.5 * noise * noise
+        constant = size * (_LOG_SQRT_2PI + 2.0 * math.log(2.0))
+        return torch.tanh(before_tanh), terms.sum(dim=1, keepdim=True) - constant

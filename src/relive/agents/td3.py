@@ -15,19 +15,19 @@ Deviations from the paper: none known beside the networks' sizes; n-step returns
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from relive.agents import functional_updates
-from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor, RowNoise
-from relive.agents.agent import Exchange, Policy, Replicas, Spaces
+from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor, FunctionalParts, RowNoise
+from relive.agents.agent import Exchange, Items, Policy, Replicas, Spaces
 from relive.agents.boxes import NoisyPolicy
 from relive.agents.config import OptimizerConfig, Settings, require
-from relive.agents.functional import Functional
+from relive.agents.functional import Functional, followed
 
 
 @final
@@ -84,21 +84,6 @@ class TD3(ActorCritic):
         super().join(replicas)
         self._noise.join(replicas)
 
-    def functional(self) -> Functional:
-        """See Agent."""
-        config = self.config
-        smoothing = (config.target_noise, config.target_noise_clip)
-        made = functional_updates.of_deterministic(
-            self, delay=config.policy_delay, smoothing=smoothing, draw=self._noise.draw
-        )
-
-        def finish(outputs: tuple[torch.Tensor, ...]) -> NDArray[np.float64] | None:
-            priorities = made.finish(outputs)
-            self._count_since_actor()
-            return priorities
-
-        return replace(made, finish=finish)
-
     def _learn(self) -> None:
         """The critics; and when its turn comes the actor, then the targets."""
         self._learn_critics()
@@ -148,3 +133,41 @@ class TD3(ActorCritic):
 
     def _own_parts(self) -> Mapping[str, Any]:
         return {"target_actor": self.mu.target, "generator": self._generator}
+
+    # ---- the same update, for a compiler ---------------------------------------------------------------------------
+
+    def functional(self) -> Functional:
+        """See Agent. The step "critics" leaves out the actor and the targets."""
+        delay, parts = self.config.policy_delay, FunctionalParts(self)
+
+        def load(batch: Items) -> tuple[Tensor, ...]:
+            return *parts.load(batch), self._noise.draw()
+
+        def finish(errors: tuple[Tensor, ...]) -> NDArray[np.float64] | None:
+            priorities = parts.finish(errors)
+            self._count_since_actor()
+            return priorities
+
+        steps = {"all": lambda *tensors: self._functional_step(parts, *tensors, climbs=True)}
+        if delay > 1:
+            steps["critics"] = lambda *tensors: self._functional_step(parts, *tensors, climbs=False)
+        state = (*parts.state, self.critics.target.values, self.mu.target.values)
+        return Functional(
+            steps, lambda: "all" if (self.num_updates + 1) % delay == 0 else "critics", state, load, finish
+        )
+
+    def _functional_step(self, parts: FunctionalParts, *tensors: Tensor, climbs: bool) -> tuple[Tensor, ...]:
+        """climbs: whether the actor learns, and the targets follow."""
+        critics, actor, target, target_actor = tensors[:4], tensors[4:8], tensors[8], tensors[9]
+        rates, *columns = tensors[10:17]
+        state, _, reward, discount, following, _ = columns
+        clip, rate = self.config.target_noise_clip, self.config.target_rate
+        noise = (tensors[17] * self.config.target_noise).clamp(-clip, clip)
+        action = torch.tanh(parts.outputs(parts.actor.named(target_actor), following))
+        action = (action + noise).clamp(-1.0, 1.0)
+        lower = torch.minimum(*parts.values(parts.critics.named(target), following, action))
+        critics, errors = parts.learnt(critics, reward + discount * lower, tuple(columns), rates)
+        if climbs:
+            actor = parts.climbed(actor, critics[0], state, rates)
+            target, target_actor = followed(target, critics[0], rate), followed(target_actor, actor[0], rate)
+        return *critics, *actor, target, target_actor, *errors
