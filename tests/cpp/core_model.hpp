@@ -18,6 +18,7 @@
 #include "relive/table/looking.hpp"
 #include "relive/table/reading.hpp"
 #include "relive/table/writer.hpp"
+#include "relive/words/rng.hpp"
 
 namespace rig {
 
@@ -106,18 +107,14 @@ inline TableConfig make_config(const Spec& spec) {
   return config;
 }
 
-inline uint64_t mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
+inline uint64_t mix(uint64_t z) { return SplitMix64::mix(z); }
 
 // The bytes of one cell.
 inline void write_cell(std::byte* to, size_t num_bytes, uint64_t lane, uint64_t episode, uint64_t step,
                        uint64_t column) {
   uint64_t state = mix(mix(mix(lane * 1000003 + episode) + step) + column);
   for (size_t at = 0; at < num_bytes; at += 8) {
-    state = mix(state + 0x9E3779B97F4A7C15u);
+    state = mix(state + SplitMix64::kGolden);
     std::memcpy(to + at, &state, std::min<size_t>(8, num_bytes - at));
   }
 }

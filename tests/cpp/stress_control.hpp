@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "relive/words/rng.hpp"
 #include "relive/words/testing.hpp"
 #include "stress_notes.hpp"
 
@@ -134,13 +135,7 @@ inline Control* make_control() {
 
 struct Random {
   uint64_t state;
-  uint64_t next() {
-    state += 0x9E3779B97F4A7C15u;
-    uint64_t z = state;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
+  uint64_t next() { return relive::SplitMix64::next(&state); }
   uint64_t below(uint64_t n) { return next() % n; }
 };
 

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "relive/words/rng.hpp"
+
 namespace stress {
 
 struct RowNote {
@@ -48,7 +50,7 @@ class Noted final {
   static constexpr size_t kWords = sizeof(Note) / 8;
   static uint64_t sum_of(const uint64_t* words) {
     uint64_t sum = 1;
-    for (size_t k = 0; k < kWords; ++k) sum = (sum ^ words[k]) * 0x9E3779B97F4A7C15u + (sum >> 29);
+    for (size_t k = 0; k < kWords; ++k) sum = (sum ^ words[k]) * relive::SplitMix64::kGolden + (sum >> 29);
     return sum | 1;
   }
   std::atomic<uint64_t> words_[kWords];

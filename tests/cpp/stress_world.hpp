@@ -14,6 +14,7 @@
 #include "relive/table/hooks.hpp"
 #include "relive/table/looking.hpp"
 #include "relive/table/reading.hpp"
+#include "relive/words/rng.hpp"
 
 namespace stress {
 
@@ -73,11 +74,7 @@ struct Options {
 inline constexpr int64_t kVerdictBytes = 64;  // the late column beside the reward
 inline constexpr int64_t kCoreBytes = 328;    // the start value of sequences
 
-inline uint64_t mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
+inline uint64_t mix(uint64_t z) { return SplitMix64::mix(z); }
 
 // Windows of explicit items, and the bytes of their own column.
 inline constexpr uint32_t kItemWindows = 3;
@@ -245,7 +242,7 @@ inline void write_cell(std::byte* to, size_t num_bytes, uint64_t tag, uint32_t e
   std::memcpy(to + 12, &step, 4);
   uint64_t state = mix(mix(tag * 1000003 + episode) + step * 31 + column);
   for (size_t at = 16; at < num_bytes; at += 8) {
-    state = state * 0xD1342543DE82EF95u + 0x9E3779B97F4A7C15u;
+    state = state * 0xD1342543DE82EF95u + SplitMix64::kGolden;
     const uint64_t word = state ^ (state >> 32);
     std::memcpy(to + at, &word, std::min<size_t>(8, num_bytes - at));
   }

@@ -7,16 +7,12 @@
 #include "relive/words/rng.hpp"
 
 using relive::CounterRng;
+using relive::SplitMix64;
 
 namespace {
 
-// SplitMix64 as published: a state that steps by the golden ratio and a finaliser. Written again on purpose.
-uint64_t splitmix64(uint64_t& state) {
-  uint64_t z = (state += 0x9E3779B97F4A7C15u);
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
+// The first test compares it with the published sequence, the others build on it.
+uint64_t splitmix64(uint64_t& state) { return SplitMix64::next(&state); }
 
 uint64_t base_of(uint64_t seed, uint64_t stream, uint64_t call, uint64_t attempt) {
   uint64_t state = seed;

@@ -154,7 +154,7 @@ void BatchSlots::begin(size_t num_items) { slots_.assign(std::bit_ceil(2 * num_i
 
 size_t BatchSlots::place_of(uint64_t slot) const {
   const size_t mask = slots_.size() - 1;
-  size_t at = (slot * 0x9E3779B97F4A7C15u >> 32) & mask;
+  size_t at = (slot * SplitMix64::kGolden >> 32) & mask;
   while (slots_[at] != 0 && slots_[at] != slot + 1) at = (at + 1) & mask;
   return at;
 }

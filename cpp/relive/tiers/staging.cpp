@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "relive/words/rng.hpp"
+
 namespace relive {
 namespace {
 
@@ -17,10 +19,7 @@ bool Staging::Earlier::operator()(const Unit* a, const Unit* b) const {
 }
 
 size_t Staging::Hash::operator()(const UnitId& id) const {
-  uint64_t x = (id.ref + 0x9e3779b97f4a7c15ull) ^ (uint64_t{id.unit} << 40);
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return static_cast<size_t>(x ^ (x >> 31));
+  return static_cast<size_t>(SplitMix64::mix((id.ref + SplitMix64::kGolden) ^ (uint64_t{id.unit} << 40)));
 }
 
 Staging::Staging(const Region& region, PageFile& file, std::byte* memory, uint32_t num_threads)

@@ -16,12 +16,31 @@
 
 namespace relive {
 
+// SplitMix64 (Steele, Lea and Flood 2014): a state that grows by kGolden, and a finaliser of it.
+struct SplitMix64 {
+  static constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
+  static constexpr uint64_t kFactors[] = {0xBF58476D1CE4E5B9u, 0x94D049BB133111EBu};
+  static constexpr uint32_t kShifts[] = {30, 27, 31};
+
+  // The finaliser: a bijection of 64 bits.
+  static constexpr uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> kShifts[0])) * kFactors[0];
+    z = (z ^ (z >> kShifts[1])) * kFactors[1];
+    return z ^ (z >> kShifts[2]);
+  }
+  // The next number of the sequence.
+  static constexpr uint64_t next(uint64_t* state) { return mix(*state += kGolden); }
+};
+
 class CounterRng final {
  public:
   constexpr CounterRng(uint64_t seed, uint64_t stream, uint64_t call, uint64_t attempt)
-      : base_(absorb(absorb(absorb(mix(seed + kGolden), stream), call), attempt)) {}
+      : base_(absorb(absorb(absorb(SplitMix64::mix(seed + SplitMix64::kGolden), stream), call), attempt)) {}
 
-  constexpr uint64_t bits(uint64_t i) const { return mix(base_ + (i + 1) * kGolden); }
+  // The state that the numbers follow from.
+  constexpr uint64_t base() const { return base_; }
+
+  constexpr uint64_t bits(uint64_t i) const { return SplitMix64::mix(base_ + (i + 1) * SplitMix64::kGolden); }
 
   // In [0, 1), a multiple of 2^-53.
   constexpr double uniform(uint64_t i) const { return static_cast<double>(bits(i) >> 11) * 0x1.0p-53; }
@@ -32,14 +51,9 @@ class CounterRng final {
   }
 
  private:
-  static constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
-
-  static constexpr uint64_t mix(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
+  static constexpr uint64_t absorb(uint64_t state, uint64_t word) {
+    return SplitMix64::mix((state ^ word) + SplitMix64::kGolden);
   }
-  static constexpr uint64_t absorb(uint64_t state, uint64_t word) { return mix((state ^ word) + kGolden); }
 
   uint64_t base_;
 };
