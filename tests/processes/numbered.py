@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 import relive
+from relive import _core
 
 Numbers = npt.NDArray[np.int64]
+GOLDEN = np.uint64(_core.random_format()["golden"])
 WIDTH = 16  # words of a state
 MARK = 4  # words of the late column
 LONGEST = 20  # steps of an episode
@@ -25,12 +27,8 @@ PIECE_COLUMNS = ("number", "observation", "mark", "reward", "mask")
 
 def words(numbers: Any, width: int, salt: int = 0) -> npt.NDArray[np.uint64]:
     """uint64[..., width] that no other number or salt gives."""
-    mixed = np.asarray(numbers, np.int64).astype(np.uint64)[..., np.newaxis]
-    mixed = mixed + np.arange(1, width + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(salt << 32)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    result: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
-    return result
+    states = np.asarray(numbers, np.int64).astype(np.uint64)[..., np.newaxis]
+    return _core.mix_words(states + np.arange(1, width + 1, dtype=np.uint64) * GOLDEN + np.uint64(salt << 32))
 
 
 def steps_of(numbers: Numbers) -> Numbers:

@@ -14,8 +14,7 @@
 namespace relive {
 namespace {
 
-constexpr size_t kAimed = 128;                        // points that descend to their leaves together
-constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
+constexpr size_t kAimed = 128;  // points that descend to their leaves together
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 
 // A round at work. Plain pointers: a thread's scratch costs a call each time it is named.

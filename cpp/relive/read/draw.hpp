@@ -97,6 +97,9 @@ struct DrawScratch {
 // it than this an item is not drawn (rule G2). 0 where items are not drawn by their part of a sum.
 double least_probability(const Leaves& leaves);
 
+// The random numbers of a call permute from this one on; those below it draw.
+inline constexpr uint64_t kPermutation = uint64_t{1} << 40;
+
 // Row of the batch that each stratum's draw goes to: rows[j], j < n.
 void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n);
 
