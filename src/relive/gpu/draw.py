@@ -13,26 +13,10 @@ from relive.gpu.launch import Drawing, Rounds
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView
 
-__all__ = ["DeviceSampler", "call_base"]
+__all__ = ["DeviceSampler"]
 
 PATIENT_AFTER = 8  # rounds; after that each waits a little: either nothing can be drawn, or somebody is very busy
 PAUSE_S = 0.002
-GOLDEN = 0x9E3779B97F4A7C15
-ALL_BITS = (1 << 64) - 1
-
-
-def _mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & ALL_BITS
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & ALL_BITS
-    return z ^ (z >> 31)
-
-
-def call_base(seed: int, stream: int, call: int, attempt: int) -> int:
-    """Where the random numbers of an attempt of a call start: the core's rng.hpp, in Python."""
-    base = _mix((seed + GOLDEN) & ALL_BITS)
-    for word in (stream, call, attempt):
-        base = _mix(((base ^ word) + GOLDEN) & ALL_BITS)
-    return base
 
 
 @final
@@ -71,7 +55,7 @@ class DeviceSampler:
         num_raised = self._core.num_raised
         while True:
             if attempt > 0:
-                drawing = drawing._replace(random_base=call_base(self._seed, stream, call, attempt))
+                drawing = drawing._replace(random_base=_core.random_base(self._seed, stream, call, attempt))
             with self._view.held() as span:
                 if attempt == 0:
                     num_live = max(1, self._core.num_items(self._number))
@@ -104,7 +88,7 @@ class DeviceSampler:
 
     def drawing(self, num_items: int, stream: int, call: int, device: torch.device) -> Drawing:
         """The first attempt of a call, and room for what it draws."""
-        base = call_base(self._seed, stream, call, 0)
+        base = _core.random_base(self._seed, stream, call, 0)
         return Drawing(
             item_keys=torch.empty(num_items, dtype=torch.int64, device=device),
             probabilities=torch.empty(num_items, dtype=torch.float64, device=device),

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, TypeAlias, final
 
+from relive import _core
 from relive.config.hindsight import Hindsight
 from relive.config.index import Index
 from relive.config.items import Episodes, Sequences, Transitions
@@ -33,14 +34,14 @@ __all__ = [
     "tree_levels",
 ]
 
-FANOUT = 8
+_FORMAT = _core.region_format()
+FANOUT, MOST_LEVELS = _FORMAT["fanout"], _FORMAT["most_levels"]  # of a tree
+LEAF_BITS = _FORMAT["leaf_bits"]  # of a key: its generation and slot
 VECTOR = 16
 UNITS = (VECTOR, 4, 1)  # bytes one lane of a kernel moves at a time
-MOST_LEVELS = 17  # of a tree: slots are fewer than 2^51
 FOUND = ("record", "large", "cell")  # areas whose rows kernels can find; a column kept elsewhere is refused
 LARGE = "large"  # the area whose rows are apart from the packed records
 CELL = "cell"  # the area of start values that only some rows have
-LEAF_BITS = 51
 StepItems: TypeAlias = Transitions | Sequences | Episodes  # items whose leaves are slots of steps
 
 

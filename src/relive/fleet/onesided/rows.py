@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from relive import _core
 from relive.config.explicit import Explicit
 from relive.config.hindsight import Hindsight
 from relive.config.table_config import TableConfig
@@ -46,7 +47,7 @@ __all__ = ["Gathered", "OneSidedReader"]
 Arrays = list[npt.NDArray[Any]]
 
 ROUNDS = 16  # as many as the core tries without the lock
-_OWN_DISCOUNT = 1 << 29  # bit of a head
+_OWN_DISCOUNT = _core.region_format()["discount_bit"]  # of a head
 
 
 class Gathered(NamedTuple):

@@ -28,7 +28,7 @@ from relive.gpu.kernels.facts import (
     ROWS_BEFORE,
     fact,
 )
-from relive.gpu.kernels.places import CUT_BIT, ROW_BIAS, ROW_SHIFT, STEP_MASK, entry_of
+from relive.gpu.kernels.places import CUT_BIT, ROW_BIAS, ROW_SHIFT, entry_of
 from relive.gpu.kernels.windows import begin_windows, settle_windows
 from relive.gpu.kernels.words import (
     ARGUMENTS,
@@ -41,11 +41,14 @@ from relive.gpu.kernels.words import (
     follow,
     frame_base,
     is_tail,
+    is_terminated,
+    is_truncated,
     load_int32,
     load_int64,
     note_run,
     page_record,
     step_end,
+    step_number,
 )
 
 __all__ = ["resolve_across"]
@@ -123,7 +126,7 @@ def _walk_across(
         other = _lane_at(region, facts, page, row, is_step & is_behind)
         is_step = is_step & (~is_behind | (other == lane))
         head = load_int32(region + base + row * fact(facts, RECORD_STRIDE), is_step)
-        number = (head & STEP_MASK).to(tl.int64)
+        number = step_number(head)
         entry = tl.where(is_step, ((at + ROW_BIAS) << ROW_SHIFT) | number, entry)
         mine = entry_of(facts, scratch, count, item, fact(facts, BURN_IN) + num_steps)
         tl.store(mine, entry, mask=is_step)
@@ -131,7 +134,7 @@ def _walk_across(
         num_steps = num_steps + is_step.to(tl.int64)
 
         passes = ends_step & ~is_full
-        has_end = (head < 0) | ((head & 0x40000000) != 0)
+        has_end = is_terminated(head) | is_truncated(head)
         is_behind = tl.where(is_step, ~has_state & has_end, is_behind | passes)
         moving = (is_step | passes) & ((num_steps < most) | looks_behind)
         at_edge = moving & (row == last_row) & is_behind
@@ -200,7 +203,7 @@ def _lead_across(
         other = _lane_at(region, facts, page, row, moving & ~tail & (step == 0))
         is_step = moving & ~tail & ((step > 0) | (other == lane))
         head = load_int32(region + base + row * fact(facts, RECORD_STRIDE), is_step)
-        step = tl.where(is_step, (head & STEP_MASK).to(tl.int64), step)
+        step = tl.where(is_step, step_number(head), step)
         entry = ((offset - back + ROW_BIAS) << ROW_SHIFT) | step | tl.where(was_tail, CUT_BIT, 0)
         tl.store(entry_of(facts, scratch, count, item, burn_in - 1 - lead), entry, mask=is_step)
         rows_before = tl.where(is_step, back, rows_before)

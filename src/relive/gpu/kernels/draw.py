@@ -18,6 +18,7 @@ from relive.gpu.kernels.facts import (
     TREE_OFFSET,
     fact,
 )
+from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import (
     ARGUMENTS,
     READY,
@@ -28,6 +29,7 @@ from relive.gpu.kernels.words import (
     WORD,
     begin_round,
     field,
+    generation_of,
     is_used,
     load_float64,
     load_page_word,
@@ -40,14 +42,15 @@ __all__ = ["chain_swaps", "draw_slots", "strata_of", "take", "take_leaves"]
 
 @triton.jit
 def _mix(z: tl.tensor) -> tl.tensor:
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    return z ^ (z >> 31)
+    """The finaliser of SplitMix64."""
+    z = (z ^ (z >> FORMAT.value.first_shift)) * FORMAT.value.first_factor
+    z = (z ^ (z >> FORMAT.value.second_shift)) * FORMAT.value.second_factor
+    return z ^ (z >> FORMAT.value.third_shift)
 
 
 @triton.jit
 def _bits(base: tl.tensor, number: tl.tensor) -> tl.tensor:
-    return _mix(base.to(tl.uint64) + (number.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15)
+    return _mix(base.to(tl.uint64) + (number.to(tl.uint64) + 1) * FORMAT.value.golden)
 
 
 @triton.jit
@@ -60,7 +63,7 @@ def _uniform(base: tl.tensor, number: tl.tensor) -> tl.tensor:
 def _swapped_with(base: tl.tensor, step: tl.tensor) -> tl.tensor:
     """The row, at most `step`, that the step-th swap of the core's shuffle exchanges row `step` with; int32."""
     number = step.to(tl.uint64)
-    return (((_bits(base, number + 0x10000000000) >> 32) * (number + 1)) >> 32).to(tl.int32)
+    return (((_bits(base, number + FORMAT.value.permutation_from) >> 32) * (number + 1)) >> 32).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)
@@ -137,11 +140,13 @@ def draw_slots(
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wanted = still_wanted(scratch, count, item, item < count, is_first)
     tree = region + fact(facts, TREE_OFFSET)
+    FANOUT: tl.constexpr = FORMAT.value.fanout
+    NODE_BYTES: tl.constexpr = FORMAT.value.node_bytes
     levels = facts.to(tl.pointer_type(tl.int64)) + FIRST_LEVEL + fact(facts, NUM_LEVELS) - 1
-    top = tree + tl.load(levels) * 8 + item.to(tl.int64) * 0
+    top = tree + tl.load(levels) * NODE_BYTES + item.to(tl.int64) * 0
     total = _load_mass(top, wanted)
-    for k in tl.static_range(1, 8):
-        total += _load_mass(top + k * 8, wanted)
+    for k in tl.static_range(1, FANOUT):
+        total += _load_mass(top + k * NODE_BYTES, wanted)
     rest = tl.full([BLOCK], 0.0, tl.float64)
     if points != 0:
         rest = tl.load(points.to(tl.pointer_type(tl.float64)) + item, mask=wanted, other=0.0)
@@ -151,19 +156,19 @@ def draw_slots(
     slot = tl.full([BLOCK], 0, tl.int64)
     found = wanted
     for level in range(fact(facts, NUM_LEVELS)):
-        group = tree + (tl.load(levels - level) + slot * 8) * 8
+        group = tree + (tl.load(levels - level) + slot * FANOUT) * NODE_BYTES
         running = tl.full([BLOCK], 0.0, tl.float64)
         below = tl.full([BLOCK], 0.0, tl.float64)
         child = tl.full([BLOCK], 0, tl.int64)
-        for k in tl.static_range(8):
-            mass = _load_mass(group + k * 8, found)
+        for k in tl.static_range(FANOUT):
+            mass = _load_mass(group + k * NODE_BYTES, found)
             running = mass if k == 0 else running + mass
             behind = running <= rest
             child += behind.to(tl.int64)
             below = tl.where(behind, running, below)
-        found = found & (child < 8)
+        found = found & (child < FANOUT)
         rest = rest - below
-        slot = tl.where(found, slot * 8 + child, 0)
+        slot = tl.where(found, slot * FANOUT + child, 0)
     word = load_page_word(region, facts, slot >> fact(facts, PAGE_SHIFT), found)
     tl.store(field(scratch, count, SLOT) + item, tl.where(found, slot, -1), mask=wanted)
     tl.store(field(scratch, count, WORD) + item, word, mask=wanted)
@@ -187,9 +192,10 @@ def take(
     slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
     word = tl.load(field(scratch, count, WORD) + item, mask=ready, other=0)
     total = tl.load(real_field(scratch, count, TOTAL) + item, mask=ready, other=1.0)
-    mass = load_float64(region + fact(facts, TREE_OFFSET) + slot * 8, ready)
+    mass = load_float64(region + fact(facts, TREE_OFFSET) + slot * FORMAT.value.node_bytes, ready)
     good = ready & (mass > 0.0)
-    key = (fact(facts, SHARD) << 51) | ((word >> 18) << fact(facts, SLOT_BITS)) | slot
+    generation = generation_of(word) << fact(facts, SLOT_BITS)
+    key = (fact(facts, SHARD) << FORMAT.value.leaf_bits) | generation | slot
     one = tl.full([BLOCK], 1.0, tl.float64)
     tl.store(keys.to(tl.pointer_type(tl.int64)) + item, key, mask=good)
     tl.store(probabilities.to(tl.pointer_type(tl.float64)) + item, tl.minimum(one, mass * (one / total)), mask=good)

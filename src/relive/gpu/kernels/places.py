@@ -19,13 +19,14 @@ from relive.gpu.kernels.facts import (
     TIME_MAJOR,
     fact,
 )
+from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import LEAD, RUN_PAGES, field
 
 __all__ = ["entry_of", "item_of", "lead_of", "rows_in_front", "step_of"]
 
 # An entry of a window that runs over ends: its step's row, counted from row 0 of the item's page; whether a tail stands
 # behind it; its number in its episode.
-STEP_MASK = tl.constexpr(0x0FFFFFFF)
+STEP_MASK = tl.constexpr(FORMAT.value.step_mask)
 CUT_BIT = tl.constexpr(1 << 29)
 ROW_SHIFT = tl.constexpr(30)
 ROW_BIAS = tl.constexpr(1 << 30)

@@ -31,6 +31,7 @@ from relive.gpu.kernels.facts import (
     fact,
 )
 from relive.gpu.kernels.places import item_of, lead_of, rows_in_front, step_of
+from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import (
     ARGUMENTS,
     EPISODE_STEP,
@@ -46,8 +47,6 @@ from relive.gpu.kernels.words import (
 )
 
 __all__ = ["copy_columns"]
-
-CELL_WORD = tl.constexpr(4)  # where the number of a row's start cell stands in its record
 
 
 @triton.jit
@@ -110,7 +109,8 @@ def _copy_units(
     row = row & (fact(facts, PAGE_LEN) - 1)
     start = base + row * fact(column, STRIDE)
     if fact(column, IS_CELL) != 0:
-        word = load_int32(region + base + row * fact(facts, RECORD_STRIDE) + CELL_WORD, shown)
+        record = region + base + row * fact(facts, RECORD_STRIDE)
+        word = load_int32(record + FORMAT.value.cell_number_at, shown)
         cell = word.to(tl.int64) & 0xFFFFFFFF
         seen = shown & (cell < mapped_cells)
         tl.store(field(scratch, count, STATE) + item, (item * 0 + WANTED).to(tl.int64), mask=shown & ~seen)

@@ -46,8 +46,12 @@ from relive.gpu.kernels.words import (
     SLOT,
     STATE,
     field,
+    has_discount,
+    is_terminated,
+    is_truncated,
     load_float32,
     load_int32,
+    step_number,
 )
 
 __all__ = ["fill_rows", "fill_versions"]
@@ -102,24 +106,24 @@ def fill_rows(
     page, base = _page_and_base(facts, scratch, count, item, row, is_step)
     frame = region + base + (row & (fact(facts, PAGE_LEN) - 1)) * fact(facts, RECORD_STRIDE)
     head = load_int32(frame, is_step)
-    episode_step = (head & 0x0FFFFFFF).to(tl.int64)
+    episode_step = step_number(head)
     _put_bool(job, MASK_OUT, place, is_step, ready)
     is_loss = is_step & (along >= lead) & (along < lead + fact(facts, LENGTH))
     _put_bool(job, LOSS_MASK_OUT, place, is_loss, ready)
     _put_bool(job, FIRST_OUT, place, is_step & (episode_step == 0), ready)
-    _put_bool(job, TERMINATED_OUT, place, is_step & (head < 0), ready)
+    _put_bool(job, TERMINATED_OUT, place, is_step & is_terminated(head), ready)
     if fact(job, EPISODE_STEP_OUT) != 0:
         out = fact(job, EPISODE_STEP_OUT).to(tl.pointer_type(tl.int64))
         tl.store(out + place, tl.where(is_step, episode_step, 0), mask=ready)
     if fact(job, TRUNCATED_OUT) != 0:
         if fact(facts, CROSSES) == 0:
             is_cut = tl.load(field(scratch, count, IS_CUT) + item, mask=is_step & (along == num_steps - 1), other=0)
-        is_end = ((is_cut != 0) & (head >= 0)) | ((head & 0x40000000) != 0)
+        is_end = ((is_cut != 0) & ~is_terminated(head)) | is_truncated(head)
         _put_bool(job, TRUNCATED_OUT, place, is_step & is_end, ready)
     if fact(job, DISCOUNT_OUT) != 0:
-        has_own = (head & 0x20000000) != 0
+        has_own = has_discount(head)
         own = load_float32(_mark_at(region, facts, page, row) + fact(facts, DISCOUNT_AT), is_step & has_own)
-        own = tl.where(has_own, own, tl.where(head < 0, 0.0, 1.0))
+        own = tl.where(has_own, own, tl.where(is_terminated(head), 0.0, 1.0))
         discount = (real_fact(facts, GAMMA_BITS) * own.to(tl.float64)).to(tl.float32)
         out = fact(job, DISCOUNT_OUT).to(tl.pointer_type(tl.float32))
         tl.store(out + place, tl.where(is_step, discount, 0.0), mask=ready)

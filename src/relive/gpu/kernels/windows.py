@@ -41,6 +41,7 @@ from relive.gpu.kernels.facts import (
     fact,
     real_fact,
 )
+from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import (
     ARGUMENTS,
     EPISODE_STEP,
@@ -60,7 +61,11 @@ from relive.gpu.kernels.words import (
     field,
     follow,
     frame_base,
+    generation_of,
+    has_discount,
     is_tail,
+    is_terminated,
+    is_truncated,
     is_used,
     load_float32,
     load_float64,
@@ -69,6 +74,7 @@ from relive.gpu.kernels.words import (
     load_uint16,
     note_run,
     step_end,
+    step_number,
     still_wanted,
 )
 
@@ -92,9 +98,11 @@ def note_words(
     key = tl.load(keys.to(tl.pointer_type(tl.int64)) + item, mask=wanted, other=0)
     slot = key & fact(facts, SLOT_MASK)
     page = slot >> fact(facts, PAGE_SHIFT)
-    own = wanted & (key >= 0) & (page < fact(facts, NUM_PAGES)) & ((key >> 51) == fact(facts, SHARD))
+    own = wanted & (key >= 0) & (page < fact(facts, NUM_PAGES))
+    own = own & ((key >> FORMAT.value.leaf_bits) == fact(facts, SHARD))
     word = load_page_word(region, facts, page, own)
-    good = own & is_used(word) & ((word >> 18) == ((key & ((1 << 51) - 1)) >> fact(facts, SLOT_BITS)))
+    generation = (key & FORMAT.value.leaf_mask) >> fact(facts, SLOT_BITS)
+    good = own & is_used(word) & (generation_of(word) == generation)
     tl.store(field(scratch, count, SLOT) + item, slot, mask=good)
     tl.store(field(scratch, count, WORD) + item, word, mask=good)
     tl.store(field(scratch, count, STATE) + item, tl.where(good, READY, GONE).to(tl.int64), mask=wanted)
@@ -147,8 +155,8 @@ def settle_windows(
 @triton.jit
 def _is_item(region: tl.tensor, facts: tl.tensor, slot: tl.tensor, ready: tl.tensor) -> tl.tensor:
     """Whether a slot of a page of the key's generation holds an item that was published and has not ended."""
-    state = load_uint16(region + fact(facts, STATES_OFFSET) + slot * 2, ready)
-    return ready & (state <= 0xFFF9)
+    state = load_uint16(region + fact(facts, STATES_OFFSET) + slot * FORMAT.value.leaf_state_bytes, ready)
+    return ready & (state <= FORMAT.value.most_uses)
 
 
 @triton.jit
@@ -228,17 +236,17 @@ def _walk_ahead(
 
         frame = region + base
         head = load_int32(frame + row * fact(facts, RECORD_STRIDE), is_step)
-        has_own = (head & 0x20000000) != 0
+        has_own = has_discount(head)
         mark = region + fact(facts, MARKS_OFFSET) + (page * fact(facts, PAGE_LEN) + row) * fact(facts, MARK_BYTES)
         own = load_float32(mark + fact(facts, DISCOUNT_AT), is_step & has_own)
-        discount = tl.where(has_own, own, tl.where(head < 0, 0.0, 1.0)).to(tl.float64)
-        episode_step = tl.where(is_step & is_first, (head & 0x0FFFFFFF).to(tl.int64), episode_step)
+        discount = tl.where(has_own, own, tl.where(is_terminated(head), 0.0, 1.0)).to(tl.float64)
+        episode_step = tl.where(is_step & is_first, step_number(head), episode_step)
         if fact(job, REWARD_OFFSET) >= 0:
             reward = _load_reward(job, frame, row, is_step, BLOCK)
             reward_sum = tl.where(is_step, reward_sum + product * reward, reward_sum)
         product = tl.where(is_step, product * (gamma * discount), product)
         num_steps = num_steps + is_step.to(tl.int64)
-        bits = (tl.where(head < 0, 1, 0) | ((head >> 29) & 2)).to(tl.int64)
+        bits = (tl.where(is_terminated(head), 1, 0) | tl.where(is_truncated(head), 2, 0)).to(tl.int64)
         ends = tl.where(is_step, bits, ends)
         goes_on = ((at + 1 < last_at) & ((bits == 0) | has_state)) | ((at + 1 >= last_at) & looks_behind)
         moving = is_step & goes_on
@@ -346,7 +354,7 @@ def recheck(
     if ONLY_GENERATION:
         page = tl.load(field(scratch, count, SLOT) + item, mask=read, other=0) >> fact(facts, PAGE_SHIFT)
         word = tl.load(field(scratch, count, WORD) + item, mask=read, other=0)
-        changed = read & ((load_page_word(region, facts, page, read) >> 18) != (word >> 18))
+        changed = read & (generation_of(load_page_word(region, facts, page, read)) != generation_of(word))
     else:
         changed = tl.full([BLOCK], 0, tl.int1)
         pages = fact(facts, NUM_WINDOW_PAGES)
@@ -354,7 +362,9 @@ def recheck(
             page = tl.load(field(scratch, count, RUN_PAGES + run) + item, mask=read, other=-1)
             touched = read & (page >= 0)
             word = tl.load(field(scratch, count, RUN_PAGES + pages + run) + item, mask=touched, other=0)
-            changed = changed | (touched & ((load_page_word(region, facts, page, touched) >> 2) != (word >> 2)))
+            now = load_page_word(region, facts, page, touched)
+            moved = (now >> FORMAT.value.state_bits) != (word >> FORMAT.value.state_bits)
+            changed = changed | (touched & moved)
     settled = tl.where(state == READY, PRESENT, GONE)
     state = tl.where(changed, WANTED, tl.where(read, settled, state)).to(tl.int64)
     tl.store(states, state, mask=item < count)

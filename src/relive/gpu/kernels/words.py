@@ -33,6 +33,7 @@ from relive.gpu.kernels.facts import (
     WORDS_OFFSET,
     fact,
 )
+from relive.gpu.kernels.region_format import FORMAT
 
 __all__: list[str] = []
 
@@ -126,14 +127,21 @@ def load_float64(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def load_page_word(region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """The words of pages: generation << 18 | moves << 2 | state."""
-    return load_int64(region + fact(facts, WORDS_OFFSET) + page * 8, mask)
+    """The words of pages: generation, moves and state, from the highest bit on."""
+    return load_int64(region + fact(facts, WORDS_OFFSET) + page * FORMAT.value.word_bytes, mask)
+
+
+@triton.jit
+def generation_of(word: tl.tensor) -> tl.tensor:
+    """The generation in a page word."""
+    return word >> FORMAT.value.generation_shift
 
 
 @triton.jit
 def is_used(word: tl.tensor) -> tl.tensor:
     """Whether the page is OPEN or CLOSED."""
-    return ((word & 3) == 1) | ((word & 3) == 2)
+    state = word & FORMAT.value.state_mask
+    return (state == FORMAT.value.page_open) | (state == FORMAT.value.page_closed)
 
 
 @triton.jit
@@ -145,15 +153,39 @@ def page_record(region: tl.tensor, facts: tl.tensor, page: tl.tensor) -> tl.tens
 @triton.jit
 def is_tail(region: tl.tensor, facts: tl.tensor, page: tl.tensor, row: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Whether rows carry a last state and no step."""
-    number = page * fact(facts, TAIL_WORDS) + (row >> 6)
-    word = load_int64(region + fact(facts, TAILS_OFFSET) + number * 8, mask)
-    return ((word >> (row & 63)) & 1) != 0
+    number = page * fact(facts, TAIL_WORDS) + (row >> FORMAT.value.tail_row_shift)
+    word = load_int64(region + fact(facts, TAILS_OFFSET) + number * FORMAT.value.tail_word_bytes, mask)
+    return ((word >> (row & FORMAT.value.tail_row_mask)) & 1) != 0
 
 
 @triton.jit
 def step_end(region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """The row behind the last step of each page."""
-    return load_int64(page_record(region, facts, page) + fact(facts, RANGE_AT), mask) >> 32
+    return load_int64(page_record(region, facts, page) + fact(facts, RANGE_AT), mask) >> FORMAT.value.range_end_shift
+
+
+@triton.jit
+def is_terminated(head: tl.tensor) -> tl.tensor:
+    """Whether the step of a row's head terminated its episode."""
+    return (head & FORMAT.value.terminated_bit) != 0
+
+
+@triton.jit
+def is_truncated(head: tl.tensor) -> tl.tensor:
+    """Whether the step of a row's head truncated its episode."""
+    return (head & FORMAT.value.truncated_bit) != 0
+
+
+@triton.jit
+def has_discount(head: tl.tensor) -> tl.tensor:
+    """Whether the mark of a row contains a discount of its own."""
+    return (head & FORMAT.value.discount_bit) != 0
+
+
+@triton.jit
+def step_number(head: tl.tensor) -> tl.tensor:
+    """The number of a row's step in its episode; int64."""
+    return (head & FORMAT.value.step_mask).to(tl.int64)
 
 
 @triton.jit
@@ -161,7 +193,8 @@ def frame_base(
     region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor, mapped_frames: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
     """(bytes from the region's start to the page's frame, whether the device can see it)."""
-    frame = load_int32(region + fact(facts, FRAMES_OFFSET) + page * 4, mask).to(tl.int64)
+    number = region + fact(facts, FRAMES_OFFSET) + page * FORMAT.value.frame_number_bytes
+    frame = load_int32(number, mask).to(tl.int64)
     seen = mask & (frame >= 0) & (frame < mapped_frames)
     slab = fact(facts, SLABS_OFFSET) + (frame >> fact(facts, SLAB_SHIFT)) * fact(facts, SLAB_BYTES)
     return slab + (frame & fact(facts, SLAB_MASK)) * fact(facts, FRAME_BYTES), seen
@@ -179,7 +212,7 @@ def follow(
     there = ref & fact(facts, PAGE_MASK)
     known = mask & (ref != 0) & (there < fact(facts, NUM_PAGES))
     word = load_page_word(region, facts, there, known)
-    return there, word, known & is_used(word) & ((word >> 18) == (ref >> fact(facts, PAGE_BITS)))
+    return there, word, known & is_used(word) & (generation_of(word) == (ref >> fact(facts, PAGE_BITS)))
 
 
 @triton.jit
