@@ -1,4 +1,4 @@
-"""The derived columns of items with a time axis: one value a row, and the versions of all of an item's rows."""
+"""The derived columns of items with a time axis: one value for each row, and policy versions over all rows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _put_bool(job: tl.tensor, which: tl.constexpr, place: tl.tensor, value: tl.t
 def _page_and_base(
     facts: tl.tensor, scratch: tl.tensor, count: tl.tensor, item: tl.tensor, row: tl.tensor, mask: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The page of each row of a window, and the bytes from the region's start to its frame."""
+    """(page of each row of a window, bytes from the region's start to that page's frame)."""
     run = (row >> fact(facts, PAGE_SHIFT)) + fact(facts, PAGES_BEFORE)
     pages = fact(facts, NUM_WINDOW_PAGES)
     page = tl.load(field(scratch, count, RUN_PAGES + run) + item, mask=mask, other=0)
@@ -90,7 +90,7 @@ def fill_rows(
     count: tl.int32,
     BLOCK: tl.constexpr,
 ) -> None:
-    """BLOCK rows of every derived column that has one value a row (its address in the job; 0: not asked for)."""
+    """Writes BLOCK rows of the derived columns with one value for each row, if their address in the job is not 0."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < fact(job, NUM_PLACES)
     item, time = item_of(facts, job, count, place, inside)
@@ -139,7 +139,10 @@ def fill_versions(
     ITEMS: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """The lowest and the highest policy version of each item's steps, and how far the lowest is behind the table's."""
+    """Writes the lowest and the highest policy version of each item's steps, and the staleness.
+
+    staleness = the table's policy version - the lowest version
+    """
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     ready = tl.load(field(scratch, count, STATE) + item, mask=item < count, other=0) == READY
     slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
