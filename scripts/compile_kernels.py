@@ -1,10 +1,10 @@
-"""Compiles every kernel of relive.gpu for GPUs that need not be here, and says what came of it.
+"""Compiles every kernel of relive.gpu without a GPU, and prints facts of the compiled code.
 
 usage: python scripts/compile_kernels.py [--json] [80 90 ...]        compute capabilities: 80 is an A100, 90 an H100
 
-Ends with status 1 where something does not compile, is empty, would round otherwise than the core does, or would read
-words or rows by other than volatile loads. It compiles for two tables that share nothing but the format: one has packed
-columns, a stack of frames and rows of 1 MiB, and a return over three steps, the other is small and has no states.
+The exit status is 1 if a kernel does not compile, has no code, rounds differently from the core, or reads words or rows
+by loads that are not volatile. The script compiles for two tables that share only the format. The first has packed
+columns, a stack of frames, rows of 1 MiB, and a return over three steps. The second is small and has no states.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ FUSED = "fma.rn.f64"
 
 @dataclasses.dataclass
 class Row:
-    """What one compiled launch shows."""
+    """The facts of one compiled launch."""
 
     kernel: str
     arch: int
     table: str
-    variant: str  # of the compilation: the same where launches share it
-    num_specialized: int  # parameters for whose values it would be compiled anew
+    variant: str  # of the compilation; launches that share a compilation have the same variant
+    num_specialized: int  # parameters whose values would cause another compilation
     cubin_bytes: int
     ptx_bytes: int
     is_elf: bool
-    fuses_products: bool  # a sum that is not rounded as the core's
-    hinted_loads: int  # weak loads that only ask for fresh bytes
+    fuses_products: bool  # whether a sum is rounded differently from the core's
+    hinted_loads: int  # weak loads with a hint to fetch fresh bytes
     volatile_loads: int  # from the region
-    wide_loads: int  # those of them that move 16 bytes
+    wide_loads: int  # volatile loads that move 16 bytes
     cached_loads: int  # from the region, cached on purpose
-    other_loads: int  # from the region, neither
+    other_loads: int  # from the region, neither volatile nor cached on purpose
     seconds: float
 
 

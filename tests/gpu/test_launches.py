@@ -14,7 +14,6 @@ from triton.runtime.interpreter import GridExecutor
 import relive
 from gpu.tools import DeviceReader, all_columns, numbered_rows, numbered_spec, torch
 from relive import _core
-from relive.gpu.draw import call_base
 from relive.gpu.kernels.draw import chain_swaps, strata_of
 
 ALLOCATES = {"aten::empty", "aten::slice", "aten::detach", "aten::lift_fresh", "aten::select", "aten::alias"}
@@ -123,7 +122,7 @@ def test_the_device_shuffles_as_the_core_does(size: int, block: int) -> None:
     for call in range(3):
         chains = torch.empty((2, size), dtype=torch.int32)
         strata = torch.full((size,), -1, dtype=torch.int32)
-        base = call_base(11, 5, call, 0)
+        base = _core.random_base(11, 5, call, 0)
         chain_swaps[(1,)](chains.data_ptr(), size, base, BLOCK=block)
         write_strata[(triton.cdiv(size, 1024),)](chains.data_ptr(), strata.data_ptr(), size, base, BLOCK=1024)
         rows = _core.permutation(11, 5, call, size)

@@ -15,18 +15,13 @@ import pytest
 from processes.shm import needs_shared_memory
 
 import relive
+from relive import _core
 
 STATES = relive.StepSpec(
     {"number": relive.ArraySpec((), "int64"), "state": relive.ArraySpec((), "int64", kind="state")}
 )
 PLAIN = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
-MASK, GOLDEN = 2**64 - 1, 0x9E3779B97F4A7C15
-
-
-def mix(z: int) -> int:
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
-    return z ^ (z >> 31)
+MASK, GOLDEN = 2**64 - 1, _core.random_format()["golden"]
 
 
 def start_of(seed: int, lane: int, before: int, count: int, length: int) -> int:
@@ -38,10 +33,8 @@ def start_of(seed: int, lane: int, before: int, count: int, length: int) -> int:
 
 
 def is_drawn(seed: int, lane: int, before: int, start: int) -> bool:
-    base = mix((seed + GOLDEN) & MASK)
-    for word in (lane, before, 2**32):
-        base = mix(((base ^ word) + GOLDEN) & MASK)
-    return ((mix((base + (start + 1) * GOLDEN) & MASK) >> 32) * (start + 1)) >> 32 == 0
+    base = _core.random_base(seed, lane, before, 2**32)
+    return ((_core.splitmix64((base + start * GOLDEN) & MASK) >> 32) * (start + 1)) >> 32 == 0
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import signal
@@ -19,6 +20,8 @@ torch = pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 
 from relive.agents.dqn import DQNConfig, QNetworkConfig  # noqa: E402
+from relive.agents.functional import Functional  # noqa: E402
+from relive.agents.mlp import MLP  # noqa: E402
 from relive.agents.td3 import TD3Config  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import TrainConfig, preset, train  # noqa: E402
@@ -48,7 +51,7 @@ def request_of(config: Any = SMALL, threads: int = 1) -> PackageRequest:
 # ---- packages --------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_of_all_that_a_package_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_of_all_that_a_package_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = request_of()
     keys = {base.key, request_of(threads=2).key, request_of(replace(SMALL, batch_size=32)).key,
             request_of(replace(SMALL, network=QNetworkConfig(hidden=(16,)))).key,
@@ -60,6 +63,13 @@ def test_a_key_is_of_all_that_a_package_depends_on(monkeypatch: pytest.MonkeyPat
     assert request_of().key not in keys
     monkeypatch.undo()
     monkeypatch.setattr(torch, "__version__", "0.0")
+    assert request_of().key not in keys
+    monkeypatch.undo()
+    mine, *_ = code = compiled_updates.source_files()
+    assert {Path(inspect.getfile(part)) for part in (DQNConfig, TD3Config, Functional, MLP)} <= set(code)
+    changed = tmp_path / mine.name
+    changed.write_text(mine.read_text() + "# changed\n")
+    monkeypatch.setattr(compiled_updates, "source_files", lambda: [changed, *code[1:]])
     assert request_of().key not in keys
 
 

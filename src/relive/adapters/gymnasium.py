@@ -1,19 +1,21 @@
-"""Recording from Gymnasium: every step of an environment, or of a vector of them, goes into a table as it is taken.
+"""Records Gymnasium environments: every step of an environment, or of a vector of environments, goes into a table.
 
     envs = relive.adapters.gymnasium.record(gymnasium.make_vec("CartPole-v1", 8), table)
     observation, info = envs.reset(seed=0)
-    observation, reward, terminated, truncated, info = envs.step(actions)      # stored: one row a lane that moved
+    observation, reward, terminated, truncated, info = envs.step(actions)      # stores one row for each lane that moved
 
-A step that the table refuses (a reward of another shape, an observation out of range) raises and is not stored; nor is
-one whose environment raised. The stored episode is cut there, as truncated, at the last observation before it, and the
-recorder goes on from what the environment shows after it: no transition joins states that did not follow each other.
-The error's `lanes_not_stored` names the environments; `finish_step()` returns what they gave.
+Some steps are not stored, and raise: steps that the table refuses (a reward of another shape, an observation out of
+range), and steps whose environment raises. After such a step:
 
-The table's columns are `observation`, `action` and `reward` as `relive.StepSpec.from_spaces` declares them (each only
-if the spec has it), and any further step and start columns, given with `step(actions, extras=...)` or `set_extras`.
-Observations, actions and rewards of the environment itself are handed on untouched.
+- The stored episode is cut, as truncated, at the last observation before the step.
+- The recorder goes on from the next observation. So no transition joins states that did not follow each other.
+- The error's `lanes_not_stored` names the environments. `finish_step()` returns the values of the step.
 
-Imports gymnasium: `import relive` alone does not import this module.
+The table has the columns `observation`, `action` and `reward` as `relive.StepSpec.from_spaces` declares them (each only
+if the spec has it). Values of further step and start columns come from `step(actions, extras=...)` or `set_extras`.
+The recorder returns observations, actions and rewards of the environment unchanged.
+
+This module imports gymnasium. `import relive` alone does not import this module.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import Any, final, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from relive.adapters.lanes import EnvironmentClosed, LaneRecorder, Priority, ResetNeeded, WritableTable, tell
+from relive.adapters.errors import EnvironmentClosed, ResetNeeded, tell
+from relive.adapters.lanes import LaneRecorder, Priority, WritableTable
 from relive.checks.names import names_arguments
 from relive.checks.values import integer
 from relive.core.protocol import ReplayWriter
@@ -81,16 +84,27 @@ def record(
     priority: Priority | None = None,
     timeout_s: float | None = None,
 ) -> RecordedEnv | RecordedVectorEnv:
-    """Wraps an environment so that what it does is written into `table`; opens a writer with one lane an environment.
+    """Wraps an environment so that its steps are written into a table. Opens a writer with one lane per environment.
 
-    envs: a gymnasium.Env, a VectorEnv, or anything that steps like one (EnvPool).
-    autoreset_mode, num_envs: for vector environments that do not say them (`metadata["autoreset_mode"]`, `num_envs`).
-    priority: a function from the columns of M steps that are about to be stored, {flat name: array [M, ...]} with
-    next_<state>, terminated and truncated, to their items' first priorities [M] (Ape-X: what the actor thinks of them);
-    None: the index's own. A step whose priority is refused, or whose function raises, is not stored.
-    timeout_s: deadline of each write (None: the table's default). A step that meets it has been taken but not yet
-    stored: DeadlineExceeded comes, and `finish_step()` tries again and returns what the step gave.
-    Raises InvalidConfig where mode, number or columns do not fit, and what `table.writer` raises.
+    Args:
+        envs: a gymnasium.Env, a VectorEnv, or an object that steps like a VectorEnv (EnvPool).
+        table: the table.
+        autoreset_mode: for vectors without `metadata["autoreset_mode"]`. Default: the environment's.
+        num_envs: for vectors without `num_envs`. Default: the environment's.
+        priority: gives the first priorities of items (Ape-X: the actor's own errors). The function takes the columns
+            of M steps that are about to be stored, {flat name: array [M, ...]} with next_<state>, terminated and
+            truncated, and returns priorities [M]. A step is not stored if its priority is refused or the function
+            raises. None: the index's own.
+        timeout_s: deadline of each write in seconds. None: the table's default.
+
+    Returns:
+        The recorded environment, which is used like the environment.
+
+    Raises:
+        InvalidConfig: mode, number or columns do not fit. `table.writer` raises further errors.
+
+    Blocks: a step blocks while the limiter lets no step in. A step that meets the deadline has been taken but is not
+    stored yet: it raises DeadlineExceeded. Then `finish_step()` tries again and returns the values of the step.
     """
     if isinstance(envs, VectorEnv) or num_envs is not None or hasattr(envs, "num_envs"):
         return RecordedVectorEnv(
@@ -111,7 +125,7 @@ def record(
 
 
 def _autoreset_mode(envs: Any, given: AutoresetMode | str | None) -> AutoresetMode:
-    # The attribute first: ale-py writes its mode into a metadata dictionary that all vector environments share.
+    # The attribute comes first: ale-py writes its mode into a metadata dictionary that all vectors share.
     mode = given
     if mode is None:
         mode = getattr(envs, "autoreset_mode", None)
@@ -132,8 +146,8 @@ def _autoreset_mode(envs: Any, given: AutoresetMode | str | None) -> AutoresetMo
 class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One environment whose steps are stored. A reset in mid-episode ends the stored episode as truncated.
 
-    One thread at a time. `close` ends the open episode as truncated, gives the writer's lane back and closes the
-    environment; after it every call raises EnvironmentClosed.
+    For one thread at a time. `close` ends the open episode as truncated, gives back the writer's lane, and closes the
+    environment. After `close` every call raises EnvironmentClosed.
     """
 
     def __init__(
@@ -151,7 +165,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._result: tuple[Any, ...] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets the environment; an unfinished episode is stored as truncated at its last observation."""
+        """Resets the environment. An unfinished episode is stored as truncated at its last observation."""
         self._lanes.check_open()
         self._lanes.end_unfinished(_ONE_LANE)
         self._lanes.forget(_ONE_LANE)
@@ -160,10 +174,20 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: Any, extras: Extras | None = None) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Takes one step and stores it. extras: {column: value} of the columns that the environment does not give.
+        """Takes one step and stores it.
 
-        Raises EnvironmentClosed, ResetNeeded before the first reset and after an end, what `writer.append` raises, and
-        what the environment does. An action or extra that is refused moves nothing.
+        Args:
+            action: the action.
+            extras: {column: value} of columns that the environment does not give. None: as set by `set_extras`.
+
+        Returns:
+            (observation, reward, terminated, truncated, info) of the environment.
+
+        Raises:
+            EnvironmentClosed: after `close`.
+            ResetNeeded: before the first reset, or after an end.
+
+        `writer.append` and the environment raise further errors. If an action or extra is refused, no step is taken.
         """
         lanes = self._lanes
         lanes.check_open()
@@ -181,7 +205,11 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.finish_step()
 
     def finish_step(self, timeout_s: float | None = None) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """After a step that met its deadline or was refused: stores what waits and returns the step's result."""
+        """Stores rows that wait, after a step that met its deadline or was refused. Returns that step's values.
+
+        Args:
+            timeout_s: deadline of each write in seconds. None: the recorder's.
+        """
         self._lanes.write(timeout_s)
         if self._result is None:
             raise ResetNeeded(lane=0)
@@ -189,23 +217,23 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def set_extras(self, **columns: ArrayLike) -> None:
-        """Values that the next steps carry in the table's further columns, until set again."""
+        """Sets values of further columns, which the next steps store until they are set again."""
         self._lanes.set_extras(_ONE_LANE, columns)
 
     @property
     def item_keys(self) -> NDArray[np.int64]:
-        """The key [1] of the last step, -1 where it was not stored or waits for `finish_step`."""
+        """The key [1] of the last step. -1: the step was not stored, or waits for `finish_step`."""
         return self._lanes.item_keys.copy()
 
     @property
     def writer(self) -> ReplayWriter:
-        """The writer with its one lane, e.g. for `set_policy_version`."""
+        """The writer, which has one lane; for example for `set_policy_version`."""
         return self._lanes.writer
 
     def close(self) -> None:
-        """Ends the open episode as truncated, closes the writer and the environment. Closing twice is harmless.
+        """Ends the open episode as truncated, and closes the writer and the environment. A second call does nothing.
 
-        What waits for the limiter is dropped. Both are closed whatever is refused on the way; that is raised then.
+        Rows that wait for the limiter are dropped. Both are closed even if a row is refused; then its error is raised.
         """
         was_open = not self._lanes.closed
         try:
@@ -217,13 +245,20 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 @final
 class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
-    """A vector of environments whose steps are stored: lane i of the writer is environment i.
+    """A vector of environments whose steps are stored. Lane i of the writer is environment i.
 
-    Autoreset as the environment does it. NEXT_STEP: the row after an end is a reset and is not stored. SAME_STEP: the
-    state after an end comes from info["final_obs"]. DISABLED: `reset(options={"reset_mask": mask})` before going on.
-    Subsets: where info holds "env_id" (EnvPool, AtariVectorEnv) it names the environments of the rows, in their order,
-    and the next actions are for these; `send` and `recv` work as `step` does.
-    One thread at a time. Cost beside the environment's own: a copy of observations and actions, and one append.
+    The vector resets its environments in one of three modes:
+
+    - NEXT_STEP: the row after an end is a reset, and is not stored.
+    - SAME_STEP: the state after an end comes from info["final_obs"].
+    - DISABLED: the caller resets with `reset(options={"reset_mask": mask})` before the next step.
+
+    Some vectors step subsets (EnvPool, AtariVectorEnv). Their info["env_id"] names the environments of the rows, in
+    order, and the next actions are for these environments. `send` and `recv` are the two halves of a step.
+
+    For one thread at a time.
+
+    Cost: a copy of observations and actions, and one append, in addition to the environment's own step.
     """
 
     def __init__(
@@ -252,12 +287,12 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
         self._result: tuple[Any, ...] | None = None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets all environments, or those of options["reset_mask"]; their unfinished episodes end as truncated."""
+        """Resets all environments, or those of options["reset_mask"]. Unfinished episodes end as truncated."""
         self._check_open()
         mask = None if options is None else options.get("reset_mask")  # some environments pop it
         chosen = self._all if mask is None else self._lanes.masked(mask)
         self._lanes.end_unfinished(chosen)
-        self._lanes.forget(chosen)  # an asynchronous reset may answer for a few of them only
+        self._lanes.forget(chosen)  # an asynchronous reset may answer for only a few of them
         observation, info = _reset(self.envs, seed, options)
         present = self._environments(info)
         self._lanes.restart(present, observation, np.flatnonzero(np.isin(present, chosen)))
@@ -267,17 +302,29 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
     def step(
         self, actions: Any, env_id: ArrayLike | None = None, extras: Extras | None = None
     ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps the environments of the last rows (or env_id) and stores what came back.
+        """Takes one step of M environments and stores the rows that come back.
 
-        extras: {column: array [M, ...]}, a row for each action. Raises EnvironmentClosed, ResetNeeded, MissingNext
-        (SAME_STEP without final_obs), LaneError, what `writer.append` raises, and what the environments do. Actions or
-        extras that are refused move nothing.
+        Args:
+            actions: [M, ...].
+            env_id: the environments, int[M]. None: those of the last rows.
+            extras: {column: array [M, ...]} of columns that the environments do not give. None: as set by `set_extras`.
+
+        Returns:
+            (observation, reward, terminated, truncated, info) of the environments.
+
+        Raises:
+            EnvironmentClosed: after `close`.
+            ResetNeeded: an environment has no episode.
+            MissingNext: SAME_STEP without "final_obs".
+            LaneError: `env_id` is wrong.
+
+        `writer.append` and the environments raise further errors. If an action or extra is refused, no step is taken.
         """
         self._take(actions, env_id, extras)
         return self._store(lambda: self.envs.step(actions) if env_id is None else self.envs.step(actions, env_id))
 
     def send(self, actions: Any, env_id: ArrayLike | None = None, extras: Extras | None = None) -> None:
-        """The first half of an asynchronous step."""
+        """Starts an asynchronous step. The arguments and errors are those of `step`."""
         self._take(actions, env_id, extras)
         try:
             if env_id is None:
@@ -289,12 +336,16 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
             raise
 
     def recv(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """The second half of an asynchronous step: rows of whichever environments are ready."""
+        """Ends an asynchronous step, and returns and stores the rows of the environments that are ready."""
         self._check_open()
         return self._store(self.envs.recv)
 
     def finish_step(self, timeout_s: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """After a step that met its deadline or was refused: stores what waits and returns the step's result."""
+        """Stores rows that wait, after a step that met its deadline or was refused. Returns that step's values.
+
+        Args:
+            timeout_s: deadline of each write in seconds. None: the recorder's.
+        """
         self._lanes.write(timeout_s)
         if self._result is None:
             raise ResetNeeded(lane=0)
@@ -302,7 +353,7 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def set_extras(self, **columns: ArrayLike) -> None:
-        """Arrays [M, ...] that the steps of the environments in turn carry from now on, until set again."""
+        """Sets arrays [M, ...] of further columns for the environments of `env_ids`, until they are set again."""
         self._lanes.set_extras(self._current, columns)
 
     @property
@@ -312,12 +363,12 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def item_keys(self) -> NDArray[np.int64]:
-        """The key of each environment's last row [num_envs], -1 where that was a reset, or is not stored (yet)."""
+        """The key of each environment's last row [num_envs]. -1: a reset, or a row that is not stored (yet)."""
         return self._lanes.item_keys.copy()
 
     @property
     def writer(self) -> ReplayWriter:
-        """The writer of all lanes, e.g. for `set_policy_version`."""
+        """The writer of all lanes; for example for `set_policy_version`."""
         return self._lanes.writer
 
     @property
@@ -326,13 +377,13 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
         return self.envs.unwrapped
 
     def render(self) -> Any:
-        """What the recorded environment renders."""
+        """Renders the recorded environment."""
         return self.envs.render()
 
     def close(self, **kwargs: Any) -> None:
-        """Ends open episodes as truncated, closes the writer and the environments. Closing twice is harmless.
+        """Ends open episodes as truncated, and closes the writer and the environments. A second call does nothing.
 
-        What waits for the limiter is dropped. All are closed whatever is refused on the way; that is raised then.
+        Rows that wait for the limiter are dropped. All are closed even if a row is refused; then its error is raised.
         """
         was_open = not self._lanes.closed
         self.closed = True
@@ -391,7 +442,7 @@ def _contains_wrapper(env: Any, kind: type) -> bool:
 
 
 def _reset(envs: Any, seed: Any, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-    # EnvPool's reset takes neither.
+    # EnvPool's reset takes neither argument.
     arguments = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
     observation, info = envs.reset(**arguments)
     return observation, info

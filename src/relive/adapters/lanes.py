@@ -1,10 +1,13 @@
-"""The lanes of a recorder: what each environment showed last, what it does now, and what is still to be written.
+"""The lanes of a recorder: each environment's last observation, its present action, and the rows to be written.
 
-Knows nothing of Gymnasium: it turns "these environments did this and showed that" into append and end_episode calls.
+The module does not know Gymnasium. It turns actions and observations of environments into calls of `append` and
+`end_episode`.
 
-A stored transition joins two states that followed each other, whatever is refused: what came is checked whole before
-anything changes, and a step that cannot be stored cuts its episode. Its environment is then *lost*: it runs, but what
-it showed is not known, until its next row shows where it is.
+A stored transition always joins two states that followed each other, also after an error:
+
+- A row is checked whole before anything changes.
+- A step that cannot be stored cuts its episode. The environment is then *lost*: it runs, but its present state is not
+  known until its next row shows it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any, Protocol, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from relive.adapters.errors import EnvironmentClosed, ResetNeeded, tell
 from relive.adapters.rows import Flat, Lanes, Rows
 from relive.checks.values import integer, timeout
 from relive.config.spec import StepSpec
@@ -35,46 +39,25 @@ from relive.errors import (
 )
 
 Ends = tuple[NDArray[np.bool_], NDArray[np.bool_]]  # terminated, truncated
-Priority = Callable[[dict[str, Any]], ArrayLike]  # {flat name: array [M, ...]} of M steps -> their priorities [M]
-
-
-@final
-class EnvironmentClosed(ReliveError):
-    """A recorded environment was used after it, or its recorder, was closed."""
-
-    def __init__(self, environment: str) -> None:
-        self.environment = environment
-        super().__init__(f"{environment} is closed: make and record a new environment to go on")
-
-
-@final
-class ResetNeeded(ReliveError):
-    """An environment was to be stepped before its first reset, or after an end without one."""
-
-    def __init__(self, lane: int) -> None:
-        self.lane = lane
-        super().__init__(
-            f"environment {lane} has no episode: call reset() first, and after an end too where the environment"
-            " does not reset itself (of a vector: options={'reset_mask': mask})"
-        )
+Priority = Callable[[dict[str, Any]], ArrayLike]  # {flat name: array [M, ...]} of M steps -> priorities [M]
 
 
 class WritableTable(Protocol):
-    """What the recorder needs of a table."""
+    """The part of a table that a recorder needs."""
 
     @property
     def spec(self) -> StepSpec:
-        """What a step holds."""
+        """The columns of a step."""
         ...
 
     def writer(self, num_lanes: int | None = None) -> ReplayWriter:
-        """A writer of num_lanes lanes."""
+        """Opens a writer with num_lanes lanes."""
         ...
 
 
 @dataclass(frozen=True)
 class _Append:
-    """One step of these lanes, still to be written; over: which of them it ends."""
+    """A step of these lanes that is still to be written. over: the lanes whose episode ends with the step."""
 
     lanes: Lanes
     columns: dict[str, Any]
@@ -83,24 +66,22 @@ class _Append:
 
 @dataclass(frozen=True)
 class _End:
-    """The end, as truncated, of those episodes of these lanes that are open when it is written, at these states."""
+    """An end, as truncated, that is still to be written, for lanes whose episode is open at the time of the write."""
 
     lanes: Lanes
     states: Flat
 
 
-# After these an end may still be written later; until it is, nothing else goes into its lane.
+# After these errors the end of an episode may still be written later. Until then nothing else is written to its lane.
 _TRANSIENT = (StorageFull, SystemFailure, ServiceUnavailable)
 
 
 @final
 class LaneRecorder:
-    """One writer with a lane an environment. One thread at a time.
+    """A writer with one lane for each environment. For one thread at a time.
 
-    A step is stored without its next observation while its episode goes on: the following step brings it. So a reset
-    in mid-episode can still end the episode. Rows that met a deadline wait in `_pending`; nothing of them is lost.
-    priority: what the items of a step begin with, asked before the step is stored; one that fails refuses the step.
-    single: values come and go without an axis of environments.
+    While an episode goes on, its last step is stored without the next observation, which the following step brings. So
+    a reset in mid-episode can still end the episode. Rows whose write met a deadline wait in `_pending`; none is lost.
     """
 
     def __init__(
@@ -111,6 +92,16 @@ class LaneRecorder:
         priority: Priority | None = None,
         single: bool = False,
     ) -> None:
+        """Opens the writer.
+
+        Args:
+            table: the table.
+            num_lanes: number of environments.
+            timeout_s: deadline of each write in seconds. None: the table's default.
+            priority: gives the first priorities of a step's items, before the step is stored. An error of the function
+                refuses the step. None: the index's own.
+            single: whether values come and go without an axis of environments. Default: False.
+        """
         if priority is not None and not callable(priority):
             raise InvalidConfig("priority", "a function of a step's columns, or None", priority)
         self._num_lanes = integer("num_envs", num_lanes, 1)
@@ -122,7 +113,7 @@ class LaneRecorder:
             path: np.zeros((self._num_lanes, *column.shape), column.dtype)
             for path, column in table.spec.columns.items()
             if path.partition("/")[0] != "reward"
-        }  # the last observation, the action under way, the extras
+        }  # the last observation, the present action, the extras
         self._extra_known = {name: np.zeros(num_lanes, np.bool_) for name in self.rows.extras}
         self._started = np.zeros(num_lanes, np.bool_)
         self._ended = np.zeros(num_lanes, np.bool_)
@@ -130,7 +121,7 @@ class LaneRecorder:
         self._unfinished = np.zeros(num_lanes, np.bool_)  # the writer has rows of an episode that has not ended
         self._pending: list[_Append | _End] = []
         self._priority = priority
-        self.item_keys = np.full(num_lanes, -1, np.int64)  # of the last step of each lane, -1 where it is not stored
+        self.item_keys = np.full(num_lanes, -1, np.int64)  # of each lane's last step; -1: not stored
 
     # ---- checks before anything moves ------------------------------------------------------------------------------
 
@@ -140,7 +131,7 @@ class LaneRecorder:
             raise EnvironmentClosed("the recorded environment")
 
     def check_started(self, lanes: Lanes) -> None:
-        """Raises ResetNeeded unless all lanes have shown an observation."""
+        """Raises ResetNeeded unless all lanes have had an observation."""
         self._require(self._started, lanes)
 
     def check_running(self, lanes: Lanes) -> None:
@@ -148,7 +139,7 @@ class LaneRecorder:
         self._require(self._started & ~self._ended, lanes)
 
     def ids(self, given: ArrayLike) -> Lanes:
-        """Environments by number, int64[M], or LaneError."""
+        """Returns numbers of environments as int64[M]. Raises LaneError if they are not such numbers."""
         array = np.asarray(given)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise LaneError("env_id", "int[M]", f"{array.dtype}{list(array.shape)}")
@@ -161,7 +152,7 @@ class LaneRecorder:
         return lanes
 
     def masked(self, mask: ArrayLike) -> Lanes:
-        """The environments of a mask bool[L], or LaneError."""
+        """Returns the environments of a mask. Raises LaneError if the mask is not bool[L]."""
         array = np.asarray(mask)
         if array.shape != (self._num_lanes,) or array.dtype != np.bool_:
             raise LaneError("reset_mask", f"bool[{self._num_lanes}]", f"{array.dtype}{list(array.shape)}")
@@ -172,12 +163,12 @@ class LaneRecorder:
         if not fine[lanes].all():
             raise ResetNeeded(int(lanes[np.flatnonzero(~fine[lanes])[0]]))
 
-    # ---- what the caller gives -------------------------------------------------------------------------------------
+    # ---- actions and extras ----------------------------------------------------------------------------------------
 
     def prepare(self, lanes: Lanes, actions: Any, extras: Mapping[str, Any] | None) -> None:
-        """The actions now under way, and extras. Writes first what an earlier deadline left over.
+        """Takes the actions of the next step, and extras. First writes rows that an earlier deadline left over.
 
-        Raises before any environment has moved: what is wrong with an action, an extra, or an earlier row.
+        Raises, before any environment has moved, the error of an action, of an extra, or of an earlier row.
         """
         exact = self.rows.of("action", actions, len(lanes))
         if extras is not None:
@@ -189,7 +180,7 @@ class LaneRecorder:
         self._put(lanes, exact)
 
     def set_extras(self, lanes: Lanes, extras: Mapping[str, Any]) -> None:
-        """Values [M, ...] of further columns, all of them or none."""
+        """Takes values [M, ...] of further columns: all of them or, after an error, none."""
         if not isinstance(extras, Mapping):
             raise InvalidConfig("extras", "a dict {column: values}", extras)
         exact: Flat = {}
@@ -199,14 +190,17 @@ class LaneRecorder:
         for path in exact:
             self._extra_known[path][lanes] = True
 
-    # ---- what the environments did ---------------------------------------------------------------------------------
+    # ---- rows of the environments ----------------------------------------------------------------------------------
 
     def forget(self, lanes: Lanes) -> None:
-        """These lanes show nothing until their next row, which is a reset."""
+        """Notes that the next row of these lanes is a reset."""
         self._started[lanes] = False
 
     def restart(self, present: Lanes, observation: Any, rows: NDArray[np.int64] | None = None) -> None:
-        """New episodes begin in the lanes present (in those of its rows) at the observation; refused, none does."""
+        """Begins new episodes at an observation [M, ...] of the lanes present. After an error no episode has begun.
+
+        rows: the rows whose lanes begin an episode. None: all rows.
+        """
         lanes = present if rows is None else present[rows]
         for path, values in self.rows.of("observation", observation, len(present)).items():
             self._buffers[path][lanes] = values if rows is None else values[rows]
@@ -215,7 +209,7 @@ class LaneRecorder:
         self._lost[lanes] = False
 
     def end_unfinished(self, lanes: Lanes) -> None:
-        """Ends the open episodes of these lanes as truncated at their last observation. Blocks as a write does."""
+        """Ends the open episodes of these lanes as truncated, at their last observation. Blocks as a write does."""
         self.write(None)
         if self._unfinished[lanes].any():
             self._pending.append(_End(lanes, self._states(lanes)))
@@ -224,11 +218,20 @@ class LaneRecorder:
     def receive(
         self, present: Lanes, step: tuple[Any, Any, Any, Any], final: Any = None, same_step: bool = False
     ) -> None:
-        """Plans the rows of the lanes present for `write`: step = (observation, reward, terminated, truncated).
+        """Plans the rows of a step for `write`.
 
-        Lanes that had ended, or not begun, show a reset: nothing of it is stored, nor of lanes that were lost.
-        same_step: `observation` holds the next episode's where one ended, and `final` the last of the old one.
-        Refused, nothing of it is stored and the episodes are cut; the error says so and names them: lanes_not_stored.
+        The row of a lane whose episode had ended or not begun is a reset, and is not stored. Nor is the row of a lost
+        lane.
+
+        Args:
+            present: the lanes of the rows.
+            step: (observation, reward, terminated, truncated), each [M, ...].
+            final: the last observations of the episodes that ended; for same_step only.
+            same_step: whether `observation` contains the next episode's first observation if an episode ended.
+
+        Raises:
+            ReliveError: a value was refused. Nothing of the step is stored, and the episodes are cut. The error names
+                the lanes: `lanes_not_stored`.
         """
         observation, reward, terminated, truncated = step
         self.item_keys[present] = -1
@@ -251,9 +254,9 @@ class LaneRecorder:
         self._plan(present, shown, rewards, (ends[0], ends[1]), last, priorities)
 
     def lose(self, lanes: Lanes, over: NDArray[np.bool_] | None = None) -> None:
-        """What these lanes did is not known: their episodes end, truncated, at what they showed before.
+        """Ends the episodes of these lanes as truncated at their last observation, because a step is not known.
 
-        over: which of them show an end, where that is known.
+        over: whether the row of each lane shows an end, if known.
         """
         stored = lanes[self._is_stored(lanes)]
         if len(stored):
@@ -263,7 +266,7 @@ class LaneRecorder:
         self._lost[lanes] = True
 
     def write(self, timeout_s: float | None) -> None:
-        """Writes what is planned. On DeadlineExceeded the rest stays planned; a step that is refused is dropped."""
+        """Writes all planned rows. After DeadlineExceeded the rest stays planned. A refused step is dropped."""
         deadline_s = self._timeout_s if timeout_s is None else timeout(timeout_s)
         while self._pending:
             planned = self._pending[0]
@@ -277,9 +280,9 @@ class LaneRecorder:
             del self._pending[0]
 
     def close(self) -> None:
-        """Ends open episodes as truncated as far as the limiter lets it at once, and closes the writer, always.
+        """Closes the writer in any case, and before that ends open episodes as truncated if the limiter permits.
 
-        Raises what is refused now. Rows that still wait for the limiter are dropped.
+        Rows that still wait for the limiter are dropped. Raises the error of a row that is refused now.
         """
         first, self.closed = not self.closed, True
         try:
@@ -289,7 +292,7 @@ class LaneRecorder:
                 self._pending.append(_End(everyone, self._states(everyone)))
                 self.write(0.0)
         except (DeadlineExceeded, TableClosed):
-            pass  # the writer cuts its lanes instead: their last rows become bootstrap states
+            pass  # the writer then cuts its lanes: their last rows become bootstrap states
         finally:
             self._pending.clear()
             self.writer.close()
@@ -297,14 +300,14 @@ class LaneRecorder:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _is_stored(self, lanes: Lanes) -> NDArray[np.bool_]:
-        """Of which lanes the next row is a step that can be stored."""
+        """Whether the next row of each lane is a step that can be stored."""
         stored: NDArray[np.bool_] = (self._started & ~self._ended & ~self._lost)[lanes]
         return stored
 
     def _priorities(
         self, present: Lanes, shown: Flat, rewards: Flat, ends: Ends, last: Flat | None
     ) -> NDArray[np.float64] | None:
-        """What the user's function makes of the steps among the rows, [M] for all rows; None without a function."""
+        """Returns the priorities [M] of the user's function, for the rows that are steps. None without a function."""
         if self._priority is None:
             return None
         found = np.zeros(len(present), np.float64)
@@ -315,7 +318,7 @@ class LaneRecorder:
         columns.update({path: part[rows] for path, part in rewards.items()})
         for path, part in shown.items():
             following = part.copy()
-            if last:  # empty where none ended
+            if last:  # empty if no episode ended
                 following[ends[0] | ends[1]] = last[path]
             columns[f"next_{path}"] = following[rows]
         columns.update(terminated=ends[0][rows], truncated=ends[1][rows])
@@ -376,7 +379,7 @@ class LaneRecorder:
             self._unfinished[lanes] = False
 
     def _give_up(self, planned: _Append | _End, error: Exception) -> None:
-        """The first of what is planned was refused: no later try of the same would fare better."""
+        """Drops the first planned write, which was refused. A later try of the same would be refused too."""
         if isinstance(planned, _Append):
             states = {f"next_{path}": planned.columns[path] for path in self.rows.observation}
             self._pending[0] = _End(planned.lanes, states)
@@ -396,14 +399,3 @@ class LaneRecorder:
     def _named(self, lanes: Lanes) -> Lanes | None:
         everyone = len(lanes) == self._num_lanes and bool((lanes == np.arange(self._num_lanes)).all())
         return None if everyone else lanes
-
-
-def tell(error: ReliveError, lanes: Lanes) -> ReliveError:
-    """The error, saying what became of the step."""
-    names = ", ".join(map(str, lanes[:8])) + (", ..." if len(lanes) > 8 else "")
-    error.args = (
-        f"{error}; environment {names} took this step and it is not stored: the stored episode is cut before it, and"
-        " recording goes on from what the environment shows after it",
-    )
-    setattr(error, "lanes_not_stored", tuple(int(lane) for lane in lanes))  # noqa: B010
-    return error

@@ -1,4 +1,4 @@
-"""What environments and agents give, as exact arrays of the table's columns, or refused before anything has changed."""
+"""Values from environments and agents as exact arrays of the table's columns. A wrong value is refused at once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,21 @@ FROM_ENVIRONMENT = ("observation", "action", "reward")
 
 @final
 class Rows:
-    """Arrays [M, ...] in a column's own shape and dtype, of batched values, or, where `single`, of one value without
-    that axis. Every method raises a structured error that names the column, and changes nothing.
+    """Makes arrays [M, ...] in the shape and dtype of a column.
+
+    Every method raises a structured error that names the column, and changes nothing.
     """
 
     def __init__(self, spec: StepSpec, single: bool) -> None:
+        """Checks that the spec can be recorded into.
+
+        Args:
+            spec: the columns of the table.
+            single: whether a value is that of one environment, without the axis M.
+
+        Raises:
+            InvalidConfig: the spec has no observation of kind "state", a late column, or a further state column.
+        """
         self._spec = spec
         self._single = single
         self._normalise = Normaliser(spec, single=False)
@@ -34,7 +44,10 @@ class Rows:
         self.extras = _extra_columns(spec)
 
     def of(self, top: str, value: Any, num_rows: int) -> Flat:
-        """{flat column: array} of an observation, action or reward; empty where the table has no such column."""
+        """Returns {flat column: array} of an observation, action or reward.
+
+        The dict is empty if the table has no such column.
+        """
         paths = self._paths[top]
         if not paths:
             return {}
@@ -51,7 +64,7 @@ class Rows:
         return {path: self._exact(path, part, num_rows) for path, part in given.items()}
 
     def of_extra(self, name: str, value: Any, num_rows: int) -> Flat:
-        """The same of a column, or group of them, that the environment does not give."""
+        """Returns {flat column: array} of a column, or of a group of columns, that the environment does not give."""
         given: dict[str, Any] = {}
         self._flatten(name, value, given)
         for path in given:
@@ -60,7 +73,7 @@ class Rows:
         return {path: self._exact(path, part, num_rows) for path, part in given.items()}
 
     def ends(self, name: str, value: Any, num_rows: int) -> NDArray[np.bool_]:
-        """terminated or truncated, bool[M]."""
+        """Returns terminated or truncated as bool[M]."""
         if not self._single and isinstance(value, np.ndarray) and value.dtype == bool and value.shape == (num_rows,):
             return value
         array = as_array(name, value)
@@ -70,7 +83,16 @@ class Rows:
         return array.astype(np.bool_)
 
     def final(self, present: Lanes, over: NDArray[np.bool_], final: Any) -> Flat:
-        """The last observations [E, ...] of the E rows that are over: from arrays [M, ...], or one object a row."""
+        """Returns the last observations [E, ...] of the E rows whose episode is over.
+
+        Args:
+            present: the lanes of the rows.
+            over: bool[M].
+            final: the environment's "final_obs": arrays [M, ...], or one object for each row.
+
+        Raises:
+            MissingNext: there is no `final`.
+        """
         rows = np.flatnonzero(over)
         if not len(rows):
             return {}
@@ -118,7 +140,10 @@ def _paths_of(spec: StepSpec, top: str) -> tuple[str, ...]:
 
 
 def _extra_columns(spec: StepSpec) -> tuple[str, ...]:
-    """The columns that an environment does not give; refuses states among them, whose last value nobody would give."""
+    """Returns the columns that an environment does not give.
+
+    State columns among them are refused: their last value would be missing.
+    """
     observation = _paths_of(spec, "observation")
     if not observation or any(spec.columns[path].kind != "state" for path in observation):
         raise InvalidConfig(

@@ -1,1 +1,1 @@
-"""Agents: one file for each algorithm, on relive's public interface only; no process and no training loop."""
+"""Agents, one file for each algorithm, on relive's public interface; no processes and no training loop."""

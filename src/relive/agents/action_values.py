@@ -1,11 +1,12 @@
-"""What the agents that value discrete actions are alike in; their formulas stand in their own files.
+"""The parts that agents with values of discrete actions share. The formulas are in the files of the agents.
 
-An agent has a network, its target, and one update of the form
+An agent has a network, a target network, and one update:
 
-  load the batch  ->  _learn(): the algorithm's formulas, which leave the gradient  ->  Adam  ->  num_updates + 1
-                  ->  the target network follows  ->  priorities, if it has them
+  load the batch  ->  _learn(): the algorithm's formulas, which write the gradient  ->  Adam  ->  num_updates + 1
+                  ->  the target network follows  ->  priorities, if items have priorities
 
-and hands out the network, of which the best action is taken or, with chance epsilon, a random one.
+The agent hands out the network. An actor takes the action with the highest value or, with probability epsilon, a random
+action.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ FRAMES = (84, 84)
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The network: `mlp` for vectors, `conv` for stacks of 84 x 84 frames; `hidden` are the widths of its layers."""
+    """The options of a network of action values.
+
+    Args:
+        kind: "mlp" for vectors, "conv" for stacks of 84 x 84 frames. Default: "mlp".
+        hidden: widths of the hidden layers; with "conv", of those after the convolutions. Default: (128, 128).
+
+    Raises:
+        InvalidConfig: another kind, or no layer, or a width out of range.
+    """
 
     kind: Literal["mlp", "conv"] = "mlp"
     hidden: tuple[int, ...] = (128, 128)
@@ -45,11 +54,24 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class ActionValueConfig(TransitionsConfig):
-    """A network of action values, its target, its optimizer, and how it explores.
+    """The options of an agent with action values: network, target network, optimizer, exploration.
 
-    double: the learnt network chooses the action that the target network values (van Hasselt et al. 2016).
-    Epsilon falls linearly from `epsilon_start` to `epsilon_end` over `epsilon_steps` environment steps of all actors.
-    The target network goes `target_rate` towards the learnt one after every `target_period` updates.
+    Args:
+        batch_size: items in a batch. Default: 128.
+        n_step: steps that a return spans. Default: 3.
+        priority_exponent: see TransitionsConfig. Default: 0.6.
+        target_rate: how far the target network moves towards the learnt network in one step. Default: 0.01.
+        target_period: updates between two steps of the target network. Default: 1.
+        double: the learnt network chooses the action, and the target network values it (van Hasselt et al. 2016).
+            Default: True.
+        network: see NetworkConfig.
+        optimizer: see OptimizerConfig.
+        epsilon_start: probability of a random action at the first step. Default: 1.
+        epsilon_end: the same after `epsilon_steps`; epsilon falls linearly between the two. Default: 0.05.
+        epsilon_steps: environment steps of all actors until `epsilon_end`. Default: 10,000.
+
+    Raises:
+        InvalidConfig: an option is out of its range.
     """
 
     batch_size: int = 128
@@ -70,8 +92,8 @@ class ActionValueConfig(TransitionsConfig):
 
     presets: ClassVar[Mapping[str, Settings]] = {
         "*": {"replay.updates_per_step": 0.25},
-        # The cart drifts off slowly: at 0.99 the fall lies too far ahead to be seen in time. 500 is the most there
-        # is: none of the hundred confirming episodes may fall before its last tenth.
+        # The cart drifts off slowly. With gamma 0.99 the fall is too far ahead for the agent to see in time. 500 is the
+        # highest return: none of the hundred confirming episodes may fall before its last tenth.
         "CartPole-v1": {"agent.gamma": 0.995, "evaluation.stop_return": 499.5, "limits.max_minutes": 5.0},
         "ALE/*": {
             "environment.num_envs_per_actor": 4,
@@ -112,7 +134,10 @@ class ActionValueConfig(TransitionsConfig):
 
 
 class ActionValueAgent(ABC):
-    """The learner's state: the learnt and the target network, Adam. An `Agent`, but for how it learns and values."""
+    """The state of a learner: the learnt network, the target network, and Adam.
+
+    The class is an `Agent` without two parts: its algorithm (`_learn`) and its network (`_shapes`, `_action_values`).
+    """
 
     columns = ("observation", "action", "reward", "discount", "next_observation")
     config: ActionValueConfig
@@ -124,7 +149,7 @@ class ActionValueAgent(ABC):
         self.device = device_of(device)
         self.num_updates = 0
         self.sees_images = config.network.kind == "conv"
-        self.prefetch = 2 if self.sees_images else 0  # large batches: gathered while the last is learnt
+        self.prefetch = 2 if self.sees_images else 0  # large batches are gathered during the update before
         if self.sees_images:
             require(
                 len(observation) == 3 and observation[1:] == FRAMES,
@@ -143,7 +168,7 @@ class ActionValueAgent(ABC):
         self._make_buffers()
 
     def _make_buffers(self) -> None:
-        """observation, next_observation [B, ...]; action, reward, discount, weight, error [B, 1]."""
+        """Makes observation, next_observation [B, ...] and action, reward, discount, weight, error [B, 1]."""
         rows = self.config.batch_size
         self._observation, self._next_observation = (self._observation_buffer() for _ in range(2))
         self._action = torch.zeros(rows, 1, dtype=torch.int64, device=self.device)
@@ -164,7 +189,7 @@ class ActionValueAgent(ABC):
             return torch.zeros(rows, *self.spaces.observation_shape, dtype=torch.uint8, device=self.device)
         return torch.zeros(rows, self.spaces.observation_size, device=self.device)
 
-    # ---- what an algorithm is --------------------------------------------------------------------------------------
+    # ---- the algorithm's part --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _shapes(self) -> Shapes:
@@ -172,13 +197,16 @@ class ActionValueAgent(ABC):
 
     @abstractmethod
     def _action_values(self) -> ActionValues:
-        """How an actor values actions, on numpy."""
+        """The function by which an actor values actions, on numpy."""
 
     @abstractmethod
     def _learn(self) -> Tensor:
-        """Writes the gradient of the batch in the buffers; returns errors [B, 1], whose size is an item's priority."""
+        """Writes the gradient for the batch in the buffers.
 
-    # ---- what it stores, draws and does ----------------------------------------------------------------------------
+        Returns errors [B, 1]. The absolute value of an item's error is its priority.
+        """
+
+    # ---- steps, items, actions -------------------------------------------------------------------------------------
 
     def spec(self) -> StepSpec:
         """See Agent."""
@@ -198,7 +226,7 @@ class ActionValueAgent(ABC):
     # ---- learning --------------------------------------------------------------------------------------------------
 
     def update(self, batch: Items) -> NDArray[np.float64] | None:
-        """See Agent. The target network follows."""
+        """See Agent. The target network takes its step too."""
         self.load(batch)
         error = self._learn()
         with torch.no_grad():
@@ -206,21 +234,28 @@ class ActionValueAgent(ABC):
             return self.finished(error)
 
     def finished(self, error: Tensor) -> NDArray[np.float64] | None:
-        """What follows a step of the optimizer: the target's, and priorities of the errors [B, 1]."""
+        """Ends an update after the optimizer's step: the target network's step, and the count of updates.
+
+        Args:
+            error: errors [B, 1] of the items.
+
+        Returns:
+            New priorities float64 [B], or None if the items have no priorities.
+        """
         self._error = error
         self._count_update()
         return priorities_of([error]) if self.config.prioritized else None
 
     def functional(self) -> Functional | None:
-        """See Agent."""
+        """See Agent. None unless the agent overrides it."""
         return None
 
     def batch_tensors(self) -> tuple[Tensor, ...]:
-        """Where `load` puts a batch: observation, action, reward, discount, next_observation, weight."""
+        """The tensors that `load` fills: observation, action, reward, discount, next_observation, weight."""
         return (*self._buffers.values(), self._weight)
 
     def apply(self, gradients: Sequence[Any]) -> None:
-        """See Agent. The target network follows."""
+        """See Agent. The target network takes its step too."""
         (gradient,) = gradients
         with torch.no_grad():
             self.optimizer.step_along(gradient, self.config.optimizer.learning_rate_at(self.num_updates))
@@ -236,7 +271,11 @@ class ActionValueAgent(ABC):
         self.optimizer.combine_by(replicas.combine)
 
     def load(self, batch: Items) -> None:
-        """Takes over a batch of the table. InvalidConfig where it has another number of items."""
+        """Copies a batch of the table into the agent's buffers.
+
+        Raises:
+            InvalidConfig: the batch has another number of items, or items of another size.
+        """
         fill(batch, self._buffers)
         if self.config.prioritized:
             self._weight.copy_(torch.from_numpy(batch.weights(self.config.importance_beta)).view(self._weight.shape))
@@ -245,21 +284,24 @@ class ActionValueAgent(ABC):
     def metrics(self) -> dict[str, float]:
         """See Agent."""
 
-    # ---- what it hands out -----------------------------------------------------------------------------------------
+    # ---- parameters and state --------------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
-        """See Agent: the learnt network."""
+        """See Agent. The parameters are those of the learnt network."""
         return self.online.on_host()
 
     def evaluation_parameters(self) -> dict[str, NDArray[np.float32]]:
-        """See Agent: the target network, an average over the last updates, which plays steadier than any one."""
+        """See Agent. The parameters are those of the target network.
+
+        It is an average over the last updates, and plays more steadily than the network after any one update.
+        """
         return self.target.on_host()
 
     def _parts(self) -> dict[str, Any]:
         return {"online": self.online, "target": self.target, "optimizer": self.optimizer, **self._own_parts()}
 
     def _own_parts(self) -> Mapping[str, Any]:
-        """What a checkpoint keeps of it beside the networks and the optimizer."""
+        """The parts that a checkpoint keeps in addition to the networks and the optimizer."""
         return {}
 
     def exchange(self) -> Exchange:

@@ -1,8 +1,9 @@
-"""What an agent is, as training sees it: three protocols, and the spaces that an agent is made for.
+"""The interface between agents and training: protocols for agents, policies and batches, and an agent's spaces.
 
-An agent is one file: its configuration (a frozen dataclass, `relive.agents.config`), and a class that learns. It says
-what it stores and draws (`spec`, `index`), learns from a batch (`update`), and hands out a `Policy` with the parameters
-that it acts with. `relive.agents.registry` has one line for each. No framework is imported here: actors read this too.
+An agent is one file. The file contains a configuration (a frozen dataclass, see `relive.agents.config`) and a class
+that learns. The class names the columns that the table stores (`spec`) and the items that it draws (`index`), learns
+from a batch (`update`), and hands out a `Policy` and the parameters that the policy acts with.
+`relive.agents.registry` has one line for each agent. This module imports no framework, because actors import it too.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ Parameters = Mapping[str, NDArray[np.float32]]
 @final
 @dataclass(frozen=True)
 class Spaces:
-    """The spaces of one environment, Gymnasium's, as an agent sees it.
+    """The Gymnasium spaces of one environment, as an agent sees them.
 
-    observation: a Box. stack: {"observation": k} where its first axis is a stack of the k newest frames, which the
-    table stores once each, padded with zeros.
+    Args:
+        env_id: id of the environment, for error sentences.
+        observation: a Box.
+        action: the space of actions.
+        stack: `{"observation": k}` if the first axis of an observation is a stack of its k newest frames. The table
+            stores each frame once, and pads a stack with zeros before the first frame. Default: no stack.
     """
 
     env_id: str
@@ -36,21 +41,24 @@ class Spaces:
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """The shape of one observation, stack axis included."""
+        """The shape of one observation, with the axis of the stack."""
         return tuple(int(length) for length in self.observation.shape)
 
     @property
     def observation_size(self) -> int:
-        """The numbers of one observation."""
+        """How many numbers one observation has."""
         return math.prod(self.observation_shape)
 
     def spec(self) -> StepSpec:
-        """The columns that a recorder fills: observation, action, reward and the ends; float64 is kept as float32."""
+        """Returns the columns that a recorder fills: observation, action, reward and the ends of episodes.
+
+        The table stores float64 as float32.
+        """
         return StepSpec.from_spaces(self.observation, self.action, unstack=self.stack, float64_as="float32")
 
 
 class Items(Protocol):
-    """What an update reads of a batch: columns [B, ...] by name, and importance weights float32 [B]."""
+    """The part of a batch that an update reads: columns [B, ...] by name, and importance weights float32 [B]."""
 
     @property
     def num_items(self) -> int: ...
@@ -59,38 +67,63 @@ class Items(Protocol):
 
 
 class Noise(Protocol):
-    """Random numbers for B observations, a row each. numpy.random.Generator is one, whose rows come in their order."""
+    """Random numbers for B observations, one row for each.
+
+    A numpy.random.Generator is such a source. It gives its numbers row after row.
+    """
 
     def random(self, size: tuple[int, int], /) -> NDArray[np.float64]:
-        """[B, n], uniform in [0, 1)."""
+        """Returns numbers [B, n], uniform in [0, 1)."""
         ...
 
     def standard_normal(self, size: tuple[int, int], dtype: type[np.float32], /) -> NDArray[np.float32]:
-        """[B, n]."""
+        """Returns standard normal numbers [B, n]."""
         ...
 
 
 class Policy(Protocol):
-    """Acts, on numpy alone, with parameters that come from `Agent.parameters`. It pickles and keeps no state."""
+    """Chooses actions, with numpy only, by parameters that come from `Agent.parameters`.
+
+    A policy can be pickled, and it keeps no state.
+    """
 
     def explore(self, parameters: Parameters, observations: NDArray[Any], num_steps: int, noise: Noise) -> NDArray[Any]:
-        """Actions [B, ...] of observations [B, ...] after num_steps environment steps of all actors.
+        """Chooses actions that explore.
 
-        noise: an action depends on its own row alone, and the shapes that are drawn on B and num_steps alone.
+        Args:
+            parameters: arrays by name, from `Agent.parameters`.
+            observations: [B, ...].
+            num_steps: environment steps of all actors so far.
+            noise: source of random numbers. An action depends on its own row of the noise only. The shapes that a
+                policy draws depend on B and `num_steps` only.
+
+        Returns:
+            Actions [B, ...].
         """
         ...
 
     def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[Any]:
-        """The actions [B, ...] it holds for best: what evaluations play."""
+        """Chooses the best known actions, which evaluations play.
+
+        Args:
+            parameters: arrays by name, from `Agent.parameters`.
+            observations: [B, ...].
+
+        Returns:
+            Actions [B, ...].
+        """
         ...
 
     def exploration(self, num_steps: int) -> dict[str, float]:
-        """How it explores after num_steps steps, for people: {"epsilon": 0.3}."""
+        """Returns how the policy explores after `num_steps` steps, for people: `{"epsilon": 0.3}`."""
         ...
 
 
 class Replicas(Protocol):
-    """The learners of a run, each with an agent of the same state, seen from one of them: `number`, in [0, count)."""
+    """The learners of a run, as one of them sees the group. Each learner has an agent of the same state.
+
+    `number` is the learner's own, in [0, count).
+    """
 
     @property
     def number(self) -> int: ...
@@ -98,10 +131,13 @@ class Replicas(Protocol):
     def count(self) -> int: ...
 
     def combine(self, gradients: Any) -> None:
-        """Puts the mean over all replicas in place of this one's gradient, a float32 tensor [n].
+        """Replaces this learner's gradient by the mean over all learners. Every learner gets the same bits.
 
-        Blocks until the others have theirs. Every replica calls it as often and with as many numbers as the others,
-        and gets the same bits.
+        Args:
+            gradients: float32 tensor [n], changed in place. Every learner makes the same number of calls, with the
+                same n.
+
+        Blocks: until the other learners have called too.
         """
         ...
 
@@ -109,9 +145,11 @@ class Replicas(Protocol):
 @final
 @dataclass(frozen=True)
 class Exchange:
-    """The parts of an agent's state that travel between learners; whoever writes into them changes the agent.
+    """The parts of an agent's state that travel between learners. A write into them changes the agent.
 
-    tensors: float32, of any shapes: networks, targets, moments. generators: of the noise that updates draw.
+    Args:
+        tensors: float32, of any shapes: networks, targets, moments of optimizers.
+        generators: generators of the noise that updates draw.
     """
 
     tensors: tuple[Any, ...]
@@ -119,10 +157,13 @@ class Exchange:
 
 
 class Agent(Protocol):
-    """The learner's state. One thread at a time; everything random comes from the seed it was made with."""
+    """The state of a learner, and the update that changes it.
+
+    An agent is for one thread at a time. All its random numbers come from the seed that it was made with.
+    """
 
     num_updates: int
-    """Updates so far, those before a checkpoint included. Set by who writes the state of so many into `exchange`."""
+    """Updates so far, with those before a checkpoint. Code that writes into `exchange` also sets this number."""
 
     @property
     def columns(self) -> Sequence[str]:
@@ -131,72 +172,111 @@ class Agent(Protocol):
 
     @property
     def prefetch(self) -> int:
-        """Batches worth gathering in the background while one is learnt from; 0: they are drawn when asked for."""
+        """How many batches to gather in the background during an update. 0: each batch is drawn when it is needed."""
         ...
 
     def spec(self) -> StepSpec:
-        """What the table stores of each step."""
+        """Returns the columns that the table stores for each step."""
         ...
 
     def index(self, limiter: MinSize | SamplesPerInsert) -> Index:
-        """Which items it learns from, and how they are drawn."""
+        """Returns the index: the items that the agent learns from, and how they are drawn.
+
+        Args:
+            limiter: the limiter of the index.
+        """
         ...
 
     def policy(self) -> Policy:
-        """How it acts."""
+        """Returns the policy that actors and evaluations act with."""
         ...
 
     def update(self, batch: Items) -> NDArray[np.float64] | None:
-        """One gradient step on B items, B the batch size of its configuration.
+        """Makes one gradient step on a batch.
 
-        Returns new priorities float64 [B] of the items, None where they have none. InvalidConfig for another B.
+        Args:
+            batch: B items. B is `batch_size` of the configuration.
+
+        Returns:
+            New priorities float64 [B] of the items, or None if the items have no priorities.
+
+        Raises:
+            InvalidConfig: the batch has another number of items.
         """
         ...
 
     def functional(self) -> Any:
-        """The update as a function of tensors, a `relive.agents.functional.Functional`; None where there is none.
+        """Returns the same update as a function of tensors, for a compiler.
 
-        It works on the agent's own memory: either way of updating may follow the other.
+        The function works on the agent's own memory, so a run may change between the two ways after any update.
+
+        Returns:
+            A `relive.agents.functional.Functional`, or None if the agent has no such function.
         """
         ...
 
     def join(self, replicas: Replicas) -> None:
-        """From now on it is one of several, each of which learns from its slice of every batch.
+        """Makes the agent one of several learners. Each of them learns from its own slice of every batch.
 
-        Its batch_size is that of a slice, number `replicas.number` of equal ones. Each gradient goes through
-        `replicas.combine` before an optimizer sees it; noise of rows is drawn for all slices, and the own part taken,
-        so that the state of its generators does not depend on how many learn. Before the first update, once.
+        Call `join` once, before the first update. From then on:
+
+        - `batch_size` is the size of a slice. The slices are equal, and this agent's is number `replicas.number`.
+        - Each gradient goes through `replicas.combine` before an optimizer uses it.
+        - The agent draws noise for the rows of all slices and uses its own part. So the state of its generators does
+          not depend on the number of learners.
+
+        Args:
+            replicas: the group, as this learner sees it.
         """
         ...
 
     def exchange(self) -> Exchange:
-        """What updates change, as it lies in memory. Equal agents have it in the same order and sizes."""
+        """Returns the tensors and generators that updates change: the agent's own memory, not a copy.
+
+        Agents of the same configuration return the same order and the same sizes.
+        """
         ...
 
     def apply(self, gradients: Sequence[Any]) -> None:
-        """The update whose gradients these are: steps of optimizers and targets, and num_updates one more.
+        """Makes the update of another agent from its gradients: steps of optimizers and targets.
 
-        gradients: all that another agent of the same configuration gave to `Replicas.combine` in one `update`, in their
-        order, float32 tensors; from another state than this one's, if need be. Nothing is drawn at random.
+        `num_updates` grows by one. Nothing is drawn at random.
+
+        Args:
+            gradients: float32 tensors: all that another agent of the same configuration gave to `Replicas.combine` in
+                one `update`, in their order. That agent may have had another state than this one.
         """
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of the last update, "loss" first; empty before the first. Reading them waits for the device."""
+        """Returns numbers of the last update by name, "loss" first. Empty before the first update.
+
+        Blocks: until the device has finished the update.
+        """
         ...
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
-        """What actors act with, copied to host memory. Names and shapes never change."""
+        """Returns the parameters that actors act with, copied to host memory. Names and shapes never change."""
         ...
 
     def evaluation_parameters(self) -> dict[str, NDArray[np.float32]]:
-        """What evaluations play and a run keeps: the same names, a steadier choice where the agent has one."""
+        """Returns the parameters that evaluations play and a run keeps, under the same names.
+
+        They are the same as `parameters`, unless the agent has a copy that plays more steadily.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a checkpoint must hold for learning to go on as if never interrupted; torch.save writes it."""
+        """Returns all that a checkpoint needs, so that learning goes on as if it had not been interrupted.
+
+        torch.save can write the value.
+        """
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave. InvalidConfig, and nothing changed, where it does not fit this agent."""
+        """Takes over a state that `state_dict` returned.
+
+        Raises:
+            InvalidConfig: the state does not fit this agent. The agent has not changed.
+        """
         ...

@@ -1,4 +1,4 @@
-"""What agents share: what they ask of spaces and batches, and how their state is kept."""
+"""Functions that agents share: checks of spaces, batches into buffers, priorities, and the state of an agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ SMALLEST_PRIORITY = 1e-6
 
 
 def require_box(spaces: Spaces, agent: str) -> tuple[int, ...]:
-    """The shape of an observation; InvalidConfig where observations are no Box, or one of no numbers."""
+    """Returns the shape of an observation.
+
+    Args:
+        spaces: the spaces.
+        agent: name of the agent, for the error.
+
+    Raises:
+        InvalidConfig: observations are not a Box, or have no numbers.
+    """
     space = spaces.observation
     if not isinstance(space, gymnasium.spaces.Box) or spaces.observation_size == 0:
         raise InvalidConfig(f"observation space of {spaces.env_id}", f"a Box, for {agent}", str(space))
@@ -26,7 +34,15 @@ def require_box(spaces: Spaces, agent: str) -> tuple[int, ...]:
 
 
 def require_discrete(spaces: Spaces, agent: str) -> int:
-    """The number of actions, counted from 0; InvalidConfig for other action spaces."""
+    """Returns the number of actions.
+
+    Args:
+        spaces: the spaces.
+        agent: name of the agent, for the error.
+
+    Raises:
+        InvalidConfig: the action space is not Discrete, or does not count from 0.
+    """
     space = spaces.action
     if not isinstance(space, gymnasium.spaces.Discrete) or int(space.start) != 0:
         raise InvalidConfig(f"action space of {spaces.env_id}", f"Discrete(n) counted from 0, for {agent}", str(space))
@@ -34,9 +50,14 @@ def require_discrete(spaces: Spaces, agent: str) -> int:
 
 
 def fill(batch: Items, buffers: Mapping[str, Tensor]) -> None:
-    """Copies columns of a batch into an agent's memory, which is made for a fixed number of items of a fixed size.
+    """Copies columns of a batch into an agent's buffers, which have a fixed number of items of a fixed size.
 
-    buffers: [B, ...] by column. Raises InvalidConfig, before anything is copied, for another B or another size.
+    Args:
+        batch: the batch.
+        buffers: tensors [B, ...] by column.
+
+    Raises:
+        InvalidConfig: a column has another number of items or items of another size. Nothing has been copied.
     """
     arrays = {name: torch.from_numpy(np.ascontiguousarray(batch[name])) for name in buffers}
     for name, buffer in buffers.items():
@@ -49,20 +70,35 @@ def fill(batch: Items, buffers: Mapping[str, Tensor]) -> None:
 
 
 def priorities_of(errors: Sequence[Tensor]) -> NDArray[np.float64]:
-    """New priorities float64 [B]: the mean of |error| over the networks, errors being [B, 1] each, and never 0."""
+    """Returns new priorities float64 [B], which are never 0.
+
+    priority = mean over networks of |error| + 1e-6
+
+    Args:
+        errors: errors [B, 1] of each network.
+    """
     mean = torch.stack([error.abs() for error in errors]).mean(dim=0)
     return mean.flatten().to("cpu", torch.float64).numpy() + SMALLEST_PRIORITY
 
 
 def exchange_of(parts: Mapping[str, Any]) -> Exchange:
-    """What updates change of an agent's parts: those with tensors, and generators."""
+    """Returns the memory that updates change.
+
+    Args:
+        parts: parts of an agent by name: objects with `tensors()`, and generators.
+    """
     generators = tuple(part for part in parts.values() if isinstance(part, torch.Generator))
     rest = (part for part in parts.values() if not isinstance(part, torch.Generator))
     return Exchange(tuple(tensor for part in rest for tensor in part.tensors()), generators)
 
 
 def state_of(parts: Mapping[str, Any], num_updates: int) -> dict[str, Any]:
-    """The state of an agent from its parts: those with a state_dict, and generators."""
+    """Returns the state of an agent.
+
+    Args:
+        parts: parts of the agent by name: objects with `state_dict()`, and generators.
+        num_updates: updates so far.
+    """
     state: dict[str, Any] = {"num_updates": num_updates}
     for name, part in parts.items():
         state[name] = part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
@@ -70,9 +106,18 @@ def state_of(parts: Mapping[str, Any], num_updates: int) -> dict[str, Any]:
 
 
 def load_state(parts: Mapping[str, Any], state: Mapping[str, Any]) -> int:
-    """Takes over what `state_of` gave, and returns the number of updates.
+    """Takes over a state that `state_of` returned.
 
-    InvalidConfig where it is of other parts, names or shapes; nothing has changed then, nor after any other error.
+    Args:
+        parts: parts of the agent by name.
+        state: the state.
+
+    Returns:
+        The number of updates.
+
+    Raises:
+        InvalidConfig: the state has other parts, names or shapes. After this and any other error the parts are
+            unchanged.
     """
     if not isinstance(state, Mapping) or set(state) != {"num_updates", *parts}:
         got = sorted(map(str, set(state) - {"num_updates"})) if isinstance(state, Mapping) else type(state).__name__

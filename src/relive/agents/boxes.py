@@ -1,4 +1,4 @@
-"""Continuous actions: how agents see a Box, [-1, 1] each, and how they act in it, on numpy alone."""
+"""Continuous actions, with numpy only: a Box scaled to [-1, 1] in each number, and policies that act in the Box."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ from relive.agents.agent import Noise, Parameters, Spaces
 from relive.agents.policies import mlp_outputs
 from relive.errors import InvalidConfig
 
-# What a Gaussian policy keeps the logarithm of its standard deviation within, as the authors of SAC do.
+# A Gaussian policy clips the logarithm of its standard deviation to these bounds, as the authors of SAC do.
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class ActionBox:
-    """A bounded Box of floats, low and high [*shape]. An action is middle + half * unit, unit [A] within [-1, 1]."""
+    """A bounded Box of floats.
+
+    action = middle + half * unit,  unit [A] within [-1, 1]
+
+    Args:
+        low: lowest actions [*shape].
+        high: highest actions [*shape].
+        middle: float32 [A].
+        half: float32 [A], half of the distance from low to high.
+    """
 
     low: NDArray[Any]
     high: NDArray[Any]
@@ -28,14 +37,22 @@ class ActionBox:
 
     @classmethod
     def of(cls, spaces: Spaces, agent: str) -> ActionBox:
-        """The action space of these spaces. InvalidConfig unless it is a Box of floats with bounds low < high."""
+        """Returns the action space of these spaces.
+
+        Args:
+            spaces: the spaces.
+            agent: name of the agent, for the error.
+
+        Raises:
+            InvalidConfig: the action space is not a Box of floats with finite bounds low < high.
+        """
         space = spaces.action
         expected = f"a Box of floats with finite bounds, low < high, for {agent}"
         low, high = (getattr(space, bound, None) for bound in ("low", "high"))
         if low is None or high is None or space.dtype.kind != "f":
             raise InvalidConfig(f"action space of {spaces.env_id}", expected, str(space))
         floor, ceiling = np.asarray(low, np.float64).ravel(), np.asarray(high, np.float64).ravel()
-        with np.errstate(all="ignore"):  # of infinite bounds; told below
+        with np.errstate(all="ignore"):  # infinite bounds are refused below
             middle, half = ((floor + ceiling) / 2).astype(np.float32), ((ceiling - floor) / 2).astype(np.float32)
         if not (len(half) and np.isfinite(middle).all() and np.isfinite(half).all() and (half > 1e-30).all()):
             raise InvalidConfig(f"action space of {spaces.env_id}", expected, str(space))
@@ -43,25 +60,38 @@ class ActionBox:
 
     @property
     def size(self) -> int:
-        """A, the numbers of one action."""
+        """A: how many numbers one action has."""
         return len(self.middle)
 
     def actions(self, unit: NDArray[np.float32]) -> NDArray[Any]:
-        """Actions [B, *shape] of the environment from unit [B, A], which is clipped to [-1, 1]."""
+        """Scales to actions of the environment.
+
+        Args:
+            unit: float32 [B, A], clipped to [-1, 1].
+
+        Returns:
+            Actions [B, *shape] within the bounds.
+        """
         scaled = (self.middle + self.half * np.clip(unit, -1.0, 1.0)).reshape(len(unit), *self.low.shape)
-        # The sum may be rounded past a bound, which an environment may refuse.
+        # Rounding may put the sum past a bound, and an environment may refuse such an action.
         bounded: NDArray[Any] = np.clip(scaled.astype(self.low.dtype, copy=False), self.low, self.high)
         return bounded
 
     def uniform(self, num_actions: int, noise: Noise) -> NDArray[Any]:
-        """Actions [num_actions, *shape], each number uniform between its bounds."""
+        """Draws actions [num_actions, *shape]. Each number is uniform between its bounds."""
         return self.actions((2.0 * noise.random((num_actions, self.size)) - 1.0).astype(np.float32))
 
 
 @final
 @dataclass(frozen=True)
 class NoisyPolicy:
-    """tanh of the network `actor`, and Gaussian noise while exploring; uniform actions for the first `random_steps`."""
+    """tanh of the network `actor`, plus Gaussian noise while exploring. See Policy.
+
+    Args:
+        box: the actions.
+        noise: standard deviation of the noise, as a share of half the Box.
+        random_steps: environment steps of all actors at the start whose actions are uniform.
+    """
 
     box: ActionBox
     noise: float
@@ -87,9 +117,13 @@ class NoisyPolicy:
 @final
 @dataclass(frozen=True)
 class SquashedGaussianPolicy:
-    """tanh(u), u ~ N(mean, std); the network `actor` gives mean and log std beside each other, [B, 2A].
+    """tanh(u) with u ~ N(mean, std). The best action is tanh(mean). See Policy.
 
-    The best action is tanh(mean). Uniform actions for the first `random_steps`.
+    The network `actor` gives [B, 2A]: the mean in the first A columns, log std in the others.
+
+    Args:
+        box: the actions.
+        random_steps: environment steps of all actors at the start whose actions are uniform.
     """
 
     box: ActionBox

@@ -1,4 +1,4 @@
-"""What an agent is made from: frozen values that check themselves. No framework is imported here."""
+"""The options that an agent is made from: frozen values that check themselves. The module imports no framework."""
 
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ _WIDEST = 2**16
 
 
 def require(condition: bool, what: str, expected: str, got: object) -> None:
-    """Raises InvalidConfig unless `condition` holds."""
+    """Raises InvalidConfig unless `condition` is true."""
     if not condition:
         raise InvalidConfig(what=what, expected=expected, got=repr(got))
 
 
 @dataclass(frozen=True)
 class AgentConfig(ABC):
-    """The options of one kind of agent: a frozen dataclass whose fields are bool, int, float, str, Literal, or tuples.
+    """The options of one kind of agent: a frozen dataclass with fields of bool, int, float, str, Literal, and tuples.
 
-    name: as the registry has it. presets: {pattern of environment ids: {path of an option of a run: value}}, of which
-    all that match are applied in order; paths are those of `--set`, such as "agent.gamma" or "replay.capacity".
+    Two class variables describe the agent:
+
+    - name: the agent's name in the registry.
+    - presets: {pattern of environment ids: {path of an option of a run: value}}. All patterns that match an environment
+      are applied, in order. Paths are those of `--set`, such as "agent.gamma" or "replay.capacity".
+
+    Args:
+        batch_size: items in a batch. Default: 256.
+
+    Raises:
+        InvalidConfig: an option is out of its range.
     """
 
     name: ClassVar[str]
@@ -41,16 +50,35 @@ class AgentConfig(ABC):
 
     @abstractmethod
     def make(self, spaces: Spaces, *, seed: int, device: str) -> Agent:
-        """The agent. Raises InvalidConfig for spaces that it cannot take, and for a device that torch does not know."""
+        """Makes the agent.
+
+        Args:
+            spaces: the spaces of the environment.
+            seed: seed of all its random numbers.
+            device: name of the device, as torch has it.
+
+        Raises:
+            InvalidConfig: the agent cannot work with these spaces, or torch does not know the device.
+        """
 
 
 @dataclass(frozen=True)
 class TransitionsConfig(AgentConfig):
-    """An agent that learns from n-step transitions.
+    """The options of an agent that learns from n-step transitions.
 
-    gamma: the discount. n_step: steps that a return spans. priority_exponent: 0 draws uniformly, otherwise in
-    proportion to |error| ** priority_exponent, corrected by importance weights (N p) ** -importance_beta.
-    target_rate: how far a target network goes towards the learnt one with each of its steps.
+    p      = |error|^priority_exponent / its sum over all N items
+    weight = (N p)^-importance_beta / the largest in the batch
+
+    Args:
+        batch_size: items in a batch. Default: 256.
+        gamma: the discount of one step, in (0, 1]. Default: 0.99.
+        n_step: steps that a return spans. Default: 1.
+        priority_exponent: in [0, 1]. 0 draws uniformly. Default: 0.
+        importance_beta: exponent of the importance weights, in [0, 1]. Default: 0.5.
+        target_rate: how far a target network moves towards the learnt network in one step, in (0, 1]. Default: 0.005.
+
+    Raises:
+        InvalidConfig: an option is out of its range.
     """
 
     gamma: float = 0.99
@@ -73,7 +101,12 @@ class TransitionsConfig(AgentConfig):
         return self.priority_exponent > 0
 
     def index(self, spaces: Spaces, limiter: MinSize | SamplesPerInsert) -> Index:
-        """Transitions as the options say, with the stacks that the spaces have."""
+        """Returns an index of transitions with these options, and with the stacks of the spaces.
+
+        Args:
+            spaces: the spaces of the environment.
+            limiter: the limiter of the index.
+        """
         items = Transitions(n_step=self.n_step, gamma=self.gamma, stack=spaces.stack, stack_pad="zeros")
         sampler = Prioritized(priority_exponent=self.priority_exponent) if self.prioritized else Uniform()
         return Index(items, sampler, limiter)
@@ -81,22 +114,30 @@ class TransitionsConfig(AgentConfig):
 
 @dataclass(frozen=True)
 class LinearSchedule:
-    """From `start` to `end` over `duration`, then `end`."""
+    """A number that goes linearly from `start` to `end` over `duration`, and is `end` after that."""
 
     start: float
     end: float
     duration: int
 
     def at(self, when: int) -> float:
-        """The value after `when`."""
+        """Returns the number after `when` steps or updates."""
         return self.start + min(1.0, when / self.duration) * (self.end - self.start)
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam with a linear decay of the learning rate over `decay_updates`, and a clip of the gradient's norm.
+    """The options of Adam, with a learning rate that falls linearly and a clip of the gradient's norm.
 
-    max_gradient_norm: 0 clips nothing.
+    Args:
+        learning_rate: the rate at the first update. Default: 3e-4.
+        final_learning_rate: the rate after `decay_updates`. Default: 3e-4.
+        decay_updates: updates until `final_learning_rate`. Default: 100,000.
+        adam_epsilon: epsilon of Adam. Default: 1e-8.
+        max_gradient_norm: a longer gradient is shortened to this norm. 0 clips nothing. Default: 0.
+
+    Raises:
+        InvalidConfig: an option is out of its range.
     """
 
     learning_rate: float = 3e-4
@@ -118,7 +159,7 @@ class OptimizerConfig:
         require(self.max_gradient_norm >= 0, "max_gradient_norm", ">= 0", self.max_gradient_norm)
 
     def learning_rate_at(self, num_updates: int) -> float:
-        """The learning rate of update number `num_updates` (counted from 0)."""
+        """Returns the learning rate of update number `num_updates`, counted from 0."""
         return LinearSchedule(self.learning_rate, self.final_learning_rate, self.decay_updates).at(num_updates)
 
 
@@ -126,7 +167,7 @@ Precision = Literal["float32", "bfloat16"]
 
 
 def check_precision(precision: str) -> None:
-    """Raises InvalidConfig for another one than there is."""
+    """Raises InvalidConfig unless this is the name of a precision."""
     require(precision in get_args(Precision), "precision", "'float32' or 'bfloat16'", precision)
 
 

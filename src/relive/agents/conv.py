@@ -1,9 +1,9 @@
-"""The network of images (Mnih et al. 2015): convolutions on autograd, over the same flat parameters as a perceptron.
+"""The network for images (Mnih et al. 2015): convolutions with autograd, over flat parameters as a perceptron has.
 
-`leaves_of`, `convolutions` and `perceptron` are for other networks on autograd, too.
+The convolutions take most of the time and the calls take little, so autograd writes the gradients. The optimizer, the
+clip of the gradient's norm and the target's step are one call each over one vector, as for a perceptron.
 
-Here the time goes into the convolutions, not into calls, so autograd writes the gradients; the optimizer, the clip and
-the target's step stay one call each over one vector.
+`leaves_of`, `convolutions` and `perceptron` also serve other networks with autograd.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ NUM_FEATURES = 64 * 7 * 7
 
 
 def leaves_of(parameters: FlatParameters, *, learns: bool) -> dict[str, Tensor]:
-    """The parameters as autograd takes them: where they learn, `backward` adds to the gradients of `parameters`."""
+    """Returns the parameters as leaves of autograd, by name.
+
+    Args:
+        parameters: the parameters.
+        learns: whether `backward` adds to the gradients of `parameters`.
+    """
     leaves = {key: view.detach().requires_grad_(learns) for key, view in parameters.value.items()}
     for key, leaf in leaves.items():
         leaf.grad = parameters.gradient[key] if learns else None
@@ -38,7 +43,15 @@ def convolution_shapes(stack: int) -> dict[str, tuple[int, ...]]:
 
 
 def convolutions(leaves: Mapping[str, Tensor], frames: Tensor) -> Tensor:
-    """Features [B, NUM_FEATURES] of frames uint8 [B, stack, 84, 84], by the layers `conv.*`; none is below 0."""
+    """Applies the layers `conv.*`.
+
+    Args:
+        leaves: parameters by name.
+        frames: uint8 [B, stack, 84, 84].
+
+    Returns:
+        Features [B, NUM_FEATURES], none below 0.
+    """
     planes = frames.to(torch.float32) * (1.0 / 255.0)
     for layer, stride in enumerate(_STRIDES):
         planes = torch.relu(conv2d(planes, leaves[f"conv.{layer}.weight"], leaves[f"conv.{layer}.bias"], stride))
@@ -46,7 +59,7 @@ def convolutions(leaves: Mapping[str, Tensor], frames: Tensor) -> Tensor:
 
 
 def perceptron(leaves: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    """The layers `name.0`, `name.1`, ... of inputs [..., n]: relu between them, none at the end."""
+    """Applies the layers `name.0`, `name.1`, ... to inputs [..., n], with relu between layers and none at the end."""
     layer = 0
     while True:
         inputs = linear(inputs, leaves[f"{name}.{layer}.weight"], leaves[f"{name}.{layer}.bias"])
@@ -58,10 +71,16 @@ def perceptron(leaves: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tenso
 
 @final
 class ConvNetwork:
-    """Convolutions `conv.*` over uint8 frames [B, stack, 84, 84], then the perceptron `name.*`: a `mlp.Network`."""
+    """Convolutions `conv.*` over frames uint8 [B, stack, 84, 84], then the perceptron `name.*`. A `mlp.Network`."""
 
     def __init__(self, parameters: FlatParameters, name: str, *, learns: bool) -> None:
-        """learns: whether `backward` will be called; a target network's is not, and keeps nothing for it."""
+        """Makes a network over these parameters.
+
+        Args:
+            parameters: parameters with the names and shapes that `shapes` returns.
+            name: name of the perceptron's layers.
+            learns: whether the network has a `backward`. A target network has none, and keeps nothing for it.
+        """
         self._parameters = parameters
         self._name = name
         self._learns = learns
@@ -70,7 +89,13 @@ class ConvNetwork:
 
     @staticmethod
     def shapes(name: str, stack: int, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the parameters; sizes: of the perceptron, without its inputs."""
+        """Returns names and shapes of the parameters.
+
+        Args:
+            name: name of the perceptron's layers.
+            stack: frames in a stack.
+            sizes: sizes of the perceptron's layers, without its inputs.
+        """
         return {**convolution_shapes(stack), **MLP.shapes(name, (NUM_FEATURES, *sizes))}
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -82,6 +107,6 @@ class ConvNetwork:
     def backward(self, gradient: Tensor) -> None:
         """See Network."""
         assert self._outputs is not None, "forward comes first"
-        self._parameters.gradients.zero_()  # autograd adds to what lies there
+        self._parameters.gradients.zero_()  # autograd adds to the old gradients
         self._outputs.backward(gradient)  # type: ignore[no-untyped-call]
         self._outputs = None

@@ -1,4 +1,4 @@
-"""What the agents for continuous actions share: a batch in fixed memory, and Q networks of states with actions.
+"""Critics of continuous actions, and the batch that they learn from, which has a fixed place in memory.
 
 targets   Q'_i, moving averages of the learnt Q_i           Lillicrap et al. 2016
 loss       = sum_i mean_b w_b * (Q_i(s_b, a_b) - y_b)^2 / 2
@@ -21,10 +21,11 @@ from relive.agents.mlp import MLP, Adam, FlatParameters
 
 @final
 class ContinuousBatch:
-    """A batch where every update finds it: states and actions beside each other, as the critics read them.
+    """A batch at a fixed place in memory. A row has the state and then the action, as the critics read them.
 
-    pair, next_pair: [B, S + A]; state, next_state [B, S], action, next_action [B, A] are views of them, actions within
-    [-1, 1]. reward, discount, weight: [B, 1].
+    - pair, next_pair: [B, S + A].
+    - state, next_state [B, S] and action, next_action [B, A]: views of the pairs. Actions are within [-1, 1].
+    - reward, discount, weight: [B, 1].
     """
 
     columns = ("observation", "action", "reward", "discount", "next_observation")
@@ -47,7 +48,11 @@ class ContinuousBatch:
         self._scale = 1.0 / torch.from_numpy(box.half).to(device)
 
     def load(self, batch: Items) -> None:
-        """Takes over a batch of the table. InvalidConfig where it has another number of items."""
+        """Copies a batch of the table, and scales its actions to [-1, 1].
+
+        Raises:
+            InvalidConfig: the batch has another number of items, or items of another size.
+        """
         fill(batch, self._buffers)
         self.action.sub_(self._middle).mul_(self._scale)
         if self._config.prioritized:
@@ -56,7 +61,7 @@ class ContinuousBatch:
 
 @final
 class Critics:
-    """`number` networks Q_i(s, a) over one vector of parameters, their targets over another, and one Adam."""
+    """Networks Q_i(s, a) over one vector of parameters, their targets over a second vector, and one Adam for all."""
 
     def __init__(
         self,
@@ -69,7 +74,17 @@ class Critics:
         *,
         low: bool,
     ) -> None:
-        """sizes: of the layers, S + A first, 1 last. low: see MLP."""
+        """Makes `number` critics.
+
+        Args:
+            config: the agent's options.
+            optimizer: the options of Adam.
+            sizes: sizes of the layers, S + A first and 1 last.
+            number: number of critics.
+            generator: source of the initial parameters.
+            device: the device.
+            low: whether wide layers use bfloat16, see MLP.
+        """
         shapes: dict[str, tuple[int, ...]] = {}
         for critic in range(number):
             shapes.update(MLP.shapes(f"q{critic}", sizes))
@@ -85,11 +100,11 @@ class Critics:
         self.errors = [torch.zeros(config.batch_size, 1, device=device) for _ in range(number)]
 
     def target_values(self, pairs: Tensor) -> list[Tensor]:
-        """Q'_i of states with actions [B, S + A], each [B, 1]; overwritten by the next call."""
+        """Returns Q'_i [B, 1] of each target for pairs [B, S + A]. The next call overwrites them."""
         return [network.forward(pairs) for network in self._targets]
 
     def learn(self, batch: ContinuousBatch, goal: Tensor, num_updates: int) -> None:
-        """One step towards y = goal [B, 1]; `errors` are Q_i - y before it."""
+        """Makes one step towards y = goal [B, 1]. Afterwards `errors` are Q_i - y before the step."""
         for network, error in zip(self.networks, self.errors, strict=True):
             torch.sub(network.forward(batch.pair), goal, out=error)
             gradient = error * batch.weight if self._config.prioritized else error
@@ -97,7 +112,7 @@ class Critics:
         self.optimizer.step(self._options.learning_rate_at(num_updates))
 
     def apply(self, gradient: Tensor, num_updates: int) -> None:
-        """One step along this gradient [n] of all networks together."""
+        """Makes one step along this gradient [n] of all networks together."""
         self.optimizer.step_along(gradient, self._options.learning_rate_at(num_updates))
 
     def join(self, replicas: Replicas) -> None:
@@ -105,13 +120,13 @@ class Critics:
         self.optimizer.combine_by(replicas.combine)
 
     def follow(self) -> None:
-        """The targets' step."""
+        """Makes one step of the targets."""
         self.target.follow(self.online, self._config.target_rate)
 
     def loss(self, weight: Tensor) -> float:
-        """The loss before the last step, a number."""
+        """Returns the loss before the last step."""
         return sum(float((weight * error.square()).mean()) / 2.0 for error in self.errors)
 
     def parts(self) -> Mapping[str, Any]:
-        """What a checkpoint keeps."""
+        """Returns the parts that a checkpoint keeps, by name."""
         return {"critics": self.online, "target_critics": self.target, "critic_optimizer": self.optimizer}

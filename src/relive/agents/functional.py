@@ -1,10 +1,12 @@
-"""Updates as functions of tensors: what a compiler is given. The formulas are those of the agents' own files.
+"""Updates as functions of tensors, for a compiler: the parts that all agents share.
 
-A `Functional` is an agent's update over the agent's own memory: it may be run in place of `Agent.update` at any time,
-and the other way round. What it computes is written for a compiler: networks as plain expressions, gradients by
-autograd (which the tracing turns into products), Adam over the whole vector. Tests hold both ways together to float
-error; `relive.train.learners.update_choice` compares them once more on the machine at hand before it uses a
-compiled one.
+A `Functional` is an agent's update over the agent's own memory. A run may call it in place of `Agent.update` at any
+batch, and the other way round. Each agent's file contains both: the hand-written update and, below it, the same update
+as a function of tensors. The function is written for a compiler: networks are plain expressions, autograd gives the
+gradients (tracing turns them into products), Adam works on the whole vector.
+
+Each way checks the other. Tests compare them, and they agree to float error. `relive.train.learners.update_choice`
+compares them again on the machine of the run before the run uses a compiled update.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -27,15 +30,22 @@ Named = dict[str, Tensor]
 Step = Callable[..., tuple[Tensor, ...]]
 
 
+def source_files() -> list[Path]:
+    """Returns the files that a compiled update depends on: all files of this folder, in a fixed order."""
+    return sorted(Path(__file__).parent.glob("*.py"))
+
+
 @final
 @dataclass(frozen=True)
 class Functional:
-    """One update: load, step, finish.
+    """One update as three functions: load, step, finish.
 
-    steps: by name, functions of (*state, *inputs) that return (*new state, *outputs), each traceable; `which` names
-    the one that the next update is. state: the agent's tensors, which the new ones are copied to. load: takes a batch
-    over and returns the inputs, the same tensors each time. finish: takes the outputs; returns new priorities, as
-    Agent.update does.
+    Args:
+        steps: functions by name, each traceable: (*state, *inputs) -> (*new state, *outputs).
+        which: returns the name of the step that the next update needs.
+        state: the agent's tensors. An update copies the new state into them.
+        load: takes over a batch and returns the inputs, the same tensors each time.
+        finish: takes the outputs and returns new priorities, as Agent.update does.
     """
 
     steps: Mapping[str, Step]
@@ -45,13 +55,21 @@ class Functional:
     finish: Callable[[tuple[Tensor, ...]], NDArray[np.float64] | None]
 
     def update(self, batch: Items, call: Callable[[str, tuple[Tensor, ...]], tuple[Tensor, ...]]) -> Any:
-        """Agent.update with `call(name, arguments)` for the step: it changes the state, and returns the outputs."""
+        """Does what Agent.update does.
+
+        Args:
+            batch: the batch.
+            call: makes the step: `call(name, arguments)` changes the state in place and returns the outputs.
+
+        Returns:
+            New priorities float64 [B], or None if the items have no priorities.
+        """
         with torch.no_grad():
             inputs = self.load(batch)
             return self.finish(call(self.which(), (*self.state, *inputs)))
 
     def call(self, name: str, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The step uncompiled, for tests and for tracing."""
+        """Makes a step uncompiled, for tests and for tracing."""
         results = self.steps[name](*arguments)
         for old, new in zip(self.state, results, strict=False):
             old.copy_(new)
@@ -60,21 +78,21 @@ class Functional:
 
 @final
 class Flat:
-    """A FlatParameters' layout, for vectors that are traced."""
+    """The layout of FlatParameters, for vectors that are traced."""
 
     def __init__(self, parameters: FlatParameters) -> None:
         self._shapes, self._size = parameters.shapes, len(parameters.values)
         self._offsets = parameters.offsets()
 
     def named(self, vector: Tensor) -> Named:
-        """The tensors by name, views of the vector."""
+        """Returns the tensors by name, as views of the vector."""
         return {
             name: vector[start : start + math.prod(self._shapes[name])].view(self._shapes[name])
             for name, start in self._offsets.items()
         }
 
     def vector(self, named: Named) -> Tensor:
-        """The vector of these tensors, with the zeros that lie between them."""
+        """Returns the vector of these tensors, with the zeros between them."""
         parts: list[Tensor] = []
         ends = [*list(self._offsets.values())[1:], self._size]
         for (name, start), end in zip(self._offsets.items(), ends, strict=True):
@@ -86,7 +104,7 @@ class Flat:
 
 
 def network(named: Named, name: str, inputs: Tensor, low: bool) -> Tensor:
-    """See MLP.forward; low: its products in bfloat16 where they are wide."""
+    """MLP.forward as a function. low: wide layers use bfloat16."""
     layer, hidden = 0, inputs
     while (key := f"{name}.{layer}.weight") in named:
         if layer:
@@ -101,7 +119,7 @@ def network(named: Named, name: str, inputs: Tensor, low: bool) -> Tensor:
 
 
 def stepped(gradient: Tensor, state: tuple[Tensor, ...], rate: Tensor, optimizer: Adam) -> tuple[Tensor, ...]:
-    """Adam.step: new (values, mean, square, step) of `Adam.stepped_tensors`."""
+    """Adam.step as a function: returns the new (values, mean, square, step) of `Adam.stepped_tensors`."""
     values, mean, square, step = state
     if optimizer.max_gradient_norm > 0.0:
         norm = torch.linalg.vector_norm(gradient)
@@ -114,5 +132,5 @@ def stepped(gradient: Tensor, state: tuple[Tensor, ...], rate: Tensor, optimizer
 
 
 def followed(target: Tensor, source: Tensor, rate: float) -> Tensor:
-    """FlatParameters.follow."""
+    """FlatParameters.follow as a function: returns the new target."""
     return target + rate * (source - target)

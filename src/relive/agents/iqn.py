@@ -1,23 +1,28 @@
-"""IQN (Dabney et al. 2018): a network that gives any quantile of the return, rather than its mean.
+"""IQN (Dabney et al. 2018): a network that gives any quantile of the return, instead of the return's mean.
 
-  network  Z_t(s, a) = q(psi(s) * phi(t))_a                the return of a in s at the fraction t of its distribution
+  network  Z_t(s, a) = q(psi(s) * phi(t))_a                the return of action a in state s, at fraction t of its
+                                                           distribution
            phi(t) = relu(W [cos(pi i t)] + b), i = 0 .. num_cosines - 1
   greedy   a*(s) = argmax_a mean_k Z_{t_k}(s, a),  t_k = cvar (k + 1/2) / K,  k = 0 .. K - 1
-  target   y_j = R + D * Z'_{u_j}(s', a'),  u_j ~ U(0, 1)  a' = a*(s') of the learnt network (double), else of Z'
+  target   y_j = R + D * Z'_{u_j}(s', a'),  u_j ~ U(0, 1)  a' = a*(s') of the learnt network if double, else of Z'
   errors   e_ij = y_j - Z_{t_i}(s, a),      t_i ~ U(0, 1)
   item     l = sum_i mean_j |t_i - [e_ij < 0]| * huber_kappa(e_ij) / kappa
   loss     = mean_b w_b * l_b                              Schaul et al. 2016: w_b = (N p_b)^-beta / max w
-  priority l                                               rather than |error|, of which there is none
+  priority l                                               in place of |error|, because an item has many errors
 
-R, D: the n-step return and discount the table gives; D is 0 where the episode terminated, not where it was cut.
-psi: the convolutions, or the first hidden layer for vectors; q: the layers after it. i counts num_quantiles, j
-num_target_quantiles, k num_greedy_quantiles. cvar < 1: the mean of the worst outcomes alone (section 3.2 of the paper).
+R, D: the n-step return and discount from the table. D is 0 if the episode terminated, and not if it was truncated.
+psi: the convolutions, or for vectors the first hidden layer. q: the layers after psi. i counts num_quantiles, j counts
+num_target_quantiles, k counts num_greedy_quantiles. With cvar < 1 an action's value is the mean of its worst outcomes
+only (section 3.2 of the paper).
 
-Deviations from the paper: the fractions that the greedy action averages over are spaced evenly, not drawn, so that
-acting and targets choose alike; 8 fractions a side unless asked for more; double, n-step returns, priorities, and a
-target network that is a moving average, as in `relive.agents.dqn`; Adam with a clip of the gradient's norm.
+Deviations from the paper:
+- The greedy action averages over evenly spaced fractions, not over drawn ones, so acting and targets choose alike.
+- The default is 8 fractions on each side.
+- Double, n-step returns, priorities, and a target network that is a moving average, as in `relive.agents.dqn`.
+- Adam with a clip of the gradient's norm.
 
-The time goes into matrix products of batch_size * num_quantiles rows, not into calls, so autograd writes the gradients.
+Matrix products of batch_size * num_quantiles rows take most of the time and calls take little, so autograd writes the
+gradients.
 """
 
 from __future__ import annotations
@@ -44,7 +49,16 @@ _MOST_FRACTIONS = 1024
 @final
 @dataclass(frozen=True)
 class QuantileNetworkConfig(NetworkConfig):
-    """num_cosines: of a fraction's embedding. The others are NetworkConfig's."""
+    """The options of a quantile network.
+
+    Args:
+        num_cosines: cosines in the embedding of a fraction. Default: 64.
+
+    The other options are those of NetworkConfig.
+
+    Raises:
+        InvalidConfig: an option is out of its range.
+    """
 
     num_cosines: int = 64
 
@@ -56,17 +70,27 @@ class QuantileNetworkConfig(NetworkConfig):
 @final
 @dataclass(frozen=True)
 class IQNConfig(ActionValueConfig):
-    """Implicit quantile network.
+    """The options of an implicit quantile network.
 
-    num_quantiles, num_target_quantiles: fractions drawn for each item, of the learnt and of the target network.
-    num_greedy_quantiles: fractions that an action's value is the mean over, the lowest `cvar` of its distribution (1:
-    all of it). kappa: errors up to it are squared. The others are ActionValueConfig's.
+    Args:
+        network: see QuantileNetworkConfig.
+        num_quantiles: fractions of the learnt network that are drawn for each item. Default: 8.
+        num_target_quantiles: fractions of the target network that are drawn for each item. Default: 8.
+        num_greedy_quantiles: fractions over which an action's value is the mean. Default: 32.
+        kappa: errors up to kappa count as squares, larger errors linearly. Default: 1.
+        cvar: share of the distribution, from the lowest returns on, over which an action's value is the mean, in
+            (0, 1]. Default: 1, the whole distribution.
+
+    The other options are those of ActionValueConfig.
+
+    Raises:
+        InvalidConfig: an option is out of its range.
     """
 
     name: ClassVar[str] = "iqn"
     presets: ClassVar[Mapping[str, Settings]] = {
         **ActionValueConfig.presets,
-        # An update takes four times as long as one of DQN.
+        # An update takes four times as long as an update of DQN.
         "CartPole-v1": {
             **ActionValueConfig.presets["CartPole-v1"],
             "agent.num_greedy_quantiles": 8,
@@ -91,18 +115,18 @@ class IQNConfig(ActionValueConfig):
 
     @property
     def greedy_fractions(self) -> tuple[float, ...]:
-        """The t_k that a greedy action's value is the mean over."""
+        """The fractions t_k over which the value of an action is the mean."""
         number = self.num_greedy_quantiles
         return tuple(self.cvar * (k + 0.5) / number for k in range(number))
 
     def make(self, spaces: Spaces, *, seed: int, device: str) -> IQN:
-        """See AgentConfig. Actions are Discrete, observations a Box."""
+        """See AgentConfig. Actions are Discrete. Observations are a Box."""
         return IQN(self, spaces, seed=seed, device=device)
 
 
 @final
 class QuantileNetwork:
-    """Z over FlatParameters: the layers `psi.0` or `conv.*`, `phi.0`, and `q.*`."""
+    """Z over FlatParameters, with the layers `psi.0` or `conv.*`, then `phi.0`, and `q.*`."""
 
     def __init__(self, parameters: FlatParameters, *, learns: bool) -> None:
         self._leaves = leaves_of(parameters, learns=learns)
@@ -110,7 +134,15 @@ class QuantileNetwork:
         self._frequencies = math.pi * torch.arange(num_cosines, dtype=torch.float32, device=parameters.values.device)
 
     def __call__(self, observations: Tensor, fractions: Tensor) -> Tensor:
-        """Returns [B, T, num_actions] of observations [B, ...] at fractions [B, T], or [1, T] for all of them."""
+        """Computes returns of all actions at given fractions.
+
+        Args:
+            observations: [B, ...].
+            fractions: [B, T], or [1, T] for all observations.
+
+        Returns:
+            Z [B, T, num_actions].
+        """
         leaves = self._leaves
         if "conv.0.weight" in leaves:
             features = convolutions(leaves, observations)
@@ -122,7 +154,18 @@ class QuantileNetwork:
 
 
 def item_losses(errors: Tensor, fractions: Tensor, kappa: float) -> Tensor:
-    """l [B] of errors e_ij [B, I, J] at fractions t_i [B, I]: the quantile Huber loss."""
+    """Computes the quantile Huber loss of each item.
+
+    l = sum_i mean_j |t_i - [e_ij < 0]| * huber_kappa(e_ij) / kappa
+
+    Args:
+        errors: e_ij [B, I, J].
+        fractions: t_i [B, I].
+        kappa: errors up to kappa count as squares.
+
+    Returns:
+        l [B].
+    """
     huber = huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=kappa)
     side = (fractions.unsqueeze(2) - (errors.detach() < 0).to(torch.float32)).abs()
     return (side * huber).mean(dim=2).sum(dim=1) / kappa
@@ -130,7 +173,7 @@ def item_losses(errors: Tensor, fractions: Tensor, kappa: float) -> Tensor:
 
 @final
 class IQN(ActionValueAgent):
-    """The learner's state: the learnt and the target network, Adam, the fractions' generator. An `Agent`."""
+    """The state of a learner: the learnt network, the target network, Adam, the generator of fractions. An `Agent`."""
 
     config: IQNConfig
 
@@ -163,13 +206,13 @@ class IQN(ActionValueAgent):
         goal = self._goal()
         mine = self._of_action(self._network(self._observation, fractions), self._action)
         losses = item_losses(goal.unsqueeze(1) - mine.unsqueeze(2), fractions, config.kappa).unsqueeze(1)
-        self.online.gradients.zero_()  # autograd adds to what lies there
+        self.online.gradients.zero_()  # autograd adds to the old gradients
         (losses * self._weight).mean().backward()  # type: ignore[no-untyped-call]
         return losses.detach()
 
     @torch.no_grad()
     def _goal(self) -> Tensor:
-        """y_j [B, num_target_quantiles]."""
+        """Returns y_j [B, num_target_quantiles]."""
         chooser = self._network if self.config.double else self._target_network
         best = chooser(self._next_observation, self._greedy_fractions).mean(dim=1).argmax(dim=1, keepdim=True)
         fractions = self._drawn(self.config.num_target_quantiles)
@@ -177,7 +220,7 @@ class IQN(ActionValueAgent):
         return torch.addcmul(self._reward, self._discount, following)
 
     def _drawn(self, number: int) -> Tensor:
-        """Fractions [B, number] from U(0, 1); where replicas learn, their rows of the same ones."""
+        """Draws fractions [B, number] from U(0, 1). If several learners share a batch, each uses its own rows."""
         size = self.config.batch_size
         drawn = torch.rand(size * self._num_slices, number, generator=self._generator, device=self.device)
         return drawn[size * self._slice : size * (self._slice + 1)]
@@ -189,7 +232,7 @@ class IQN(ActionValueAgent):
 
     @staticmethod
     def _of_action(returns: Tensor, actions: Tensor) -> Tensor:
-        """[B, T] of returns [B, T, num_actions], those of actions [B, 1]."""
+        """Returns [B, T]: the values of actions [B, 1] among returns [B, T, num_actions]."""
         return returns.gather(2, actions.unsqueeze(1).expand(-1, returns.shape[1], -1)).squeeze(2)
 
     def metrics(self) -> dict[str, float]:

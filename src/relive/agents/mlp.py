@@ -1,10 +1,13 @@
-"""The learner's speed: parameters in one vector, a perceptron with its backward written out, and Adam over the vector.
+"""Fast updates of small networks: parameters in one vector, a perceptron with a written-out backward, and Adam.
 
-An update of a small network spends as much on autograd, on allocation and on one optimizer call a tensor as on its
-matrix products. Here a network's parameters are views of one vector, its gradients views of another; forward and
-backward write into buffers made once, for a fixed number of rows; the optimizer, the clip of the gradient's norm and
-the target's step are one call each over the whole vector. Gradients agree with autograd's to 1e-5
-(tests/train/test_mlp.py).
+With autograd, allocation, and one optimizer call for each tensor, the update of a small network spends as much time on
+these as on its matrix products. This module avoids them:
+
+- A network's parameters are views of one vector. Its gradients are views of a second vector.
+- `forward` and `backward` write into buffers that are made once, for a fixed number of rows.
+- The optimizer, the clip of the gradient's norm, and the target's step are one call each, over the whole vector.
+
+Gradients agree with those of autograd to 1e-5 (tests/train/test_mlp.py).
 
   forward   h_0 = x,  z_l = h_{l-1} W_l^T + b_l,  h_l = max(z_l, 0),  output z_L
   backward  g_L given;  dW_l = g_l^T h_{l-1},  db_l = sum over rows of g_l,  g_{l-1} = (g_l W_l) * [h_{l-1} > 0]
@@ -25,14 +28,18 @@ from torch.optim.adam import adam
 from relive.agents.low_precision import LowPrecisionLayer, is_wide
 from relive.errors import InvalidConfig
 
-_ALIGNMENT = 16  # float32 values in a line of memory
-# Products of which one side is so narrow are several times slower one way round than the other, with oneMKL 2024.
+_ALIGNMENT = 16  # float32 values in a cache line
+# If one side of a product is so narrow, one order of the factors is several times slower than the other (oneMKL 2024).
 _NARROW = range(2, 24)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def device_of(name: str) -> torch.device:
-    """The device of this name. Raises InvalidConfig where torch knows none."""
+    """Returns the device of this name.
+
+    Raises:
+        InvalidConfig: torch knows no such device.
+    """
     try:
         device = torch.device(name)
         if device.type != "cuda" or (device.index or 0) < torch.cuda.device_count():
@@ -46,12 +53,19 @@ def device_of(name: str) -> torch.device:
 class FlatParameters:
     """Named float32 tensors that are views of one vector, and their gradients, views of another.
 
-    values, gradients: the vectors [n]. value, gradient: the views by name. Between tensors lie zeros that stay zero.
-    with_spare: the gradients, and behind them room for a few more, so that one reduction takes all of them.
+    - values, gradients: the vectors [n]. The zeros between tensors stay zero.
+    - value, gradient: the views by name.
+    - with_spare: the gradients and a few more values after them, so that one reduction can take both.
     """
 
     def __init__(self, shapes: Shapes, device: torch.device, spare: int = 0) -> None:
-        """spare: so many float32 values lie behind the gradients, see `with_spare`."""
+        """Makes parameters of zeros.
+
+        Args:
+            shapes: shapes by name.
+            device: the device.
+            spare: number of float32 values after the gradients, see `with_spare`. Default: 0.
+        """
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._starts: dict[str, int] = {}
         total = 0
@@ -71,28 +85,28 @@ class FlatParameters:
         }
 
     def offsets(self) -> dict[str, int]:
-        """Where each tensor begins in the vector, in its order."""
+        """Returns the first position of each tensor in the vector, by name, in the vector's order."""
         return dict(self._starts)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """torch's own: weights and biases uniform within 1 / sqrt(inputs of the layer), drawn on the host."""
+        """Draws initial values as torch does: uniform within 1 / sqrt(inputs of the layer), on the host."""
         for name, view in self.value.items():
             layer = name.rpartition(".")[0]
             bound = 1.0 / math.sqrt(math.prod(self.shapes[f"{layer}.weight"][1:]))
             view.copy_(torch.empty(view.shape).uniform_(-bound, bound, generator=generator))
 
     def copy(self) -> FlatParameters:
-        """Others of the same names and values."""
+        """Returns new parameters with the same names and values."""
         other = FlatParameters(self.shapes, self.values.device)
         other.values.copy_(self.values)
         return other
 
     def follow(self, source: FlatParameters, rate: float) -> None:
-        """values += rate * (source's - values)."""
+        """Computes values += rate * (values of the source - values)."""
         self.values.lerp_(source.values, rate)
 
     def on_host(self) -> dict[str, NDArray[np.float32]]:
-        """Copies of all, by name."""
+        """Returns copies of all tensors by name, in host memory."""
         flat = self.values.to("cpu", copy=True).numpy()
         return {
             name: flat[start : start + math.prod(self.shapes[name])].reshape(self.shapes[name])
@@ -100,15 +114,19 @@ class FlatParameters:
         }
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What a state consists of, as it lies in memory."""
+        """Returns the tensors that updates change: the object's own memory."""
         return (self.values,)
 
     def state_dict(self) -> dict[str, Any]:
-        """The values by name."""
+        """Returns copies of the values by name."""
         return {name: view.clone() for name, view in self.value.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave. InvalidConfig where names or shapes are others."""
+        """Takes over values that `state_dict` returned.
+
+        Raises:
+            InvalidConfig: the state has other names or shapes.
+        """
         shapes = {name: tuple(value.shape) for name, value in state.items()}
         if shapes != self.shapes:
             raise InvalidConfig("parameters of a checkpoint", f"names and shapes {self.shapes}", str(shapes))
@@ -117,25 +135,36 @@ class FlatParameters:
 
 
 class Network(Protocol):
-    """A network over FlatParameters, for batches of a fixed number of rows."""
+    """A network over FlatParameters, for batches of a fixed number of rows B."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs [B, n], overwritten by the next call; inputs must stay as they are until `backward`."""
+        """Returns outputs [B, n]. The next call overwrites them. The inputs must not change until `backward`."""
         ...
 
     def backward(self, gradient: Tensor) -> None:
-        """Writes the parameters' gradients, those of the last `forward`, from the outputs' gradient [B, n]."""
+        """Writes the gradients of the parameters for the last `forward`.
+
+        Args:
+            gradient: gradient of the outputs [B, n].
+        """
         ...
 
 
 @final
 class MLP:
-    """A perceptron: relu between layers, none at the end. Layers are `name.0.weight` [out, in], `name.0.bias`, ..."""
+    """A perceptron with relu between layers and none at the end. A `Network`.
+
+    The layers are `name.0.weight` [out, in], `name.0.bias` [out], `name.1.weight`, ...
+    """
 
     def __init__(self, parameters: FlatParameters, name: str, num_rows: int, *, low: bool = False) -> None:
-        """num_rows: B of every batch. parameters: with the names and shapes that `MLP.shapes` gives.
+        """Makes a network over these parameters, and its buffers.
 
-        low: the products of wide layers are of bfloat16, see `relive.agents.low_precision`.
+        Args:
+            parameters: parameters with the names and shapes that `MLP.shapes` returns.
+            name: name of the layers.
+            num_rows: B of every batch.
+            low: whether the products of wide layers use bfloat16, see `relive.agents.low_precision`. Default: False.
         """
         self._weights: list[Tensor] = []
         self._transposed: list[Tensor] = []
@@ -152,7 +181,7 @@ class MLP:
             self._bias_gradients.append(parameters.gradient[bias])
         self._outputs = [torch.zeros(num_rows, weight.shape[0], device=device) for weight in self._weights]
         self._input_gradients = [torch.zeros(num_rows, weight.shape[1], device=device) for weight in self._weights]
-        # Transposed, where that is the quicker way round: the first layer's input and weight gradients.
+        # The first layer's input and weight gradients are computed transposed if that order is faster.
         self._narrow = self._weights[0].shape[1] in _NARROW
         self._weight_gradient_t = torch.zeros(*reversed(self._weights[0].shape), device=device)
         self._input_gradient_t = torch.zeros(self._weights[0].shape[1], num_rows, device=device)
@@ -164,7 +193,7 @@ class MLP:
 
     @staticmethod
     def shapes(name: str, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the parameters of layers sizes[0] -> sizes[1] -> ..."""
+        """Returns names and shapes of the parameters of layers sizes[0] -> sizes[1] -> ..."""
         shapes: dict[str, tuple[int, ...]] = {}
         for layer, (num_inputs, num_outputs) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
             shapes[f"{name}.{layer}.weight"] = (num_outputs, num_inputs)
@@ -173,7 +202,7 @@ class MLP:
 
     @property
     def outputs(self) -> Tensor:
-        """Of the last `forward`, [B, sizes[-1]]."""
+        """The outputs of the last `forward`, [B, sizes[-1]]."""
         return self._outputs[-1]
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -210,16 +239,30 @@ class MLP:
             torch.mm(gradient.t(), inputs, out=out)
 
     def input_gradient(self, gradient: Tensor, first: int = 0) -> Tensor:
-        """The gradient [B, sizes[0] - first] of the inputs from `first` on, from the outputs' [B, n].
+        """Computes the gradient of the inputs for the last `forward`. The parameters' gradients do not change.
 
-        The parameters' gradients are left alone. Overwritten by the next call.
+        Args:
+            gradient: gradient of the outputs [B, n].
+            first: the first input whose gradient is needed. Default: 0.
+
+        Returns:
+            The gradient [B, sizes[0] - first] of the inputs from `first` on. The next call overwrites it.
         """
         for layer in range(len(self._weights) - 1, 0, -1):
             gradient = self._through(layer, gradient, self._outputs[layer - 1])
         return self._to_inputs(gradient, first)
 
     def input_gradient_of(self, rows: Tensor, gradient: Tensor, first: int = 0) -> Tensor:
-        """The same of some rows alone: rows int64 [m], gradient [m, n]; [m, sizes[0] - first]."""
+        """Does the same for some rows only.
+
+        Args:
+            rows: int64 [m].
+            gradient: gradient of the outputs of these rows [m, n].
+            first: the first input whose gradient is needed. Default: 0.
+
+        Returns:
+            The gradient [m, sizes[0] - first]. The next call overwrites it.
+        """
         for layer in range(len(self._weights) - 1, 0, -1):
             hidden = self._gathered[layer - 1][: len(rows)]
             torch.index_select(self._outputs[layer - 1], 0, rows, out=hidden)
@@ -233,7 +276,7 @@ class MLP:
         return torch.mm(gradient, weight, out=self._input_gradients[0][:num_rows, first:])
 
     def _through(self, layer: int, gradient: Tensor, hidden: Tensor) -> Tensor:
-        """The gradient before the relu under `layer`, which gave `hidden`, of so many rows as that has."""
+        """Returns the gradient before the relu below `layer`. `hidden` is that relu's output, and gives the rows."""
         low, below = self._low[layer], self._input_gradients[layer][: len(hidden)]
         if low is None:
             torch.mm(gradient, self._weights[layer], out=below)
@@ -249,7 +292,13 @@ class Adam:
     """Adam (Kingma and Ba 2015) over all parameters in one call, after a clip of their gradient's norm."""
 
     def __init__(self, parameters: FlatParameters, *, epsilon: float = 1e-8, max_gradient_norm: float = 0.0) -> None:
-        """max_gradient_norm: 0 clips nothing."""
+        """Makes moments of zeros.
+
+        Args:
+            parameters: the parameters.
+            epsilon: epsilon of Adam. Default: 1e-8.
+            max_gradient_norm: a longer gradient is shortened to this norm. 0 clips nothing. Default: 0.
+        """
         self._parameters = parameters
         self.epsilon = epsilon
         self.max_gradient_norm = max_gradient_norm
@@ -260,15 +309,15 @@ class Adam:
 
     @property
     def stepped_tensors(self) -> tuple[Tensor, ...]:
-        """What a step changes: the parameters' vector, both moments, the number of steps."""
+        """The tensors that a step changes: the parameters' vector, both moments, the number of steps."""
         return self._parameters.values, self._mean, self._square, self._step
 
     def combine_by(self, combine: Callable[[Tensor], None]) -> None:
-        """Every step begins with `combine(gradients)`, which changes the vector in place: see Replicas."""
+        """Makes every step begin with `combine(gradients)`, which changes the vector in place. See Replicas."""
         self._combine = combine
 
     def step(self, learning_rate: float) -> None:
-        """One step along the gradients that lie in the parameters."""
+        """Makes one step along the gradients of the parameters."""
         parameters = self._parameters
         if self._combine is not None:
             self._combine(parameters.gradients)
@@ -294,20 +343,24 @@ class Adam:
         )
 
     def step_along(self, gradients: Tensor, learning_rate: float) -> None:
-        """One step along these gradients [n], in place of those that lie in the parameters."""
+        """Makes one step along these gradients [n], which replace those of the parameters."""
         self._parameters.gradients.copy_(gradients)
         self.step(learning_rate)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What a state consists of, as it lies in memory."""
+        """Returns the tensors that updates change, without the parameters: the object's own memory."""
         return self._mean, self._square, self._step
 
     def state_dict(self) -> dict[str, Any]:
-        """Both moments and the number of steps."""
+        """Returns copies of both moments and of the number of steps."""
         return {"mean": self._mean.clone(), "square": self._square.clone(), "step": self._step.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
+        """Takes over a state that `state_dict` returned.
+
+        Raises:
+            InvalidConfig: the state has other shapes.
+        """
         for name, mine in (("mean", self._mean), ("square", self._square), ("step", self._step)):
             if tuple(state[name].shape) != tuple(mine.shape):
                 raise InvalidConfig("optimizer of a checkpoint", f"shape {tuple(mine.shape)}", tuple(state[name].shape))

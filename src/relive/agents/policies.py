@@ -1,7 +1,7 @@
-"""How agents act, on numpy: no actor imports torch.
+"""Networks and policies on numpy, so that no actor imports torch.
 
-An actor that imports no torch starts in a fraction of a second, takes a tenth of the memory, and for small networks
-answers several times faster. The names of the parameters are those of `relive.agents.mlp` and `relive.agents.conv`.
+An actor without torch starts in a fraction of a second, takes a tenth of the memory, and is several times faster for
+small networks. The names of the parameters are those of `relive.agents.mlp` and `relive.agents.conv`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from relive.agents.config import LinearSchedule
 
 
 def mlp_outputs(parameters: Parameters, name: str, observations: NDArray[Any]) -> NDArray[np.float32]:
-    """Outputs [B, n] of the network `name` for observations [B, ...]: relu between layers, none at the end."""
+    """Computes a perceptron with relu between layers and none at the end.
+
+    Args:
+        parameters: arrays by name.
+        name: name of the layers.
+        observations: [B, ...].
+
+    Returns:
+        Outputs [B, n].
+    """
     hidden = np.asarray(observations, np.float32).reshape(len(observations), -1)
     layer = 0
     while True:
@@ -30,7 +39,16 @@ def mlp_outputs(parameters: Parameters, name: str, observations: NDArray[Any]) -
 
 
 def conv_outputs(parameters: Parameters, name: str, frames: NDArray[Any]) -> NDArray[np.float32]:
-    """Features [B, n] of frame stacks uint8 [B, stack, 84, 84], for the layers `name.*` of an mlp."""
+    """Computes the convolutions `name.*`.
+
+    Args:
+        parameters: arrays by name.
+        name: name of the layers.
+        frames: uint8 [B, stack, 84, 84].
+
+    Returns:
+        Features [B, n], the inputs of a perceptron.
+    """
     planes = frames.astype(np.float32) * np.float32(1.0 / 255.0)
     for layer, stride in enumerate((4, 2, 1)):
         weight, bias = parameters[f"{name}.{layer}.weight"], parameters[f"{name}.{layer}.bias"]
@@ -39,7 +57,16 @@ def conv_outputs(parameters: Parameters, name: str, frames: NDArray[Any]) -> NDA
 
 
 def q_values(parameters: Parameters, observations: NDArray[Any], *, dueling: bool) -> NDArray[np.float32]:
-    """Q values [B, num_actions] of observations [B, ...]: frame stacks where there are convolutions, else vectors."""
+    """Computes the Q values of all actions.
+
+    Args:
+        parameters: arrays by name. If they contain convolutions, observations are stacks of frames, else vectors.
+        observations: [B, ...].
+        dueling: whether the network is dueling.
+
+    Returns:
+        Q values [B, num_actions].
+    """
     if "conv.0.weight" in parameters:
         observations = conv_outputs(parameters, "conv", observations)
     outputs = mlp_outputs(parameters, "q", observations)
@@ -53,9 +80,17 @@ def q_values(parameters: Parameters, observations: NDArray[Any], *, dueling: boo
 def quantile_values(
     parameters: Parameters, observations: NDArray[Any], fractions: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Returns [B, K, num_actions] at the fractions t [K] of their distributions: q(psi(s) * phi(t)).
+    """Computes returns of all actions at given fractions of their distributions.
 
-    psi is a layer, or the convolutions; phi a layer over cos(pi i t), i = 0, 1, ...; q the layers after them.
+    Z = q(psi(s) * phi(t));  psi: a layer or the convolutions, phi: a layer over cos(pi i t), q: the layers after them
+
+    Args:
+        parameters: arrays by name.
+        observations: [B, ...].
+        fractions: t [K].
+
+    Returns:
+        Z [B, K, num_actions].
     """
     if "conv.0.weight" in parameters:
         features = conv_outputs(parameters, "conv", observations)
@@ -69,17 +104,17 @@ def quantile_values(
 
 
 class ActionValues(Protocol):
-    """A value that says what actions are worth; it pickles."""
+    """A function that gives the values of actions. It can be pickled."""
 
     def __call__(self, parameters: Parameters, observations: NDArray[Any], /) -> NDArray[np.float32]:
-        """[B, num_actions] of observations [B, ...]."""
+        """Returns the values [B, num_actions] for observations [B, ...]."""
         ...
 
 
 @final
 @dataclass(frozen=True)
 class NetworkValues:
-    """The Q values that a network gives."""
+    """The Q values of a network. dueling: whether the network is dueling."""
 
     dueling: bool
 
@@ -91,7 +126,7 @@ class NetworkValues:
 @final
 @dataclass(frozen=True)
 class MeanOfQuantiles:
-    """The mean of the returns at these fractions of their distributions."""
+    """The mean of each action's returns at these fractions of its distribution."""
 
     fractions: tuple[float, ...]
 
@@ -105,7 +140,12 @@ class MeanOfQuantiles:
 @final
 @dataclass(frozen=True)
 class EpsilonGreedy:
-    """The best known action, or with chance epsilon a random one. Actions are int64 [B]."""
+    """The best known action or, with probability epsilon, a random action. Actions are int64 [B]. See Policy.
+
+    Args:
+        epsilon: epsilon by environment steps of all actors.
+        values: the values of actions.
+    """
 
     epsilon: LinearSchedule
     values: ActionValues

@@ -1,4 +1,4 @@
-"""The agents by name: the one place that lists them. A new agent is its file, and a line here."""
+"""The agents by name. This module is the only place that lists them: a new agent needs a file, and a line here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from relive.errors.slips import hint
 @final
 @dataclass(frozen=True)
 class Entry:
-    """Where an agent's configuration lies, the environment it shows itself on, and one line about it."""
+    """One agent of the registry.
+
+    Args:
+        module: module of its configuration.
+        config_class: class of its configuration.
+        environment: id of the environment that shows the agent.
+        summary: one line about the agent.
+    """
 
     module: str
     config_class: str
@@ -36,7 +43,11 @@ AGENTS: dict[str, Entry] = {
 
 
 def entry_of(name: str) -> Entry:
-    """The line of an agent. Raises InvalidConfig for an unknown name."""
+    """Returns the entry of an agent.
+
+    Raises:
+        InvalidConfig: the name is unknown.
+    """
     if str(name) not in AGENTS:
         expected = "one of " + ", ".join(AGENTS) + hint(str(name), AGENTS)
         raise InvalidConfig(what="agent", expected=expected, got=name)
@@ -44,7 +55,11 @@ def entry_of(name: str) -> Entry:
 
 
 def config_class(name: str) -> type[AgentConfig]:
-    """The configuration of the agent `name`. Imports its file, and torch with it; InvalidConfig for an unknown name."""
+    """Returns the configuration class of an agent. Imports the agent's file, and torch with it.
+
+    Raises:
+        InvalidConfig: the name is unknown.
+    """
     entry = entry_of(name)
     found: Any = getattr(importlib.import_module(entry.module), entry.config_class)
     return found  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""SAC (Haarnoja et al. 2018): a Gaussian actor squashed by tanh, two critics, a temperature that is learnt.
+"""SAC (Haarnoja et al. 2018): a Gaussian actor squashed by tanh, two critics, and a learnt temperature.
 
   actor      u = mean(s) + std(s) * eps,  a = tanh(u),  eps ~ N(0, 1)
              log pi(a|s) = sum_j [-eps_j^2 / 2 - log std_j - log sqrt(2 pi) - log(1 - a_j^2)]
@@ -6,14 +6,17 @@
   critics    y = R + D * (min_i Q'_i(s', a') - alpha * log pi(a'|s')),  a' from the actor at s'
              loss = sum_i mean_b w_b * (Q_i(s_b, a_b) - y_b)^2 / 2
   temperature  loss = -log alpha * mean [log pi(a|s) + H],  H = target_entropy, -A unless given
-  targets    Q'_i go target_rate towards Q_i after every update
+  targets    Q'_i move by target_rate towards Q_i after every update
 
-R, D: the n-step return and discount the table gives; D is 0 where the episode terminated, not where it was cut.
+R, D: the n-step return and discount from the table. D is 0 if the episode terminated, and not if it was truncated.
 gradients  with g = dL/da of the min term:  dL/du = 2 alpha a / B + g (1 - a^2),  dL/dmean = dL/du,
-           dL/dlog std = dL/du * std * eps - alpha / B, and 0 where log std was clipped
+           dL/dlog std = dL/du * std * eps - alpha / B, or 0 if log std was clipped
 
 Deviations from the paper: no value network (as in the authors' second version); an n-step return leaves out the
 entropy of the steps between; log(1 - tanh(u)^2) is computed as 2 (log 2 - u - softplus(-2u)), which does not overflow.
+
+The file contains the update twice: written by hand (`_learn`), and as a function of tensors for a compiler
+(`functional`).
 """
 
 from __future__ import annotations
@@ -23,16 +26,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import grad
 from torch.nn.functional import softplus
 
-from relive.agents import functional_updates
-from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, RowNoise
-from relive.agents.agent import Policy, Replicas, Spaces
+from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, FunctionalParts, RowNoise
+from relive.agents.agent import Items, Policy, Replicas, Spaces
 from relive.agents.boxes import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussianPolicy
 from relive.agents.config import Settings, require
-from relive.agents.functional import Functional
+from relive.agents.functional import Functional, Named, followed, stepped
 from relive.agents.mlp import MLP, Adam, FlatParameters
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -41,10 +46,19 @@ _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 @final
 @dataclass(frozen=True)
 class SACConfig(ActorCriticConfig):
-    """Soft actor-critic.
+    """The options of soft actor-critic.
 
-    alpha: the temperature, or none: it is learnt, from initial_alpha on, so that the policy's entropy comes to
-    target_entropy (none: minus the numbers of an action). The others are ActorCriticConfig's.
+    Args:
+        alpha: the temperature. None: the temperature is learnt so that the policy's entropy approaches
+            `target_entropy`. Default: None.
+        initial_alpha: first value of a learnt temperature. Default: 1.
+        alpha_learning_rate: learning rate of the temperature. Default: 3e-4.
+        target_entropy: the entropy to approach. None: minus the size of an action. Default: None.
+
+    The other options are those of ActorCriticConfig.
+
+    Raises:
+        InvalidConfig: an option is out of its range.
     """
 
     name: ClassVar[str] = "sac"
@@ -62,13 +76,13 @@ class SACConfig(ActorCriticConfig):
         require(self.alpha_learning_rate > 0, "alpha_learning_rate", "> 0", self.alpha_learning_rate)
 
     def make(self, spaces: Spaces, *, seed: int, device: str) -> SAC:
-        """See AgentConfig. Actions are a bounded Box, observations a Box, flattened."""
+        """See AgentConfig. Actions are a bounded Box. Observations are a Box, which the agent flattens."""
         return SAC(self, spaces, seed=seed, device=device)
 
 
 @final
 class SAC(ActorCritic):
-    """The learner's state: actor, critics, their targets, temperature and optimizers. An `Agent`."""
+    """The state of a learner: actor, critics, target critics, temperature and optimizers. An `Agent`."""
 
     config: SACConfig
 
@@ -92,12 +106,8 @@ class SAC(ActorCritic):
         """See Agent."""
         return SquashedGaussianPolicy(self.box, self.config.random_steps)
 
-    def functional(self) -> Functional:
-        """See Agent."""
-        return functional_updates.of_sac(self)
-
     def draw_noise(self) -> Tensor:
-        """eps [B, A] of the next actions; overwritten by the next call."""
+        """Draws eps [B, A] for actions. The next call overwrites it."""
         return self._row_noise.draw()
 
     def join(self, replicas: Replicas) -> None:
@@ -107,11 +117,12 @@ class SAC(ActorCritic):
         self.optimizer.combine_by(lambda gradients: replicas.combine(self.actor.with_spare))
 
     def _learn(self) -> None:
-        """Critics, actor, temperature, then the targets; all with the temperature from before."""
+        """Makes the steps of critics, actor, temperature and targets. All use the temperature before the update."""
         alpha = self._alpha()
         self._learn_critics(alpha)
         self.entropy = -self._actor_gradient(alpha).mean()
-        # Behind the actor's: where replicas learn, one reduction takes both.
+        # The temperature's gradient is stored after the actor's. If several learners share a batch, one reduction
+        # takes both.
         temperature = self.actor.with_spare[-1:]
         temperature.copy_(self.entropy - self.target_entropy)
         self._step_actor()
@@ -125,7 +136,7 @@ class SAC(ActorCritic):
         self.critics.apply(critics, self.num_updates)
         self._apply_to_actor(actor[:-1])
         if self.config.alpha is None:
-            self.temperature.gradient["log_alpha"].copy_(actor[-1:])  # it came behind the actor's
+            self.temperature.gradient["log_alpha"].copy_(actor[-1:])  # the last number
             self.temperature_optimizer.step(self.config.alpha_learning_rate)
         self.critics.follow()
 
@@ -135,7 +146,7 @@ class SAC(ActorCritic):
         return math.exp(float(self.temperature.value["log_alpha"]))
 
     def _sample(self, state: Tensor, action: Tensor) -> Tensor:
-        """Writes actions [B, A] of the actor and returns log pi [B, 1]; noise and std stay for the gradient."""
+        """Writes actions [B, A] of the actor. Returns log pi [B, 1]. Noise and std stay for the gradient."""
         size = self.box.size
         outputs = self._network.forward(state)
         log_std = outputs[:, size:].clamp(LOG_STD_MIN, LOG_STD_MAX)
@@ -155,7 +166,7 @@ class SAC(ActorCritic):
         self.critics.learn(batch, goal, self.num_updates)
 
     def _actor_gradient(self, alpha: float) -> Tensor:
-        """Writes the actor's gradient; log pi [B, 1] of its actions."""
+        """Writes the actor's gradient. Returns log pi [B, 1] of its actions."""
         batch, size, rows = self.batch, self.box.size, self.config.batch_size
         log_probability = self._sample(batch.state, batch.action)
         to_action = self._lower_value_gradient()
@@ -164,16 +175,16 @@ class SAC(ActorCritic):
         to_mean.add_(action, alpha=2.0 * alpha / rows)
         gradient[:, :size] = to_mean
         torch.mul(to_mean, self._std, out=gradient[:, size:]).mul_(self._noise).sub_(alpha / rows)
-        # The network's last outputs are those of this state: where log std was clipped it has no gradient.
+        # The network's last outputs are those of this state. A log std that was clipped has no gradient.
         raw = self._network.outputs[:, size:]
         gradient[:, size:].mul_((raw > LOG_STD_MIN) & (raw < LOG_STD_MAX))
         self._network.backward(gradient)
         return log_probability
 
     def _lower_value_gradient(self) -> Tensor:
-        """The gradient [B, A] of -mean min_i Q_i(s, a) by the batch's actions.
+        """Returns the gradient [B, A] of -mean min_i Q_i(s, a) with respect to the batch's actions.
 
-        A row has one only through the critic that values it lower, so that each row goes backward once.
+        A row has a gradient only through the critic with the lower value. So each row passes backward once.
         """
         batch, to_action = self.batch, self._to_action
         first, second = self.critics.networks
@@ -195,3 +206,65 @@ class SAC(ActorCritic):
             "temperature_optimizer": self.temperature_optimizer,
             "generator": self._generator,
         }
+
+    # ---- the same update, for a compiler ---------------------------------------------------------------------------
+
+    def functional(self) -> Functional:
+        """See Agent. A learnt temperature is part of the step."""
+        config, parts, temperature = self.config, FunctionalParts(self), self.temperature_optimizer
+        rate = torch.full((), config.alpha_learning_rate, device=self.device)
+        first, second = (torch.zeros(config.batch_size, self.box.size, device=self.device) for _ in range(2))
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return self._functional_step(parts, *tensors)
+
+        def load(batch: Items) -> tuple[Tensor, ...]:
+            inputs = parts.load(batch)
+            first.copy_(self.draw_noise())
+            second.copy_(self.draw_noise())
+            return *inputs, rate, first, second
+
+        def finish(outputs: tuple[Tensor, ...]) -> NDArray[np.float64] | None:
+            *errors, self.entropy = outputs
+            return parts.finish(tuple(errors))
+
+        state = (*parts.state, *temperature.stepped_tensors, self.critics.target.values)
+        return Functional({"all": step}, lambda: "all", state, load, finish)
+
+    def _functional_step(self, parts: FunctionalParts, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """(*state, *inputs) -> (*new state, errors of both critics, entropy)."""
+        critics, actor, heat, target = tensors[:4], tensors[4:8], tensors[8:12], tensors[12]
+        rates, *columns = tensors[13:20]
+        heat_rate, next_noise, noise = tensors[20:]
+        state, _, reward, discount, following, _ = columns
+        fixed = self.config.alpha
+        alpha = (heat[0].exp() if fixed is None else torch.full_like(heat[0], fixed))[0]
+        action, log_probability = self._functional_sample(parts, parts.actor.named(actor[0]), following, next_noise)
+        lower = torch.minimum(*parts.values(parts.critics.named(target), following, action))
+        goal = reward + discount * (lower - alpha * log_probability)
+        critics, errors = parts.learnt(critics, goal, tuple(columns), rates)
+        named = parts.critics.named(critics[0])
+
+        def loss(mine: Named) -> tuple[Tensor, Tensor]:
+            chosen, log_probability = self._functional_sample(parts, mine, state, noise)
+            lower = torch.minimum(*parts.values(named, state, chosen))
+            return (alpha * log_probability - lower).mean(), log_probability
+
+        gradient, log_probability = grad(loss, has_aux=True)(parts.actor.named(actor[0]))
+        actor = parts.stepped_actor(gradient, actor, rates)
+        entropy = -log_probability.mean()
+        if fixed is None:
+            slope = torch.cat([(entropy - self.target_entropy).reshape(1), torch.zeros_like(heat[0])[1:]])
+            heat = stepped(slope, heat, heat_rate, self.temperature_optimizer)
+        return *critics, *actor, *heat, followed(target, critics[0], self.config.target_rate), *errors, entropy
+
+    def _functional_sample(
+        self, parts: FunctionalParts, actor: Named, state: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`_sample` as a function: (actions [B, A], log pi [B, 1])."""
+        size, outputs = self.box.size, parts.outputs(actor, state)
+        log_std = outputs[:, size:].clamp(LOG_STD_MIN, LOG_STD_MAX)
+        before_tanh = outputs[:, :size] + log_std.exp() * noise
+        terms = 2.0 * (before_tanh + softplus(before_tanh * -2.0)) - log_std - 0.5 * noise * noise
+        constant = size * (_LOG_SQRT_2PI + 2.0 * math.log(2.0))
+        return torch.tanh(before_tanh), terms.sum(dim=1, keepdim=True) - constant

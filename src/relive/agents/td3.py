@@ -3,40 +3,53 @@
   critics  y = R + D * min_i Q'_i(s', a'),  a' = clip(mu'(s') + clip(noise, -c, c), -1, 1)
            loss = sum_i mean_b w_b * (Q_i(s_b, a_b) - y_b)^2 / 2
   actor    loss = -mean Q_0(s, mu(s)),  mu(s) = tanh(network(s)), scaled to the Box; every policy_delay updates
-  targets  Q'_i, mu' go target_rate towards Q_i, mu after each update of the actor
+  targets  Q'_i, mu' move by target_rate towards Q_i, mu after each update of the actor
   acting   mu(s) + Gaussian noise, uniform actions at first
 
-R, D: the n-step return and discount the table gives; D is 0 where the episode terminated, not where it was cut.
+R, D: the n-step return and discount from the table. D is 0 if the episode terminated, and not if it was truncated.
 gradient   dL/dmu = -(1/B) dQ_0/da,  through tanh: * (1 - mu^2)
 
-Deviations from the paper: none known beside the networks' sizes; n-step returns and priorities are options.
+Deviations from the paper: none known except the networks' sizes. N-step returns and priorities are options.
+
+The file contains the update twice: written by hand (`_learn`), and as a function of tensors for a compiler
+(`functional`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from relive.agents import functional_updates
-from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor, RowNoise
-from relive.agents.agent import Exchange, Policy, Replicas, Spaces
+from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor, FunctionalParts, RowNoise
+from relive.agents.agent import Exchange, Items, Policy, Replicas, Spaces
 from relive.agents.boxes import NoisyPolicy
 from relive.agents.config import OptimizerConfig, Settings, require
-from relive.agents.functional import Functional
+from relive.agents.functional import Functional, followed
 
 
 @final
 @dataclass(frozen=True)
 class TD3Config(ActorCriticConfig):
-    """Twin delayed deterministic policy gradient.
+    """The options of twin delayed deterministic policy gradient.
 
-    noise: of exploring actions, as a share of half the Box. target_noise, target_noise_clip: of the targets' actions,
-    in the same measure. policy_delay: updates of the critics for each of the actor. The others: ActorCriticConfig.
+    Args:
+        actor: Adam of the actor. Default: learning rate 1e-3.
+        critic: Adam of the critics. Default: learning rate 1e-3.
+        noise: standard deviation of the noise on exploring actions, as a share of half the Box. Default: 0.1.
+        target_noise: standard deviation of the noise on the targets' actions, in the same unit. Default: 0.2.
+        target_noise_clip: largest noise on the targets' actions, in the same unit. Default: 0.5.
+        policy_delay: updates of the critics for each update of the actor. Default: 2.
+
+    The other options are those of ActorCriticConfig.
+
+    Raises:
+        InvalidConfig: an option is out of its range.
     """
 
     name: ClassVar[str] = "td3"
@@ -56,13 +69,13 @@ class TD3Config(ActorCriticConfig):
         require(self.policy_delay >= 1, "policy_delay", ">= 1", self.policy_delay)
 
     def make(self, spaces: Spaces, *, seed: int, device: str) -> TD3:
-        """See AgentConfig. Actions are a bounded Box, observations a Box, flattened."""
+        """See AgentConfig. Actions are a bounded Box. Observations are a Box, which the agent flattens."""
         return TD3(self, spaces, seed=seed, device=device)
 
 
 @final
 class TD3(ActorCritic):
-    """The learner's state: actor, critics, their targets and optimizers. An `Agent`."""
+    """The state of a learner: actor, critics, their targets and optimizers. An `Agent`."""
 
     config: TD3Config
 
@@ -70,8 +83,8 @@ class TD3(ActorCritic):
         super().__init__(config, spaces, outputs_per_action=1, num_critics=2, seed=seed, device=device)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
         self.mu = DeterministicActor(self.actor, config.batch_size, low=self.low)
-        # Updates of the critics since the actor's. It is num_updates % policy_delay where one learns alone; by that,
-        # learners that each see every second version could all leave the actor out.
+        # Updates of the critics since the last one of the actor. For a single learner it is num_updates % policy_delay.
+        # Several learners cannot use that number: if each sees every second version, all may leave out the actor.
         self._since_actor = torch.zeros(())
         self._noise = RowNoise(config.batch_size, self.box.size, self._generator)
 
@@ -84,23 +97,8 @@ class TD3(ActorCritic):
         super().join(replicas)
         self._noise.join(replicas)
 
-    def functional(self) -> Functional:
-        """See Agent."""
-        config = self.config
-        smoothing = (config.target_noise, config.target_noise_clip)
-        made = functional_updates.of_deterministic(
-            self, delay=config.policy_delay, smoothing=smoothing, draw=self._noise.draw
-        )
-
-        def finish(outputs: tuple[torch.Tensor, ...]) -> NDArray[np.float64] | None:
-            priorities = made.finish(outputs)
-            self._count_since_actor()
-            return priorities
-
-        return replace(made, finish=finish)
-
     def _learn(self) -> None:
-        """The critics; and when its turn comes the actor, then the targets."""
+        """Makes the step of the critics and, every `policy_delay` updates, those of the actor and the targets."""
         self._learn_critics()
         self._since_actor += 1.0
         if float(self._since_actor) >= self.config.policy_delay:
@@ -109,7 +107,7 @@ class TD3(ActorCritic):
             self._actor_stepped()
 
     def _apply(self, gradients: Sequence[Any]) -> None:
-        """An actor's gradient is applied where there is one: its learner saw that it was due."""
+        """See ActorCritic. Gradients contain one of the actor if the other agent's update included the actor."""
         critics, *actor = gradients
         self.critics.apply(critics, self.num_updates)
         self._since_actor += 1.0
@@ -143,8 +141,46 @@ class TD3(ActorCritic):
         self._count_since_actor()
 
     def _count_since_actor(self) -> None:
-        """As one that learns alone has it."""
+        """Sets the count as a single learner has it."""
         self._since_actor.fill_(float(self.num_updates % self.config.policy_delay))
 
     def _own_parts(self) -> Mapping[str, Any]:
         return {"target_actor": self.mu.target, "generator": self._generator}
+
+    # ---- the same update, for a compiler ---------------------------------------------------------------------------
+
+    def functional(self) -> Functional:
+        """See Agent. The step "critics" leaves out the actor and the targets."""
+        delay, parts = self.config.policy_delay, FunctionalParts(self)
+
+        def load(batch: Items) -> tuple[Tensor, ...]:
+            return *parts.load(batch), self._noise.draw()
+
+        def finish(errors: tuple[Tensor, ...]) -> NDArray[np.float64] | None:
+            priorities = parts.finish(errors)
+            self._count_since_actor()
+            return priorities
+
+        steps = {"all": lambda *tensors: self._functional_step(parts, *tensors, climbs=True)}
+        if delay > 1:
+            steps["critics"] = lambda *tensors: self._functional_step(parts, *tensors, climbs=False)
+        state = (*parts.state, self.critics.target.values, self.mu.target.values)
+        return Functional(
+            steps, lambda: "all" if (self.num_updates + 1) % delay == 0 else "critics", state, load, finish
+        )
+
+    def _functional_step(self, parts: FunctionalParts, *tensors: Tensor, climbs: bool) -> tuple[Tensor, ...]:
+        """(*state, *inputs) -> (*new state, errors of both critics). climbs: whether actor and targets step too."""
+        critics, actor, target, target_actor = tensors[:4], tensors[4:8], tensors[8], tensors[9]
+        rates, *columns = tensors[10:17]
+        state, _, reward, discount, following, _ = columns
+        clip, rate = self.config.target_noise_clip, self.config.target_rate
+        noise = (tensors[17] * self.config.target_noise).clamp(-clip, clip)
+        action = torch.tanh(parts.outputs(parts.actor.named(target_actor), following))
+        action = (action + noise).clamp(-1.0, 1.0)
+        lower = torch.minimum(*parts.values(parts.critics.named(target), following, action))
+        critics, errors = parts.learnt(critics, reward + discount * lower, tuple(columns), rates)
+        if climbs:
+            actor = parts.climbed(actor, critics[0], state, rates)
+            target, target_actor = followed(target, critics[0], rate), followed(target_actor, actor[0], rate)
+        return *critics, *actor, target, target_actor, *errors

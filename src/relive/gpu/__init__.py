@@ -3,7 +3,7 @@
     reader = relive.gpu.DeviceReader(table, device="cuda")
     batch = reader.sample(256)          # tensors on the device; rows are read in place, no host call per window
 
-Needs torch and triton, the extra `gpu`. `import relive` alone does not import this module.
+The package needs torch and triton (extra `gpu`). `import relive` alone does not import the package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ for _package in ("torch", "triton"):
     if importlib.util.find_spec(_package) is None:
         raise MissingPackage("relive.gpu", _package, install_command("gpu"))
 
-from relive.gpu.batch import DeviceBatch, DeviceDraw  # noqa: E402  (after the check above, whose error names the extra)
+from relive.gpu.batch import DeviceBatch, DeviceDraw  # noqa: E402  (after the check, whose error names the extra)
 from relive.gpu.reader import DeviceReader  # noqa: E402
 from relive.gpu.region_view import DeviceFailure  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""What a device reader returns: DeviceDraw (keys and probabilities) and DeviceBatch (columns), as tensors there."""
+"""The results of a device reader, as tensors on the device: DeviceDraw (keys, probabilities), DeviceBatch (columns)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ __all__ = ["DeviceBatch", "DeviceDraw", "Gathered"]
 
 @final
 class DeviceDraw:
-    """Items that were drawn, not yet gathered: item_keys int64[B], probabilities float64[B] (tensors on the device).
+    """Items that were drawn and not gathered.
 
-    num_live_items: N at the draw. index: the name of the index they were drawn from.
+    Args:
+        item_keys: int64[B], on the device.
+        probabilities: float64[B], on the device.
+        num_live_items: N, the live items of the index at the draw.
+        index: name of the index.
     """
 
     __slots__ = ("index", "item_keys", "num_live_items", "probabilities")
@@ -33,7 +37,7 @@ class DeviceDraw:
 
     @property
     def num_items(self) -> int:
-        """B, the number of items drawn."""
+        """B, the number of drawn items."""
         return self.item_keys.shape[0]
 
     def __repr__(self) -> str:
@@ -41,7 +45,7 @@ class DeviceDraw:
 
 
 class Gathered(NamedTuple):
-    """What the kernels left of one batch."""
+    """The results of the kernels for one batch."""
 
     arrays: list[torch.Tensor]
     item_keys: torch.Tensor
@@ -52,11 +56,10 @@ class Gathered(NamedTuple):
 
 @final
 class DeviceBatch(Mapping[str, Any]):
-    """B gathered items on the device: a mapping of column name -> tensor [B, ...], nested as it was declared.
+    """B gathered items on the device: a mapping of column names to tensors [B, ...], nested as they were declared.
 
-    The same columns, shapes and values as relive.Batch: [B, T, ...], [T, B, ...] or [rows, ...] where items have a time
-    axis. item_keys: int64[B]. present: bool[B] after a gather, None for a sample, whose items all are; the rows of
-    items that were not present are zeros, or none where rows lie end to end.
+    Columns, shapes and values are those of relive.Batch. Columns of items with a time axis are [B, T, ...], [T, B, ...]
+    or, for ragged items, [rows, ...]. The rows of an item that was not present are zeros; a ragged item has no rows.
     """
 
     __slots__ = ("_columns", "_gathered")
@@ -69,7 +72,7 @@ class DeviceBatch(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         try:
             position = self._columns.positions.get(name)
-        except TypeError:  # a slice, a tensor: no name
+        except TypeError:  # a slice or a tensor is not a name
             position = None
         arrays = self._gathered.arrays
         return self._columns.group(name, arrays) if position is None else arrays[position]
@@ -78,7 +81,7 @@ class DeviceBatch(Mapping[str, Any]):
         return iter(self._columns.tops)
 
     def __len__(self) -> int:
-        """The number of top-level columns, as of any mapping; num_items is the number of items."""
+        """The number of top-level columns, as for any mapping. `num_items` is the number of items."""
         return len(self._columns.tops)
 
     def __contains__(self, name: object) -> bool:
@@ -87,24 +90,36 @@ class DeviceBatch(Mapping[str, Any]):
         return name in self._columns.positions or any(n.startswith(name + "/") for n in self._columns.names)
 
     def flat(self) -> dict[str, torch.Tensor]:
-        """{flat name: tensor}, nested columns as 'a/b'."""
+        """Returns {flat name: tensor}. A nested column is named 'a/b'."""
         return dict(zip(self._columns.names, self._gathered.arrays, strict=True))
 
     @property
     def mask(self) -> torch.Tensor:
-        """bool, which rows are steps: shaped as relive.Batch.mask. Raises UnknownColumn where it was not gathered."""
+        """Whether each row is a step: bool, with the shape of relive.Batch.mask.
+
+        Raises:
+            UnknownColumn: the mask was not gathered.
+        """
         mask: torch.Tensor = self["mask"]
         return mask
 
     @property
     def offsets(self) -> torch.Tensor:
-        """int64[B + 1] of ragged items: rows offsets[i] to offsets[i + 1] are item i's. Others raise UnknownColumn."""
+        """int64[B + 1] for ragged items. Item i has the rows offsets[i] to offsets[i + 1].
+
+        Raises:
+            UnknownColumn: the items are not ragged.
+        """
         offsets: torch.Tensor = self["offsets"]
         return offsets
 
     @property
     def lengths(self) -> torch.Tensor:
-        """int64[B], the steps of each item, as relive.Batch.lengths. Raises UnknownColumn where the mask is needed."""
+        """The number of steps of each item, int64[B], as relive.Batch.lengths.
+
+        Raises:
+            UnknownColumn: the lengths need the mask, which was not gathered.
+        """
         lengths: torch.Tensor = self._columns.lengths(self)
         return lengths
 
@@ -115,28 +130,50 @@ class DeviceBatch(Mapping[str, Any]):
 
     @property
     def item_keys(self) -> torch.Tensor:
-        """int64[B]; `.cpu().numpy()` of them goes to table.update_priorities."""
+        """The keys of the items, int64[B]. Pass `item_keys.cpu().numpy()` to `table.update_priorities`."""
         return self._gathered.item_keys
 
     @property
     def present(self) -> torch.Tensor | None:
-        """bool[B]: which keys were still there, after a gather."""
+        """Whether each key was still there, bool[B], after a gather. None after a sample, whose items all were."""
         return self._gathered.present
 
     @property
     def num_live_items(self) -> int:
-        """N, the live items at the draw. Raises NoProbabilities after a gather by keys."""
+        """N, the live items of the index at the draw.
+
+        Raises:
+            NoProbabilities: the batch was gathered by keys.
+        """
         self._drawn()
         return self._gathered.num_live_items
 
     @property
     def probabilities(self) -> torch.Tensor:
-        """float64[B], mass / total of each item at the draw. Raises NoProbabilities after a gather by keys."""
+        """The probability of each item at the draw, float64[B]: mass / total.
+
+        Raises:
+            NoProbabilities: the batch was gathered by keys.
+        """
         return self._drawn()
 
     @names_arguments
     def weights(self, beta: float, normalize: Literal["batch"] | None = "batch") -> torch.Tensor:
-        """Importance weights float32[B] as relive.Batch.weights says, computed on the device."""
+        """Computes importance weights on the device, as relive.Batch.weights does.
+
+        weight = (N p)^-beta, divided by the largest in the batch if normalize is "batch"
+
+        Args:
+            beta: finite, >= 0.
+            normalize: "batch" or None. Default: "batch".
+
+        Returns:
+            Weights float32[B].
+
+        Raises:
+            InvalidConfig: an argument is out of its range.
+            NoProbabilities: the batch was gathered by keys.
+        """
         if normalize not in ("batch", None):
             raise InvalidConfig("normalize", "'batch' or None", normalize)
         exponent = -finite("beta", beta, 0.0, math.inf)
@@ -150,12 +187,12 @@ class DeviceBatch(Mapping[str, Any]):
             raise NoProbabilities()
         return probabilities
 
-    if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
+    if not TYPE_CHECKING:  # called for names that do not exist; hidden from type checkers, which then refuse such names
 
         def __getattr__(self, name: str) -> Any:
             raise unknown_in_batch(self, name)
 
-    __eq__ = object.__eq__  # of a mapping it would compare tensors, which have no truth value
+    __eq__ = object.__eq__  # that of a mapping would compare tensors, which have no truth value
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:

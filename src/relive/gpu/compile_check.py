@@ -1,7 +1,7 @@
-"""Compiles every kernel for a GPU architecture that need not be present: for continuous integration.
+"""Compiles every kernel for a GPU architecture, without such a GPU: for continuous integration.
 
-Not under the interpreter: TRITON_INTERPRET must not be set when this module is imported. The launches are those of
-launch.py for a real table, noted instead of started; so what is compiled is what a reader on such a table launches.
+The launches are those of launch.py for a real table, noted instead of started. So the compiled code is the code that a
+reader of such a table launches. TRITON_INTERPRET must not be set when this module is imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from relive.table.table import Table
 __all__ = ["Compiled", "NotedLaunch", "compile_launch", "launches_of", "region_loads"]
 
 WARP = 32
-DIVISOR = 16  # Triton compiles apart for arguments that are multiples of it, as addresses from torch are
+DIVISOR = 16  # Triton compiles separately for arguments that are multiples of 16, as addresses from torch are
 NUM_ITEMS = 100
 SOME_ADDRESS = 1 << 40
 
@@ -35,7 +35,7 @@ SOME_ADDRESS = 1 << 40
 @final
 @dataclass(frozen=True)
 class NotedLaunch:
-    """One kernel with its arguments and constants, not started."""
+    """A launch that was not started: the kernel, its arguments and its constants."""
 
     kernel: Any
     arguments: tuple[int, ...]
@@ -43,16 +43,16 @@ class NotedLaunch:
 
     @property
     def name(self) -> str:
-        """Of the kernel."""
+        """The name of the kernel."""
         return str(self.kernel.fn.__name__)
 
     @property
     def num_specialized(self) -> int:
-        """Parameters for whose values Triton would compile anew: 1, or multiples of 16."""
+        """The number of parameters that Triton compiles separately for: for a value of 1, or multiples of 16."""
         return sum(not (one.is_constexpr or one.do_not_specialize) for one in self.kernel.params)
 
     def signature(self) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
-        """(type of each parameter, values of the constants, hints), as a launch would derive them."""
+        """Returns (type of each parameter, values of the constants, hints), as a launch derives them."""
         types, constants, hints = {}, dict(self.constants), {}
         given = dict(zip(self.kernel.arg_names, self.arguments, strict=False))
         for position, parameter in enumerate(self.kernel.params):
@@ -70,7 +70,7 @@ class NotedLaunch:
 @final
 @dataclass(frozen=True)
 class Compiled:
-    """What came of a launch: machine code, and the assembly it was made from."""
+    """A compiled launch: the machine code, and the assembly that it was made from."""
 
     name: str
     arch: int
@@ -80,7 +80,12 @@ class Compiled:
 
 
 def launches_of(table: Table, columns: Sequence[str]) -> list[NotedLaunch]:
-    """Every launch of a gather, a sample and a draw of all indexes, each once."""
+    """Returns every launch of a gather, a sample and a draw of all indexes of a table, each once.
+
+    Args:
+        table: the table.
+        columns: the columns to gather.
+    """
     noted: list[NotedLaunch] = []
 
     def note(kernel: Any, grid: tuple[int, ...], *arguments: int, **constants: Any) -> None:
@@ -107,7 +112,15 @@ def _note_launches(table: Table, index: str, columns: Sequence[str], note: Calla
 
 
 def compile_launch(launch: NotedLaunch, arch: int) -> Compiled:
-    """Machine code for compute capability arch (80: A100, 90: H100). Raises what Triton's compiler raises."""
+    """Compiles a launch.
+
+    Args:
+        launch: the launch.
+        arch: compute capability: 80 is an A100, 90 an H100.
+
+    Raises:
+        InvalidConfig: TRITON_INTERPRET is set. Triton's compiler raises further errors.
+    """
     if triton.knobs.runtime.interpret:
         raise InvalidConfig("TRITON_INTERPRET", "not set, to compile", "1")
     types, constants, hints = launch.signature()
@@ -117,10 +130,10 @@ def compile_launch(launch: NotedLaunch, arch: int) -> Compiled:
 
 
 def region_loads(compiled: Compiled) -> list[str]:
-    """The instructions, predicates and operands left off, that load from an address inside the region.
+    """Returns the instructions that load from an address inside the region, without predicates and operands.
 
-    Such an address is one that comes of the kernel's parameter `region`, its first, by moves and arithmetic. What was
-    loaded is a number; comparisons give none.
+    Such an address is made of the kernel's first parameter `region` by moves and arithmetic. A loaded number is not an
+    address, nor is the result of a comparison.
     """
     instructions = list(_instructions(compiled.ptx))
     tainted: set[str] = set()
@@ -140,7 +153,7 @@ def region_loads(compiled: Compiled) -> list[str]:
 
 
 def _instructions(ptx: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(operation, registers it writes, registers and names it reads) of every line that is an instruction."""
+    """(operation, registers that it writes, registers and names that it reads) of every instruction."""
     for line in ptx.splitlines():
         found = re.match(r"(?:@!?%\w+\s+)?([a-z][\w.:]*)\s+(.*);", line.strip())
         if found is None:

@@ -1,4 +1,4 @@
-"""DeviceSampler: weighted draws over the tree of an index by kernels alone, with or without the rows."""
+"""DeviceSampler: weighted draws over the tree of an index by kernels only, with or without the rows."""
 
 from __future__ import annotations
 
@@ -13,34 +13,18 @@ from relive.gpu.launch import Drawing, Rounds
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView
 
-__all__ = ["DeviceSampler", "call_base"]
+__all__ = ["DeviceSampler"]
 
-PATIENT_AFTER = 8  # rounds; after that each waits a little: either nothing can be drawn, or somebody is very busy
+PATIENT_AFTER = 8  # rounds without a wait; later rounds wait: no item can be drawn yet, or writers are very busy
 PAUSE_S = 0.002
-GOLDEN = 0x9E3779B97F4A7C15
-ALL_BITS = (1 << 64) - 1
-
-
-def _mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & ALL_BITS
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & ALL_BITS
-    return z ^ (z >> 31)
-
-
-def call_base(seed: int, stream: int, call: int, attempt: int) -> int:
-    """Where the random numbers of an attempt of a call start: the core's rng.hpp, in Python."""
-    base = _mix((seed + GOLDEN) & ALL_BITS)
-    for word in (stream, call, attempt):
-        base = _mix(((base ^ word) + GOLDEN) & ALL_BITS)
-    return base
 
 
 @final
 class DeviceSampler:
-    """Draws of one reader from one index: stratified, in permuted rows, by the core's counter-based generator.
+    """The draws of one reader from one index: stratified, in permuted rows, by the core's counter-based generator.
 
-    A draw of stream s and call c is what the core would draw as that call of that stream from an equal table, bit for
-    bit. It counts for nothing: limiter, min_size and use counts do not apply, as for a handle that is read-only.
+    A draw with stream s and call c is equal, bit for bit, to the core's draw with that stream and call from an equal
+    table. A draw does not count, as with a read-only handle: limiter, min_size and use counts do not apply.
     """
 
     def __init__(self, core: _core.CoreTable, number: int, seed: int, view: RegionView) -> None:
@@ -58,9 +42,23 @@ class DeviceSampler:
         device: torch.device,
         plan: OutputPlan | None = None,
     ) -> tuple[Drawing, list[torch.Tensor], int]:
-        """(keys and probabilities, the columns of plan, live items at the draw). Waits for the device.
+        """Draws items and, with a plan, gathers them.
 
-        Tries until time.monotonic() is deadline_s, then raises DeadlineExceeded; each try holds the table anew.
+        Args:
+            rounds: the launches of the index.
+            num_items: B.
+            stream_and_call: the random stream, and the number of the call in it.
+            deadline_s: time.monotonic() of the deadline.
+            device: the device.
+            plan: the columns to gather. None: no rows are read.
+
+        Returns:
+            (keys and probabilities, the columns of the plan, live items at the draw).
+
+        Raises:
+            DeadlineExceeded: not all items could be drawn and read by the deadline.
+
+        Blocks: for the device, and while no item has a mass. The table's `close` can run between two rounds.
         """
         stream, call = stream_and_call
         drawing = self.drawing(num_items, stream, call, device)
@@ -71,7 +69,7 @@ class DeviceSampler:
         num_raised = self._core.num_raised
         while True:
             if attempt > 0:
-                drawing = drawing._replace(random_base=call_base(self._seed, stream, call, attempt))
+                drawing = drawing._replace(random_base=_core.random_base(self._seed, stream, call, attempt))
             with self._view.held() as span:
                 if attempt == 0:
                     num_live = max(1, self._core.num_items(self._number))
@@ -80,7 +78,7 @@ class DeviceSampler:
                 else:
                     rounds.sample(span, scratch, drawing, room)
                 num_wanted = scratch.left().num_wanted
-            if num_raised & 1 or self._core.num_raised != num_raised:  # old and new masses (rule H3): all of it anew
+            if num_raised & 1 or self._core.num_raised != num_raised:  # old and new masses mixed (rule H3)
                 num_raised, num_wanted = self._core.num_raised, num_items
                 scratch.want_all()
             if num_wanted == 0:
@@ -94,7 +92,7 @@ class DeviceSampler:
                 time.sleep(min(PAUSE_S, left_s))
 
     def slots_at(self, rounds: Rounds, points: torch.Tensor) -> torch.Tensor:
-        """The leaves that points float64[B] in [0, total) fall on, int64[B]; -1 behind the last one."""
+        """Returns the leaves int64[B] of points float64[B] in [0, total). -1: the point is past the last leaf."""
         scratch = rounds.scratch(len(points))
         drawing = self.drawing(len(points), 0, 0, points.device)._replace(points=points)
         with self._view.held() as span:
@@ -103,8 +101,8 @@ class DeviceSampler:
         return scratch.slot
 
     def drawing(self, num_items: int, stream: int, call: int, device: torch.device) -> Drawing:
-        """The first attempt of a call, and room for what it draws."""
-        base = call_base(self._seed, stream, call, 0)
+        """Returns the first attempt of a call, with memory for its results."""
+        base = _core.random_base(self._seed, stream, call, 0)
         return Drawing(
             item_keys=torch.empty(num_items, dtype=torch.int64, device=device),
             probabilities=torch.empty(num_items, dtype=torch.float64, device=device),

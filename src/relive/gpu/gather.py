@@ -1,4 +1,4 @@
-"""DeviceGather: the columns of keys, read from the region by kernels alone."""
+"""DeviceGather: the columns of keys, read from the region by kernels only."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ WANTED_STATE = int(WANTED.value)
 class DeviceGather:
     """Gathers one plan of one index.
 
-    An item whose pages changed while it was read is read again, up to ROUNDS times; one that never held still for that
-    long is read by the core, which can hold the table still, and copied over. So `present` is exact, as the core's is.
+    If an item's pages change while kernels read them, the item is read again, up to ROUNDS times. After that the core,
+    which can stop the writers, reads the item, and the result is copied to the device. So `present` is exact, as the
+    core's is.
     """
 
     def __init__(self, core: _core.CoreTable, plan: Selection, outputs: OutputPlan, view: RegionView) -> None:
@@ -36,7 +37,13 @@ class DeviceGather:
         self._view = view
 
     def run(self, rounds: Rounds, keys: torch.Tensor, out: Mapping[str, torch.Tensor] | None) -> Gathered:
-        """keys int64[B] on the device -> their columns and present bool[B]. Waits for the device."""
+        """Gathers keys int64[B] on the device: their columns, and present bool[B]. Waits for the device.
+
+        Args:
+            rounds: the launches of the index.
+            keys: int64[B], on the device.
+            out: tensors to fill, by flat name. None: new tensors.
+        """
         room = self._outputs.room(len(keys), out, keys.device)
         present = torch.empty(len(keys), dtype=torch.bool, device=keys.device)
         if len(keys) == 0:
@@ -57,7 +64,7 @@ class DeviceGather:
         return Gathered(room.arrays, keys, present)
 
     def _read_by_core(self, keys: torch.Tensor, which: torch.Tensor, room: BatchRoom, present: torch.Tensor) -> None:
-        rows = (which | self._outputs.is_ragged).nonzero().flatten()  # end to end no item has a place of its own
+        rows = (which | self._outputs.is_ragged).nonzero().flatten()  # ragged items have no fixed places: all
         values, found = self._core.gather(self._plan.core, keys[rows].cpu().numpy(), None)
         room.take(values, rows)
         present[rows] = torch.from_numpy(found).to(present.device)

@@ -1,4 +1,4 @@
-"""Launches the kernels of one round in their order, over the scratch of one call."""
+"""Launches the kernels of a round in order, over the scratch memory of a call."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from relive.gpu.region_view import Span
 
 __all__ = ["COMPILE_OPTIONS", "INTERPRETER_BLOCKS", "BlockSizes", "Drawing", "Rounds", "Scratch", "facts_on"]
 
-# Sums must round as the C++ ones do: a product is rounded before it is added.
+# Sums must round as in C++: a product is rounded before it is added.
 COMPILE_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 class Left(NamedTuple):
-    """How a round ended."""
+    """The counts of items at the end of a round."""
 
-    num_wanted: int  # items not read yet, or changed while they were
+    num_wanted: int  # items that are not read yet, or that changed during the read
     num_gone: int
 
 
 @final
 class Scratch:
-    """The windows of one call, 8-byte cells as kernels/words.py names them; the first round sets all of them."""
+    """The windows of one call: 8-byte cells, named in kernels/words.py. The first round sets all of them."""
 
     def __init__(self, num_items: int, index: IndexLayout, device: torch.device) -> None:
         self.num_items = num_items
@@ -44,36 +44,36 @@ class Scratch:
 
     @property
     def address(self) -> int:
-        """Of the cells, on the device."""
+        """The address of the cells on the device."""
         return self.cells.data_ptr()
 
     def begin_round(self) -> int:
-        """1 for the first round of the call, 0 for the others; asked once a round."""
+        """Returns 1 for the first round of the call, and 0 for later rounds. Call it once a round."""
         is_first, self._is_first = self._is_first, False
         return int(is_first)
 
     def want_all(self) -> None:
-        """Nothing of what was drawn so far counts: the next round is a first one."""
+        """Drops all results so far: the next round is a first round."""
         self._is_first = True
 
     def left(self) -> Left:
-        """What the last round left over. Waits for the launches so far; 16 bytes come from the device."""
+        """Returns the counts of the last round. Waits for the launches so far, and copies 16 bytes from the device."""
         num_wanted, num_gone = self.cells[:NUM_COUNTERS].tolist()
         return Left(num_wanted, num_gone)
 
     @property
     def state(self) -> torch.Tensor:
-        """int64[B], the state of each item."""
+        """The state of each item, int64[B]."""
         return self._field(int(STATE.value))
 
     @property
     def slot(self) -> torch.Tensor:
-        """int64[B], the slot of each item; -1: a point behind the last leaf."""
+        """The slot of each item, int64[B]. -1: the point is past the last leaf."""
         return self._field(int(SLOT.value))
 
     @property
     def num_rows(self) -> torch.Tensor:
-        """int64[B], the rows that the window of each item shows, padding left out."""
+        """The number of rows in the window of each item, without padding, int64[B]."""
         return self._field(int(NUM_ROWS.value))
 
     def _field(self, number: int) -> torch.Tensor:
@@ -82,50 +82,54 @@ class Scratch:
 
 
 class Drawing(NamedTuple):
-    """Where a draw's numbers come from and where its results go."""
+    """The random numbers of a draw, and the memory for its results."""
 
     item_keys: torch.Tensor  # int64[B]
     probabilities: torch.Tensor  # float64[B]
     chains: torch.Tensor  # int32[2, B], the swaps of the shuffle that gives each row its stratum
-    shuffle_base: int  # where the random numbers of the call start
-    random_base: int  # and those of this attempt
-    points: torch.Tensor | None = None  # float64[B], in [0, total): given instead of drawn
+    shuffle_base: int  # state of the call's random numbers
+    random_base: int  # state of this attempt's random numbers
+    points: torch.Tensor | None = None  # float64[B], in [0, total): used instead of random numbers
 
 
 @final
 @dataclass(frozen=True)
 class BlockSizes:
-    """How much one program does: items of a block, units of a column's rows, swaps at a time. Powers of two."""
+    """The work of one program: items of a block, units of a column's rows, swaps at a time. Powers of two."""
 
     items: int = 128
     units: int = 1024
     swaps: int = 1024
-    versions: tuple[int, int] = (4, 64)  # items, and rows of theirs at a time
+    versions: tuple[int, int] = (4, 64)  # items, and rows of an item at a time
 
 
-# The interpreter runs programs one after the other, about 10 ms each whatever they hold.
+# The interpreter runs programs one after the other. Each takes about 10 ms, independent of its size.
 INTERPRETER_BLOCKS = BlockSizes(items=1024, units=1 << 16, swaps=4096, versions=(256, 32))
 
 
 def start_kernel(kernel: Any, grid: tuple[int, ...], *arguments: int, **constants: Any) -> None:
-    """Launches on the current stream and returns; by the interpreter, runs it to its end."""
+    """Launches a kernel on the current stream and returns. The interpreter runs the kernel to its end."""
     kernel[grid](*arguments, **constants, **COMPILE_OPTIONS)
 
 
 def facts_on(device: torch.device, layout: RegionLayout, index: IndexLayout) -> torch.Tensor:
-    """The facts of an index of a region as kernels read them."""
+    """Returns the facts of an index of a region, as kernels read them: int64 on the device."""
     return torch.tensor(fact_words(layout, index), dtype=torch.int64, device=device)
 
 
 @final
 @dataclass(frozen=True)
 class Rounds:
-    """The launches of one round. Every method returns at once on a CUDA device; they follow one another in its stream.
+    """The launches of one round. On a CUDA device every method returns at once, and the launches follow in its stream.
 
-    facts: of the index and its region, on the device (facts_on).
-    start: how a kernel is launched; the compile check notes launches instead.
-    pause: a seam for tests of torn reads, else None: called with "drawn" before leaves are read again, with "noted"
-    before keys' windows are resolved, with "walked" before rows are copied and with "copied" before the re-check.
+    Args:
+        index: the layout of the index.
+        facts: facts of the index and its region, on the device (`facts_on`).
+        blocks: sizes of blocks.
+        start: launches a kernel. The compile check notes launches instead.
+        pause: for tests of torn reads, else None. Called with "drawn" before leaves are read again, with "noted" before
+            the windows of keys are resolved, with "walked" before rows are copied, and with "copied" before the
+            re-check.
     """
 
     index: IndexLayout
@@ -135,13 +139,16 @@ class Rounds:
     pause: Callable[[str], None] | None = None
 
     def scratch(self, num_items: int) -> Scratch:
-        """For one call of num_items items."""
+        """Returns scratch memory for one call of num_items items."""
         return Scratch(num_items, self.index, self.facts.device)
 
     def gather(
         self, span: Span, scratch: Scratch, keys: torch.Tensor, room: BatchRoom, present: torch.Tensor | None = None
     ) -> None:
-        """Reads the wanted items among keys int64[B] into the room's arrays, and says of each whether it held still."""
+        """Reads the wanted items among keys int64[B] into the arrays of a room, and notes which changed meanwhile.
+
+        present: takes bool[B], whether each item is there and unchanged. None: not needed.
+        """
         noted = (*self._head(span), scratch.address, keys.data_ptr(), scratch.num_items, scratch.begin_round())
         self.start(window_kernels.note_words, self._grid(scratch), *noted, **self._block())
         self._pause("noted")
@@ -149,7 +156,7 @@ class Rounds:
         self._recheck(span, scratch, 0 if present is None else present.data_ptr(), only_generation=False)
 
     def draw(self, span: Span, scratch: Scratch, drawing: Drawing) -> None:
-        """Draws the wanted items; no rows are read."""
+        """Draws the wanted items and reads no rows."""
         self._draw(span, scratch, drawing)
         taken = (drawing.item_keys.data_ptr(), drawing.probabilities.data_ptr(), scratch.num_items)
         head = (*self._head(span), scratch.address)
@@ -157,7 +164,7 @@ class Rounds:
         self._recheck(span, scratch, 0, only_generation=True)
 
     def sample(self, span: Span, scratch: Scratch, drawing: Drawing, room: BatchRoom) -> None:
-        """Draws the wanted items and reads them."""
+        """Draws the wanted items and reads their rows into the arrays of a room."""
         self._draw(span, scratch, drawing)
         drawn = (drawing.item_keys.data_ptr(), drawing.probabilities.data_ptr())
         self._read(span, scratch, drawn, room, by_key=False)
@@ -218,5 +225,5 @@ class Rounds:
 
 
 def _tiles(count: int, block: int) -> int:
-    """Programs that do so much, each of them a block; one at least, as devices launch no empty grids."""
+    """Returns the number of programs of one block each. At least 1, as devices launch no empty grids."""
     return max(1, -(-count // block))

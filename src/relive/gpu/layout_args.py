@@ -1,8 +1,8 @@
-"""The serialised layout of a table as kernels are given it: plain frozen values, made from the facts of a region.
+"""The layout of a table as kernels get it: plain frozen values, made from the facts of a region.
 
-Nothing here looks at a region: `RegionLayout.from_facts` reads what docs/format.md describes, a dict of numbers that a
-peer could have sent. Kernels read these values as words of one int64 array (`fact_words`), so tables of any layout
-share the compiled kernels; FACT_NAMES says which word is which, and kernels/facts.py takes its numbers from there.
+`RegionLayout.from_facts` takes a dict of the numbers of docs/format.md, which may come from another process. The module
+does not read a region. Kernels read the values as words of one int64 array (`fact_words`), so tables of all layouts
+share the compiled kernels. FACT_NAMES gives the order of the words. kernels/facts.py takes its numbers from FACT_NAMES.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, TypeAlias, cast, final
 
+from relive import _core
 from relive.config.index import Index
 from relive.config.items import Episodes, Sequences, Transitions
 from relive.errors import DtypeMismatch, InvalidConfig
@@ -31,21 +32,21 @@ __all__ = [
     "tree_levels",
 ]
 
-FANOUT = 8
+_FORMAT = _core.region_format()
+FANOUT, MOST_LEVELS = _FORMAT["fanout"], _FORMAT["most_levels"]  # of a tree
+LEAF_BITS = _FORMAT["leaf_bits"]  # of a key: its generation and slot
 VECTOR = 16
-UNITS = (VECTOR, 4, 1)  # bytes one lane of a kernel moves at a time
-MOST_LEVELS = 17  # of a tree: slots are fewer than 2^51
-FOUND = ("record", "large", "cell")  # areas whose rows kernels can find; a column kept elsewhere is refused
-LARGE = "large"  # the area whose rows are apart from the packed records
-CELL = "cell"  # the area of start values that only some rows have
-LEAF_BITS = 51
+UNITS = (VECTOR, 4, 1)  # bytes that one lane of a kernel moves at a time
+FOUND = ("record", "large", "cell")  # areas whose rows kernels can find; columns of other areas are refused
+LARGE = "large"  # the area of rows outside of the packed records
+CELL = "cell"  # the area of start values, which only some rows have
 StepItems: TypeAlias = Transitions | Sequences | Episodes  # items whose leaves are slots of steps
 
 
 @final
 @dataclass(frozen=True)
 class RegionLayout:
-    """Where the words and rows of a region lie: bytes from its start, and the bits of keys and page refs."""
+    """The places of a region's words and rows, in bytes from its start, and the bits of keys and page links."""
 
     page_len: int
     page_shift: int
@@ -84,16 +85,13 @@ class RegionLayout:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> RegionLayout:
-        """From the geometry of a table (`CoreTable.geometry`, or the same numbers read from a region's header)."""
+        """Makes a layout from the geometry of a table.
+
+        Args:
+            facts: `CoreTable.geometry`, or the same numbers from a region's header.
+        """
         page, mark, header = (facts["structs"][name] for name in ("page", "mark", "header"))
-        same: tuple[str, ...] = (
-            "page_len",
-            "slot_bits",
-            "page_bits",
-            "num_pages",
-            "num_slots",
-            "shard",
-        )
+        same: tuple[str, ...] = ("page_len", "slot_bits", "page_bits", "num_pages", "num_slots", "shard")
         same += ("record_stride", "frame_bytes", "slab_bytes", "slabs_offset", "tail_words")
         same += ("cells_offset", "cell_stride")
         same += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "marks_offset")
@@ -118,7 +116,10 @@ class RegionLayout:
         )
 
     def end_of_frames(self, num_frames: int) -> int:
-        """Bytes from the region's start to the end of its first num_frames frames (0: to the first frame)."""
+        """Returns the bytes from the region's start to the end of its first num_frames frames.
+
+        For 0 frames these are the bytes to the first frame.
+        """
         if num_frames == 0:
             return self.slabs_offset
         last = num_frames - 1
@@ -127,7 +128,7 @@ class RegionLayout:
 
 
 def tree_levels(num_leaves: int) -> tuple[int, ...]:
-    """Where each level of a tree starts, in doubles from its leaves (level 0); the last one is the top."""
+    """Returns the start of each level of a tree, in doubles from the leaves (level 0). The last level is the top."""
     starts, start, size = [], 0, max(num_leaves, 1)
     while True:
         starts.append(start)
@@ -138,9 +139,10 @@ def tree_levels(num_leaves: int) -> tuple[int, ...]:
 
 
 def step_items_of(indexes: Mapping[str, Index], number: int) -> StepItems:
-    """The items of the number-th index, whose leaves are slots of steps.
+    """Returns the items of the number-th index. Their leaves are slots of steps.
 
-    Raises InvalidConfig of groups and explicit items, and of Hindsight, which kernels neither draw nor read.
+    Raises:
+        InvalidConfig: groups, explicit items or Hindsight, which kernels neither draw nor read.
     """
     name, index = list(indexes.items())[number]
     if index.sampler.replaces_goals:
@@ -154,7 +156,11 @@ def step_items_of(indexes: Mapping[str, Index], number: int) -> StepItems:
 
 
 def check_sampler(indexes: Mapping[str, Index], number: int) -> None:
-    """Raises InvalidConfig of an index that draws by an order of its items, which kernels do not."""
+    """Checks that kernels can draw from the number-th index.
+
+    Raises:
+        InvalidConfig: the index draws by an order of its items, or without replacement, or from masses that fade.
+    """
     name, index = list(indexes.items())[number]
     if not index.draws_by_mass:
         expected = "Uniform() or Prioritized(): devices draw by mass alone; gather keys that Table.draw chose"
@@ -170,11 +176,11 @@ def check_sampler(indexes: Mapping[str, Index], number: int) -> None:
 @final
 @dataclass(frozen=True)
 class IndexLayout:
-    """What kernels must know of one index: its items, its tree and leaf states, and how far its windows reach."""
+    """The facts of one index for kernels: its items, its tree and leaf states, and the reach of its windows."""
 
-    most_steps: int  # of a window from the item's own step on
-    length: int  # those of them that carry loss
-    burn_in: int  # most rows before them
+    most_steps: int  # most steps of a window, from the item's own step on
+    length: int  # how many of these steps carry loss
+    burn_in: int  # most rows before the item's own step
     has_time: bool
     pads_left: bool
     time_major: bool
@@ -182,13 +188,19 @@ class IndexLayout:
     gamma: float
     tree_offset: int
     states_offset: int
-    pages_before: int  # that a window may reach back over, beside the page of its item
-    pages_after: int
+    pages_before: int  # most pages of a window before the page of its item
+    pages_after: int  # most pages of a window after the page of its item
     levels: tuple[int, ...]
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any], number: int, items: StepItems) -> IndexLayout:
-        """Of the number-th index of the region, whose items are these."""
+        """Makes the layout of the number-th index of a region.
+
+        Args:
+            facts: the geometry of the table.
+            number: the number of the index.
+            items: the items of the index.
+        """
         page_len = int(facts["page_len"])
         burn_in, length, most_steps = items.shape
         return cls(
@@ -203,28 +215,28 @@ class IndexLayout:
             tree_offset=int(facts["trees_offset"][number]),
             states_offset=int(facts["states_offset"][number]),
             pages_before=-(-int(facts["history"]) // page_len),
-            # Windows that run over ends may have a tail behind each step.
+            # A window that runs over ends of episodes may have a tail after each step.
             pages_after=(page_len - 1 + most_steps * (2 if items.crosses else 1)) // page_len,
             levels=tree_levels(int(facts["num_slots"])),
         )
 
     @property
     def num_pages(self) -> int:
-        """The most pages one window touches."""
+        """The most pages that one window touches."""
         return self.pages_before + 1 + self.pages_after
 
     @property
     def num_entries(self) -> int:
-        """Steps of a window that are listed one by one, as their rows do not follow each other."""
+        """The most steps of a window that runs over ends. They are listed one by one: their rows have gaps."""
         return self.num_rows if self.crosses else 0
 
     @property
     def num_rows(self) -> int:
-        """Rows of an item, padding included; 1 without a time axis."""
+        """The rows of an item, with padding. 1 without a time axis."""
         return self.burn_in + self.most_steps if self.has_time else 1
 
     def words(self) -> list[int]:
-        """In the order of INDEX_NAMES, then the levels of the tree."""
+        """Returns the words in the order of INDEX_NAMES, then the levels of the tree."""
         (gamma_bits,) = struct.unpack("<q", struct.pack("<d", self.gamma))
         window = [self.most_steps, self.length, self.burn_in, self.has_time, self.pads_left, self.time_major]
         window.append(self.crosses)
@@ -248,12 +260,12 @@ INDEX_NAMES = (
     "num_window_pages",
     "num_levels",
 )
-# Which word of the facts is which; the last one is the first of the tree's levels.
+# The order of the words of the facts. The last name stands for the first level of the tree.
 FACT_NAMES = (*(field.name for field in fields(RegionLayout)), *INDEX_NAMES, "first_level")
 
 
 def fact_words(layout: RegionLayout, index: IndexLayout) -> list[int]:
-    """The words kernels read instead of constants, in the order of FACT_NAMES; as many for every table."""
+    """Returns the facts as kernels read them, in the order of FACT_NAMES. Every table has the same number of words."""
     words = [*map(int, astuple(layout)), *index.words()]
     return words + [0] * (len(FACT_NAMES) - 1 + MOST_LEVELS - len(words))
 
@@ -261,11 +273,11 @@ def fact_words(layout: RegionLayout, index: IndexLayout) -> list[int]:
 @final
 @dataclass(frozen=True)
 class WindowNeeds:
-    """What the outputs of a gather ask of each window, and where the rewards of its steps lie."""
+    """The part of each window that the outputs of a gather need, and the place of the rewards of its steps."""
 
-    before: int = 0  # rows before the item's own that burn-in and stacks may show
-    needs_next: bool = True  # the row behind its last step is looked at, also where it has all its steps
-    reward_offset: int = -1  # inside the frame, of row 0; -1: no return is asked for
+    before: int = 0  # rows before the item's own, for burn-in and stacks
+    needs_next: bool = True  # whether the row after the last step is read, also if the window has all its steps
+    reward_offset: int = -1  # of row 0, from the start of the frame; -1: no return is needed
     reward_stride: int = 0
     reward_is_double: bool = False
 
@@ -273,40 +285,49 @@ class WindowNeeds:
 @final
 @dataclass(frozen=True)
 class ColumnCopy:
-    """One output that is copied row by row: a declared column, or a state column at the row behind.
+    """One output that is copied row by row: a declared column, or a state column at the next row.
 
-    That is the row behind a transition's last step; of items with a time axis the one behind each of their steps.
+    The next row is the row after a transition's last step. For items with a time axis, it is the row after each step.
     """
 
-    offset: int  # inside the frame, of row 0
+    offset: int  # of row 0, from the start of the frame
     stride: int
     num_bytes: int  # of one row
     stack: int  # cells of one row
     is_next: bool
     pads_zeros: bool
-    is_large: bool  # its rows lie apart from the packed records
-    is_cell: bool = False  # it lies in start cells, whose numbers stand in the packed records
-    is_timed: bool = False  # it has one row for each of an item's, not one an item
-    is_state: bool = False  # and padding in front repeats the first row, and the state behind the last step is shown
+    is_large: bool  # its rows are outside of the packed records
+    is_cell: bool = False  # its rows are start cells, whose numbers are in the packed records
+    is_timed: bool = False  # it has one row for each row of an item, instead of one row for each item
+    is_state: bool = False  # timed; padding in front repeats the first row, and the last row is the state after the end
 
     @property
     def unit_bytes(self) -> int:
-        """The widest unit that all its rows are made of, here and in the output: what one lane moves at a time."""
+        """The widest unit that divides all its rows, in the region and in the output. One lane moves one unit."""
         together = self.num_bytes | self.offset | self.stride
         return next(unit for unit in UNITS if together % unit == 0)
 
     @property
     def units(self) -> int:
-        """Units of one row: all cells of its stack."""
+        """The units of one row, with all cells of its stack."""
         return self.stack * self.num_bytes // self.unit_bytes
 
     @classmethod
     def from_facts(
         cls, column: Mapping[str, Any], stack: int, is_next: bool, pads_zeros: bool, is_timed: bool = False
     ) -> ColumnCopy:
-        """From one entry of the serialised layout.
+        """Makes a copy from one entry of the serialised layout.
 
-        Raises InvalidConfig where its rows do not lie in the region, DtypeMismatch where they have no bytes.
+        Args:
+            column: the entry.
+            stack: frames of a stack, 1 without a stack.
+            is_next: whether the output is next_<column>.
+            pads_zeros: whether stacks are padded with zeros.
+            is_timed: whether the output has one row for each row of an item. Default: False.
+
+        Raises:
+            InvalidConfig: the rows are not in the region.
+            DtypeMismatch: the rows have no bytes.
         """
         if column["area"] not in FOUND:
             expected = "rows in the region's frames; gather this one with Table.gather, or name columns= without it"
@@ -327,8 +348,7 @@ class ColumnCopy:
         )
 
 
-# In the order of the job that kernels are given: where the derived columns go, then what they ask of windows, and where
-# rows that lie end to end begin.
+# The order of a job's words: addresses of the derived columns, needs of windows, and the offsets of ragged items.
 OF_ROWS = ("discount", "terminated", "truncated", "episode_step", "first", "mask", "loss_mask")  # with a time axis
 OF_VERSIONS = ("policy_version", "staleness")
 DERIVED = ("reward", *OF_ROWS, "lane", *OF_VERSIONS, "num_steps")
@@ -346,10 +366,14 @@ def job_words(
     offsets: int = 0,
     num_places: int = 0,
 ) -> list[int]:
-    """What a call asks of the kernels, in the order of JOB_NAMES and, for each column, of COLUMN_NAMES.
+    """Returns the job of a call: words in the order of JOB_NAMES and, for each column, of COLUMN_NAMES.
 
-    derived: {name: address}; columns: how each is copied, and to which address. offsets: the address of where the rows
-    of each item begin, int64[B + 1], 0 where they have a place each. num_places: rows of all items, padding included.
+    Args:
+        derived: addresses of derived columns by name.
+        needs: needs of windows.
+        columns: each column that is copied, and the address of its output.
+        offsets: address of int64[B + 1], where the rows of each ragged item begin. 0: the items are not ragged.
+        num_places: rows of all items, with padding.
     """
     words = [derived.get(name, 0) for name in DERIVED] + list(map(int, astuple(needs))) + [offsets, num_places]
     for copy, out in columns:
@@ -358,5 +382,5 @@ def job_words(
 
 
 def column_named(columns: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any] | None:
-    """The entry of the serialised layout with this name."""
+    """Returns the entry of the serialised layout with this name, or None."""
     return next((column for column in columns if column["name"] == name), None)

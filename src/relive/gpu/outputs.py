@@ -1,4 +1,4 @@
-"""Which kernel fills which output of a gather: the device's counterpart of the core's plan."""
+"""The outputs of a gather and the kernels that fill them: the counterpart of the core's plan on the device."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = ["BatchRoom", "Job", "Output", "OutputPlan"]
 @final
 @dataclass(frozen=True)
 class Output:
-    """One output: of each item `shape` of dtype; copied row by row where `copy` says how, derived otherwise."""
+    """One output of a gather: copied row by row, or derived if `copy` is None."""
 
     name: str
     dtype: torch.dtype
-    shape: tuple[int, ...]
-    item_axis: int  # where the axis of items stands, in front of or behind axes of shape
-    per: str  # "item", "row" where rows of items lie end to end, "offset" between them
+    shape: tuple[int, ...]  # of one item
+    item_axis: int  # position of the axis of items among the axes of the array
+    per: str  # the array has one value for each "item" or, if items are ragged, for each "row" or each "offset"
     copy: ColumnCopy | None
 
     def shape_of(self, num_items: int, num_rows: int = 0) -> tuple[int, ...]:
-        """Of the array for so many items; num_rows: those of all of them, where they lie end to end."""
+        """Returns the shape of the array for a number of items. num_rows: rows of all items, if these are ragged."""
         if self.per == "offset":
             return (num_items + 1,)
         count = num_rows if self.per == "row" else num_items
@@ -49,25 +49,25 @@ class Output:
 @final
 @dataclass(frozen=True)
 class Job:
-    """What one call asks of the kernels: words on the device, and the columns they are launched over."""
+    """The job of one call: its words on the device, and the columns that kernels are launched over."""
 
     words: tuple[int, ...]
     on_device: torch.Tensor  # int64, the same words
     packed: tuple[ColumnCopy, ...]  # the first columns of the job
-    large: tuple[ColumnCopy, ...]  # the others
-    num_places: int = 0  # rows of all items, padding included
-    fills_rows: bool = False  # some derived column has one value a row
-    fills_versions: bool = False
+    large: tuple[ColumnCopy, ...]  # the other columns
+    num_places: int = 0  # rows of all items, with padding
+    fills_rows: bool = False  # whether a derived column has one value for each row
+    fills_versions: bool = False  # whether policy versions of items with a time axis are needed
 
     @property
     def address(self) -> int:
-        """Of the words, on the device."""
+        """The address of the words on the device."""
         return self.on_device.data_ptr()
 
 
 @final
 class LastJob:
-    """The job of a plan's last call: outputs that come from a pool lie where they lay, and it is sent once."""
+    """The job of a plan's last call. Outputs from a pool often have the same addresses: the job is then sent once."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
@@ -76,11 +76,11 @@ class LastJob:
 @final
 @dataclass(frozen=True)
 class OutputPlan:
-    """The outputs of one list of columns, in order, and what they ask of each window."""
+    """The outputs of one list of columns, in order, and their needs of each window."""
 
     outputs: tuple[Output, ...]
     needs: WindowNeeds
-    num_rows: int = 1  # of an item, padding included
+    num_rows: int = 1  # of an item, with padding
     has_time: bool = False
     is_ragged: bool = False
     last: LastJob = field(default_factory=LastJob, compare=False, repr=False)
@@ -93,9 +93,17 @@ class OutputPlan:
         items: StepItems,
         stack: Mapping[str, int],
     ) -> OutputPlan:
-        """selection: of these items. columns: the serialised layout. stack: {flat column: frames}.
+        """Makes the plan of a selection.
 
-        Raises DtypeMismatch where torch has no such dtype, InvalidConfig for columns that kernels cannot find.
+        Args:
+            selection: the columns, of these items.
+            columns: the serialised layout.
+            items: the items of the index.
+            stack: frames of a stack by flat column.
+
+        Raises:
+            DtypeMismatch: torch has no such dtype.
+            InvalidConfig: kernels cannot find a column.
         """
         outputs = []
         burn_in = items.shape.before
@@ -123,7 +131,17 @@ class OutputPlan:
         return cls(tuple(outputs), WindowNeeds(**needs), items.num_rows, items.has_time, selection.columns.is_ragged)
 
     def room(self, num_items: int, out: Mapping[str, torch.Tensor] | None, device: torch.device) -> BatchRoom:
-        """Where the columns of a batch go: fresh tensors, or the caller's own, each exactly what is to be filled."""
+        """Returns memory for the columns of a batch: new tensors, or those of the caller.
+
+        Args:
+            num_items: B.
+            out: tensors to fill, by flat name. None: new tensors.
+            device: the device.
+
+        Raises:
+            UnknownColumn: `out` lacks a column.
+            DtypeMismatch, ShapeMismatch, InvalidConfig: a tensor of `out` does not fit.
+        """
         if out is None:
             arrays = [torch.empty(one.shape_of(num_items), dtype=one.dtype, device=device) for one in self.outputs]
         else:
@@ -137,7 +155,10 @@ class OutputPlan:
         num_places: int,
         offsets: torch.Tensor | None = None,
     ) -> Job:
-        """What fills these arrays, one for each output. Costs a copy to the device, unless they are the last call's."""
+        """Returns the job that fills these arrays, one for each output.
+
+        Cost: a copy to the device, unless the arrays are those of the last call.
+        """
         copies = [(one.copy, array.data_ptr()) for one, array in zip(self.outputs, arrays, strict=True) if one.copy]
         copies.sort(key=lambda copy: copy[0].is_large)
         derived = {one.name: a.data_ptr() for one, a in zip(self.outputs, arrays, strict=True) if one.copy is None}
@@ -157,10 +178,9 @@ class OutputPlan:
 
 @final
 class BatchRoom:
-    """The tensors of one batch, and the job that fills them.
+    """The tensors of one batch (`arrays`, one for each output), and the job that fills them.
 
-    arrays: one for each output. Where rows of items lie end to end, those of rows are made anew in every round, once it
-    is known how many there are: `lay_out`.
+    For ragged items, `lay_out` makes the arrays of rows again in every round, when the number of rows is known.
     """
 
     def __init__(self, plan: OutputPlan, num_items: int, arrays: list[torch.Tensor], device: torch.device) -> None:
@@ -171,11 +191,15 @@ class BatchRoom:
         self.job = plan.job(arrays, device, num_items * plan.num_rows)
 
     def lay_out(self, states: torch.Tensor, lengths: torch.Tensor) -> Job:
-        """The job that copies the rows of resolved windows. states, lengths: int64[B], of the scratch.
+        """Returns the job that copies the rows of resolved windows.
 
-        End to end it gives each item its place by the lengths that are known now, and waits for the device to know how
-        many rows there are. What an earlier round read lies elsewhere now: such items are read again, and looked at
-        again, with those of this round.
+        Ragged items get their places from the lengths of this round, and the call waits for the device to learn the
+        number of rows. The places of an earlier round are no longer right: items of earlier rounds are read and checked
+        again in this round.
+
+        Args:
+            states: int64[B], of the scratch.
+            lengths: int64[B], of the scratch.
         """
         if not self.plan.is_ragged:
             return self.job
@@ -192,20 +216,20 @@ class BatchRoom:
         return self.plan.job(self.arrays, self._device, num_rows, begins)
 
     def empty(self) -> None:
-        """What a batch of no items has: no rows, and one offset."""
+        """Fills a batch of no items: it has no rows, and one offset."""
         for one, array in zip(self.plan.outputs, self.arrays, strict=True):
             if one.per == "offset":
                 array.zero_()
 
     def zero_absent(self, present: torch.Tensor) -> None:
-        """Zeros in all that items have that are not there; of rows that lie end to end they have none."""
+        """Writes zeros to the rows of items that are not present. Ragged items that are not present have no rows."""
         absent = ~present
         for one, array in zip(self.plan.outputs, self.arrays, strict=True):
             if one.per == "item":
                 _rows_of(array, one.item_axis)[absent] = 0
 
     def take(self, values: Sequence[Any], rows: torch.Tensor) -> None:
-        """Puts numpy arrays of some items, as the core gathers them, in their place; end to end of all of them."""
+        """Copies arrays that the core gathered to the rows of these items. For ragged items: of all items."""
         for position, (one, value) in enumerate(zip(self.plan.outputs, values, strict=True)):
             given = torch.from_numpy(value).to(self._device)
             if self.plan.is_ragged:
@@ -215,12 +239,12 @@ class BatchRoom:
 
 
 def _rows_of(array: torch.Tensor, item_axis: int) -> torch.Tensor:
-    """A view of an array whose first axis is that of items."""
+    """A view of an array with the axis of items first."""
     return array.movedim(item_axis, 0)
 
 
 def torch_dtype(name: str, dtype: str) -> torch.dtype:
-    """The torch dtype of a numpy one, or DtypeMismatch."""
+    """Returns the torch dtype of a numpy dtype. Raises DtypeMismatch if there is none."""
     try:
         return torch.from_numpy(np.empty(0, np.dtype(dtype))).dtype
     except TypeError:

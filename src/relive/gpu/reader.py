@@ -1,4 +1,4 @@
-"""DeviceReader: a table's items on a device, drawn and gathered there."""
+"""DeviceReader: draws and gathers a table's items on a device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from relive.table.table import Table, attach_path
 
 __all__ = ["DeviceReader"]
 
-OWN_STREAMS = 1 << 63  # streams of device readers, beside those of handles
+OWN_STREAMS = 1 << 63  # streams of device readers have this bit, those of handles do not
 _MAX_ITEMS = 2**31 - 1
 
 
@@ -38,14 +38,24 @@ _MAX_ITEMS = 2**31 - 1
 class DeviceReader(Closing):
     """Draws and gathers a table's items on a device, by kernels over the table's own memory.
 
-    table: a Table of this process. A shared one is attached to once more, so reader and table may close in any order;
-    a LocalMemory table must stay open as long as the reader. device: "cuda" or "cuda:<n>": the region is registered
-    with the device and read in place; memory is pinned as far as the table has committed it (LocalMemory: all of it,
-    at once). "cpu": only under Triton's interpreter (TRITON_INTERPRET=1), for tests.
-    stream: the random stream of its draws; None: one of its own, derived from the table's.
-    Counts for nothing: limiter, min_size and use counts do not apply to its draws, and they are not claimed.
-    One thread at a time. Calls wait for the device, and the table's close() waits for calls.
-    Raises InvalidConfig, TableClosed; its calls DeviceFailure, where memory cannot be registered.
+    Draws of a reader do not count: limiter, min_size and use counts do not apply, and no item is claimed. A reader is
+    for one thread at a time.
+
+    Args:
+        table: a Table of this process. The reader attaches to a shared table once more, so reader and table may be
+            closed in any order. A LocalMemory table must stay open as long as the reader.
+        device: "cuda" or "cuda:<n>": the region is registered with the device and read in place. Memory is pinned as
+            far as the table has committed it (LocalMemory: all of it, at once). "cpu": for tests, only under Triton's
+            interpreter (TRITON_INTERPRET=1). Default: "cuda".
+        stream: random stream of the draws, in [0, 2^64). None: a stream derived from the table's.
+
+    Raises:
+        InvalidConfig: an argument is wrong, or the device cannot run kernels here.
+        TableClosed: the table is closed.
+
+    Every call of a reader raises DeviceFailure if memory cannot be registered with the device.
+
+    Blocks: calls wait for the device, and the table's `close` waits for calls.
     """
 
     def __init__(self, table: Table, device: str | torch.device = "cuda", stream: int | None = None) -> None:
@@ -71,7 +81,7 @@ class DeviceReader(Closing):
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """The device of its tensors."""
         return self._device
 
     @property
@@ -88,10 +98,24 @@ class DeviceReader(Closing):
         *,
         index: str | None = None,
     ) -> DeviceBatch:
-        """Draws num_items items with replacement and gathers them; columns and order as Table.sample has them.
+        """Draws items with replacement and gathers them. Columns and their order are those of Table.sample.
 
-        Blocks until all held still while they were read, at most timeout_s (None: the table's). An index without
-        mass is waited for. Raises DeadlineExceeded, UnknownColumn, InvalidConfig, DtypeMismatch, TableClosed.
+        Args:
+            num_items: B.
+            columns: names of columns. None: those of Table.sample.
+            timeout_s: deadline in seconds. None: the table's.
+            index: name of the index. None: the table's first index.
+
+        Returns:
+            A batch of B items.
+
+        Raises:
+            DeadlineExceeded: the index has no mass, or not all items could be read unchanged by the deadline.
+            UnknownColumn, DtypeMismatch: a column is unknown, or torch lacks its dtype.
+            InvalidConfig: an argument is wrong, or kernels cannot draw from the index.
+            TableClosed: the table or the reader is closed.
+
+        Blocks: while the index has no mass, and until all items have been read unchanged; at most `timeout_s`.
         """
         plan, outputs = self._plan(index, columns)
         drawing, arrays, num_live = self._draw(plan.number, num_items, timeout_s, outputs)
@@ -100,7 +124,20 @@ class DeviceReader(Closing):
 
     @names_arguments
     def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> DeviceDraw:
-        """Draws without reading rows; blocks as sample does. gather(draw) brings the rows."""
+        """Draws items and reads no rows. `gather(draw)` reads the rows.
+
+        Args:
+            num_items: B.
+            timeout_s: deadline in seconds. None: the table's.
+            index: name of the index. None: the table's first index.
+
+        Returns:
+            Keys and probabilities of B items.
+
+        Raises: the errors of `sample`, except those of columns.
+
+        Blocks: as `sample`.
+        """
         number = self._table.index_number(index)
         drawing, _, num_live = self._draw(number, num_items, timeout_s, None)
         return DeviceDraw(drawing.item_keys, drawing.probabilities, num_live, list(self._table.indexes)[number])
@@ -114,12 +151,24 @@ class DeviceReader(Closing):
         *,
         index: str | None = None,
     ) -> DeviceBatch:
-        """The columns of a DeviceDraw, of a tensor of keys int64[B], or of anything Table.gather takes keys from.
+        """Gathers the columns of items. `batch.present` [B], on the device, tells which items were still there.
 
-        batch.present[B] (on the device) says which were still there. out: {flat name: tensor on the device} to fill, as
-        of Table.gather: with all rows of episodes, and none of ragged ones.
-        Keys that come from the host are checked (ForeignKey); keys on the device that are not of this table are not
-        present. Raises UnknownColumn, ShapeMismatch, DtypeMismatch, TableClosed.
+        Args:
+            items: a DeviceDraw, a tensor of keys int64[B], or keys as Table.gather takes them. Keys from the host are
+                checked. Keys on the device that are not of this table are not present.
+            columns: names of columns. None: those of Table.sample.
+            out: tensors on the device to fill, by flat name, as in Table.gather: with all rows of episodes. Not for
+                ragged items. None: new tensors.
+            index: name of the index. None: that of the draw, or the table's first index.
+
+        Returns:
+            A batch of B items.
+
+        Raises:
+            ForeignKey: a key from the host is not of this table.
+            UnknownColumn, ShapeMismatch, DtypeMismatch: a column, a tensor of `out` or the keys do not fit.
+            InvalidConfig: `out` with ragged items, or a tensor of `out` whose memory is not aligned.
+            TableClosed: the table or the reader is closed.
         """
         drawn = items if isinstance(items, DeviceDraw) else None
         if index is None and drawn is not None:
@@ -135,7 +184,7 @@ class DeviceReader(Closing):
         return DeviceBatch(plan.columns, gathered)
 
     def close(self) -> None:
-        """Unregisters the memory. Closing twice is harmless. Tensors it returned are the caller's and stay."""
+        """Unregisters the memory. A second call does nothing. Tensors that the reader returned stay valid."""
         if self._closed:
             return
         self._closed = True
@@ -198,7 +247,7 @@ class DeviceReader(Closing):
 
 
 def _checked_device(device: str | torch.device) -> torch.device:
-    """A device that kernels can run on here, with its number."""
+    """Returns a device that kernels can run on here, with its number."""
     try:
         asked = torch.device(device)
     except (RuntimeError, TypeError):

@@ -1,4 +1,4 @@
-"""The bytes of a region as kernels see them: one address, and how many frames of it the device may touch."""
+"""The bytes of a region as kernels see them: one address, and the number of frames that the device may read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from relive.gpu.layout_args import RegionLayout
 __all__ = ["DeviceFailure", "HostRegistration", "RegionView", "Span"]
 
 PORTABLE, MAPPED, READ_ONLY = 1, 2, 8  # flags of cudaHostRegister
-MEMORY_PAGE = 4096  # bytes; memory is pinned, and committed by the table, in whole ones
+MEMORY_PAGE = 4096  # bytes; memory is pinned, and committed by the table, in whole pages
 
 
 @final
 class DeviceFailure(ReliveError, RuntimeError):
-    """A call to the device's driver failed. what names the call, code is the driver's own number."""
+    """A call of the device's driver failed. `what` names the call. `code` is the driver's number."""
 
     def __init__(self, what: str, code: int) -> None:
         self.what = what
@@ -32,7 +32,7 @@ class DeviceFailure(ReliveError, RuntimeError):
 
 
 class Span(NamedTuple):
-    """The region during one call: its address, and the frames and start cells that the device can read."""
+    """The region during one call: its address, and how many frames and start cells the device can read."""
 
     address: int
     mapped_frames: int
@@ -41,10 +41,14 @@ class Span(NamedTuple):
 
 @final
 class HostRegistration:
-    """Registers host memory with CUDA, so that kernels read it in place at its host address (zero-copy).
+    """Registers host memory with CUDA, so that kernels read the memory in place at its host address (zero-copy).
 
-    Owner: whoever made it calls unregister for each range; the driver keeps a range's pages in memory until then.
-    cudart: what torch.cuda.cudart() gives. read_only: the memory is mapped so. Errors are DeviceFailure.
+    The owner of the object calls `unregister` for each range. Until then the driver keeps the range in memory. Every
+    method raises DeviceFailure if the driver refuses the call.
+
+    Args:
+        cudart: torch.cuda.cudart().
+        read_only: whether the memory is mapped read-only. Default: False.
     """
 
     def __init__(self, cudart: Any, read_only: bool = False) -> None:
@@ -52,11 +56,14 @@ class HostRegistration:
         self._flags = PORTABLE | MAPPED | (READ_ONLY if read_only else 0)
 
     def register(self, address: int, num_bytes: int) -> None:
-        """Pins and maps a range. Cost: the range is brought into memory first, wherever it is not there yet."""
+        """Pins and maps a range.
+
+        Cost: the parts of the range that are not in memory are brought into memory first.
+        """
         self._check("cudaHostRegister", self._cudart.cudaHostRegister(address, num_bytes, self._flags))
 
     def unregister(self, address: int) -> None:
-        """Gives a range back. No kernel may be reading it."""
+        """Releases a range. No kernel may be reading the range."""
         self._check("cudaHostUnregister", self._cudart.cudaHostUnregister(address))
 
     @staticmethod
@@ -67,12 +74,17 @@ class HostRegistration:
 
 @final
 class RegionView:
-    """A table's region, held while kernels read it and registered with the device as far as it is committed.
+    """A table's region for kernels: mapped during each call, and registered with the device as far as it is committed.
 
-    The region grows frame by frame and is registered in pieces that follow it: registering what is not committed yet
-    would make the driver allocate all of a table's capacity at once. Whoever sees a frame beyond the registered ones
-    reports the item as changed and asks again. registration None: the kernels run on the host (Triton's interpreter).
-    device: made torch's current one while the region is held, if it is a CUDA device.
+    The region grows frame by frame, and is registered in pieces as it grows. To register uncommitted memory would make
+    the driver allocate the table's whole capacity at once. A kernel that meets a frame beyond the registered frames
+    reports the item as changed, and the item is read again in the next round.
+
+    Args:
+        core: the table.
+        layout: the layout of its region.
+        registration: registers memory with the device. None: kernels run on the host (Triton's interpreter).
+        device: if it is a CUDA device, it is torch's current device during a call.
     """
 
     def __init__(
@@ -92,7 +104,12 @@ class RegionView:
 
     @contextmanager
     def held(self) -> Iterator[Span]:
-        """The region for one call; close() of the table waits for it. Raises TableClosed, ForkedHandle."""
+        """A context that gives the region for one call. The table's `close` waits for the end of the context.
+
+        Raises:
+            TableClosed: the table is closed.
+            ForkedHandle: the process is a fork of the one that made the reader.
+        """
         current = nullcontext() if self._device is None else torch.cuda.device(self._device)
         with current, _core.RegionHold(self._core) as hold:
             frames, cells = hold.frames_committed, hold.cells_committed
@@ -102,7 +119,7 @@ class RegionView:
             yield Span(hold.address, frames, cells)
 
     def close(self) -> None:
-        """Unregisters everything. Closing twice is harmless. The table must still be open."""
+        """Unregisters all memory. A second call does nothing. The table must still be open."""
         while self._pieces:
             assert self._registration is not None
             self._registration.unregister(self._pieces.pop())
@@ -124,6 +141,6 @@ class RegionView:
 
 
 def registration_for(device: torch.device, read_only: bool) -> HostRegistration | None:
-    """How the host's memory becomes readable there: by registering it on a CUDA device, as it is on the host."""
+    """Returns the registration for a device. None for the host, whose kernels read the memory as it is."""
     cudart: Any = torch.cuda.cudart
     return HostRegistration(cudart(), read_only) if device.type == "cuda" else None

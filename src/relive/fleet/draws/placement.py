@@ -20,6 +20,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
+from relive import _core
 from relive.errors import FormatMismatch, InvalidConfig
 
 __all__ = ["MAX_SHARDS", "ROOT_BYTES", "Point", "Root", "Roots", "offsets", "place", "shared_point", "within"]
@@ -27,7 +28,6 @@ __all__ = ["MAX_SHARDS", "ROOT_BYTES", "Point", "Root", "Roots", "offsets", "pla
 MAX_SHARDS = 4096  # a key has 12 bits for the shard
 _ROOT = struct.Struct("<HHIdqdqqq")
 ROOT_BYTES = _ROOT.size  # that travel for an index of a shard
-_MASK = 2**64 - 1
 
 Counts = npt.NDArray[np.int64]
 
@@ -150,18 +150,8 @@ class Point:
 
 def shared_point(seed: int, stream: int, call: int, attempt: int, world: int = 1) -> Point:
     """The point of a draw, from counters alone: the same on every rank, and no draw shifts another."""
-    word = 0
-    for part in (seed, stream, call, attempt):
-        word = _mixed(word ^ part)
-    return Point((word >> 11) * 2.0**-53, _mixed(word) % world)
-
-
-def _mixed(word: int) -> int:
-    """SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64 bits whose outputs pass for random."""
-    word = (word + 0x9E3779B97F4A7C15) & _MASK
-    word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-    word = ((word ^ word >> 27) * 0x94D049BB133111EB) & _MASK
-    return word ^ word >> 31
+    word = _core.random_base(seed, stream, call, attempt)
+    return Point((word >> 11) * 2.0**-53, _core.splitmix64(word) % world)
 
 
 # ---- the choice ----------------------------------------------------------------------------------------------------

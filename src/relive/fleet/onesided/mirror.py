@@ -31,8 +31,9 @@ __all__ = ["Mirror"]
 _LANES = 8
 _PAGES_A_LANE = 56  # 8 x this many pages of capacity: as many lanes as leave the length of a page what it is
 _MOST_BYTES = 1 << 34  # of address space, of which only what is read gets memory
-_PREV, _NEXT = 1, 2  # 8-byte words of a page's record
-_GENERATION_BIT = 18  # of a page word
+_FORMAT = _core.region_format()
+_PREV, _NEXT = (_FORMAT[name] // _FORMAT["word_bytes"] for name in ("page_prev_at", "page_next_at"))
+_GENERATION_BIT = _FORMAT["generation_shift"]  # of a page word
 _GENERATION = 1  # of all pages here
 
 

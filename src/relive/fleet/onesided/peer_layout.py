@@ -13,13 +13,18 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from relive import _core
 from relive.errors import BadMessage, FormatMismatch
 
 __all__ = ["BLOCK_ROWS", "FORMAT", "Area", "PeerLayout", "Shape", "columns_named"]
 
 Indices = npt.NDArray[np.int64]
 
-FORMAT = 10  # of regions, that this reader knows
+_FORMAT = _core.region_format()
+FORMAT = _FORMAT["format_version"]  # of regions, that this reader knows
+_WORD, _FRAME, _TAILS, _MARK = (_FORMAT[f"{name}_bytes"] for name in ("word", "frame_number", "tail_word", "mark"))
+_STATE, _VERSION = _FORMAT["leaf_state_bytes"], _FORMAT["policy_version_bytes"]
+_LEAF_BITS = _FORMAT["leaf_bits"]  # of a key: generation and slot
 BLOCK_ROWS = 8  # leaf states and marks are read by so many; pages of a shared region have at least these
 _BLOCK_BYTES = 1024  # records up to an eighth of it are read by so many, too
 _NAMES: tuple[str, ...] = (
@@ -125,12 +130,12 @@ class PeerLayout:
         starts = [self.words_offset, self.frames_offset, self.pages_offset, self.tails_offset, self.marks_offset]
         starts += [self.slabs_offset, self.version_at, *self.states_offset]
         ends = [
-            self.words_offset + 8 * self.num_pages,
-            self.frames_offset + 4 * self.num_pages,
+            self.words_offset + _WORD * self.num_pages,
+            self.frames_offset + _FRAME * self.num_pages,
             self.pages_offset + self.page_bytes * self.num_pages,
-            self.tails_offset + 8 * self.tail_words * self.num_pages,
-            self.marks_offset + 16 * self.num_slots,
-            *(offset + 2 * self.num_slots for offset in self.states_offset),
+            self.tails_offset + _TAILS * self.tail_words * self.num_pages,
+            self.marks_offset + _MARK * self.num_slots,
+            *(offset + _STATE * self.num_slots for offset in self.states_offset),
             *(self.frame_start(frame) + self.frame_bytes for frame in (0, self.num_frames - 1)),
         ]
         is_power = self.page_len >= BLOCK_ROWS and self.page_len & (self.page_len - 1) == 0
@@ -147,11 +152,11 @@ class PeerLayout:
         """(page, row, generation) of keys of this region."""
         slots = keys & ((1 << self.slot_bits) - 1)
         pages, rows = slots >> self.page_len.bit_length() - 1, slots & (self.page_len - 1)  # it is a power of two
-        return pages, rows, (keys & ((1 << 51) - 1)) >> self.slot_bits
+        return pages, rows, (keys & ((1 << _LEAF_BITS) - 1)) >> self.slot_bits
 
     def keys_of(self, pages: Indices, rows: Indices, generations: Indices) -> Indices:
         """The keys of such parts."""
-        return self.shard << 51 | generations << self.slot_bits | (pages * self.page_len + rows)
+        return self.shard << _LEAF_BITS | generations << self.slot_bits | (pages * self.page_len + rows)
 
     def ref_parts(self, refs: npt.NDArray[np.uint64]) -> tuple[Indices, Indices]:
         """(page, generation) that links of pages name; generation 0: none."""
@@ -172,11 +177,11 @@ class PeerLayout:
 
     def words(self) -> Area:
         """By page: generation, moves, state."""
-        return self._dense("words", self.words_offset, self.num_pages, 8)
+        return self._dense("words", self.words_offset, self.num_pages, _WORD)
 
     def frames(self) -> Area:
         """By page: the frame that its rows lie in."""
-        return self._dense("frames", self.frames_offset, self.num_pages, 4)
+        return self._dense("frames", self.frames_offset, self.num_pages, _FRAME)
 
     def pages(self) -> Area:
         """By page: the rest of its words."""
@@ -184,19 +189,19 @@ class PeerLayout:
 
     def tails(self) -> Area:
         """By page: which of its rows are tails."""
-        return self._dense("tails", self.tails_offset, self.num_pages, 8 * self.tail_words)
+        return self._dense("tails", self.tails_offset, self.num_pages, _TAILS * self.tail_words)
 
     def states(self, index: int) -> Area:
         """By eighths of slots: leaf states."""
-        return self._dense("states", self.states_offset[index], self.num_slots // BLOCK_ROWS, 2 * BLOCK_ROWS)
+        return self._dense("states", self.states_offset[index], self.num_slots // BLOCK_ROWS, _STATE * BLOCK_ROWS)
 
     def marks(self) -> Area:
         """By eighths of slots."""
-        return self._dense("marks", self.marks_offset, self.num_slots // BLOCK_ROWS, 16 * BLOCK_ROWS)
+        return self._dense("marks", self.marks_offset, self.num_slots // BLOCK_ROWS, _MARK * BLOCK_ROWS)
 
     def version(self) -> Area:
         """The policy version, alone."""
-        return self._dense("version", self.version_at, 1, 4)
+        return self._dense("version", self.version_at, 1, _VERSION)
 
     def records(self) -> Area:
         """By frame and rows_a_cell rows: packed records."""

@@ -15,6 +15,7 @@ from typing import NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from relive import _core
 from relive.fleet.onesided.peer_layout import BLOCK_ROWS, Indices, PeerLayout
 from relive.fleet.onesided.transport import Directory, Memory, Move, Plan, Present
 
@@ -24,11 +25,12 @@ Words = npt.NDArray[np.uint64]
 
 RECALLED_S = 1.0
 _LOOK_S = 0.1  # between two looks at all words that came with a batch's
-PUBLISHED = 0xFFFA  # leaf states below it are items'
+_FORMAT = _core.region_format()
+PUBLISHED = _FORMAT["most_uses"] + 1  # leaf states below it are items'
 NONE, GONE = -1, -2  # of links
-_STATE_BITS, _GENERATION_BIT = 2, 18  # of a page word
-_OPEN, _CLOSED = 1, 2
-_PREV, _NEXT = 1, 2
+_STATE_BITS, _GENERATION_BIT = _FORMAT["state_bits"], _FORMAT["generation_shift"]  # of a page word
+_OPEN, _CLOSED = _FORMAT["page_open"], _FORMAT["page_closed"]
+_PREV, _NEXT = (_FORMAT[name] // _FORMAT["word_bytes"] for name in ("page_prev_at", "page_next_at"))
 
 
 class Pages(NamedTuple):

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from relive import _core
 from relive.config.table_config import TableConfig
 from relive.errors import InvalidConfig
 from relive.fleet.draws.mixing import empty
@@ -44,7 +45,7 @@ __all__ = ["Gathered", "OneSidedReader"]
 Arrays = list[npt.NDArray[Any]]
 
 ROUNDS = 16  # as many as the core tries without the lock
-_OWN_DISCOUNT = 1 << 29  # bit of a head
+_OWN_DISCOUNT = _core.region_format()["discount_bit"]  # of a head
 
 
 class Gathered(NamedTuple):

@@ -1,1 +1,1 @@
-"""Triton kernels over the bytes of a region, which get addresses and numbers (words.py); no Python object."""
+"""Triton kernels over the bytes of a region; no Python objects: kernels take addresses and numbers (words.py)."""

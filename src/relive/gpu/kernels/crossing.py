@@ -1,7 +1,7 @@
-"""Windows that run over ends of episodes: which steps of their lane they have, and where these lie.
+"""Windows that run over ends of episodes: their steps, and the places of these steps.
 
-Tails stand between the steps, so a window is a list of rows: an entry for each step, in the scratch of the call. The
-rest (copies, derived columns, the re-check) is that of all windows.
+There are tails between the steps, so a window is a list of rows: the scratch of the call has an entry for each step.
+Copies, derived columns and the re-check are those of all windows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from relive.gpu.kernels.facts import (
     ROWS_BEFORE,
     fact,
 )
-from relive.gpu.kernels.places import CUT_BIT, ROW_BIAS, ROW_SHIFT, STEP_MASK, entry_of
+from relive.gpu.kernels.places import CUT_BIT, ROW_BIAS, ROW_SHIFT, entry_of
 from relive.gpu.kernels.windows import begin_windows, settle_windows
 from relive.gpu.kernels.words import (
     ARGUMENTS,
@@ -41,11 +41,14 @@ from relive.gpu.kernels.words import (
     follow,
     frame_base,
     is_tail,
+    is_terminated,
+    is_truncated,
     load_int32,
     load_int64,
     note_run,
     page_record,
     step_end,
+    step_number,
 )
 
 __all__ = ["resolve_across"]
@@ -53,7 +56,7 @@ __all__ = ["resolve_across"]
 
 @triton.jit
 def _lane_at(region: tl.tensor, facts: tl.tensor, page: tl.tensor, row: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """The low half of the uid of the lane that each step is of."""
+    """The low half of the uid of each step's lane."""
     mark = region + fact(facts, MARKS_OFFSET) + (page * fact(facts, PAGE_LEN) + row) * fact(facts, MARK_BYTES)
     return load_int32(mark + fact(facts, LANE_AT), mask)
 
@@ -71,10 +74,10 @@ def _walk_across(
     mapped_frames: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Walks from each item's step on over as many steps as windows have, or to the end of the lane.
+    """Walks from each item's own step over the steps of its window, or to the end of the lane.
 
-    -> (num_steps, episode_step, base of its page, lane, a row is lost, a frame is not mapped). Behind an end the lane
-    may end, too: where no row follows, or one of another lane or of an episode that was given up.
+    -> (num_steps, episode_step, base of the item's page, lane, whether a row is lost, whether a frame is not mapped).
+    After an end the lane itself may end: no row follows, or the next row is of another lane or of an abandoned episode.
     """
     last_row = fact(facts, PAGE_LEN) - 1
     page = slot >> fact(facts, PAGE_SHIFT)
@@ -93,7 +96,7 @@ def _walk_across(
     num_steps = tl.full([BLOCK], 0, tl.int64)
     episode_step = tl.full([BLOCK], 0, tl.int64)
     entry = tl.full([BLOCK], 0, tl.int64)
-    is_behind = tl.full([BLOCK], 0, tl.int1)  # an end
+    is_behind = tl.full([BLOCK], 0, tl.int1)  # the row before was an end
     lost = tl.full([BLOCK], 0, tl.int1)
     unmapped = good & ~seen
     moving = good & seen
@@ -112,7 +115,7 @@ def _walk_across(
         unmapped = unmapped | (found & ~there_seen)
         moving = moving & ~lost & ~unmapped
 
-        is_full = num_steps == most  # this row is looked at, no more
+        is_full = num_steps == most  # this row is only looked at
         is_there = moving & (row < end)
         lost = lost | (moving & ~is_there & ~is_behind & ~is_full)
         tail = is_there & is_tail(region, facts, page, row, is_there)
@@ -123,7 +126,7 @@ def _walk_across(
         other = _lane_at(region, facts, page, row, is_step & is_behind)
         is_step = is_step & (~is_behind | (other == lane))
         head = load_int32(region + base + row * fact(facts, RECORD_STRIDE), is_step)
-        number = (head & STEP_MASK).to(tl.int64)
+        number = step_number(head)
         entry = tl.where(is_step, ((at + ROW_BIAS) << ROW_SHIFT) | number, entry)
         mine = entry_of(facts, scratch, count, item, fact(facts, BURN_IN) + num_steps)
         tl.store(mine, entry, mask=is_step)
@@ -131,7 +134,7 @@ def _walk_across(
         num_steps = num_steps + is_step.to(tl.int64)
 
         passes = ends_step & ~is_full
-        has_end = (head < 0) | ((head & 0x40000000) != 0)
+        has_end = is_terminated(head) | is_truncated(head)
         is_behind = tl.where(is_step, ~has_state & has_end, is_behind | passes)
         moving = (is_step | passes) & ((num_steps < most) | looks_behind)
         at_edge = moving & (row == last_row) & is_behind
@@ -158,9 +161,10 @@ def _lead_across(
     mapped_frames: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Walks back over burn-in, to the first step of the lane at most, and over what stacks of that reach back over.
+    """Walks back over burn-in, at most to the lane's first step, and over the frames of stacks before burn-in.
 
-    step: the item's in its episode; base, lane: of its page and step. -> (lead, a row is lost, a frame is not mapped).
+    step: number of the item's step in its episode. base: of the item's page. lane: of the item's step.
+    -> (lead, whether a row is lost, whether a frame is not mapped).
     """
     page = slot >> fact(facts, PAGE_SHIFT)
     offset = slot & (fact(facts, PAGE_LEN) - 1)
@@ -200,7 +204,7 @@ def _lead_across(
         other = _lane_at(region, facts, page, row, moving & ~tail & (step == 0))
         is_step = moving & ~tail & ((step > 0) | (other == lane))
         head = load_int32(region + base + row * fact(facts, RECORD_STRIDE), is_step)
-        step = tl.where(is_step, (head & STEP_MASK).to(tl.int64), step)
+        step = tl.where(is_step, step_number(head), step)
         entry = ((offset - back + ROW_BIAS) << ROW_SHIFT) | step | tl.where(was_tail, CUT_BIT, 0)
         tl.store(entry_of(facts, scratch, count, item, burn_in - 1 - lead), entry, mask=is_step)
         rows_before = tl.where(is_step, back, rows_before)
@@ -229,7 +233,7 @@ def resolve_across(
     BY_KEY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """As windows.resolve, of windows that run over ends of episodes."""
+    """Does what windows.resolve does, for windows that run over ends of episodes."""
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot, ready, live = begin_windows(region, facts, scratch, keys, probabilities, count, item, BY_KEY, BLOCK)
     num_steps, episode_step, base, lane, lost, unmapped = _walk_across(

@@ -1,4 +1,4 @@
-"""What resolved windows have once: of transitions all derived columns, of items with a time axis lane and length."""
+"""Derived columns with one value for each item: all of a transition's, and lane and length of other items."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def fill_transition(
     discount: tl.tensor,
     good: tl.tensor,
 ) -> None:
-    """What of a transition was asked for (its address in the job; 0: not asked), where the items are good."""
+    """Writes the derived columns of good transitions that the job needs: those whose address in the job is not 0."""
     if fact(job, REWARD_OUT) != 0:
         if fact(job, REWARD_IS_DOUBLE) != 0:
             tl.store(fact(job, REWARD_OUT).to(tl.pointer_type(tl.float64)) + item, reward, mask=good)
@@ -73,7 +73,7 @@ def fill_transition(
     _put_bool(job, TRUNCATED_OUT, item, (ends >> 1) & 1, good)
     _put_int64(job, EPISODE_STEP_OUT, item, episode_step, good)
     _put_bool(job, FIRST_OUT, item, episode_step == 0, good)
-    # Marks are left alone where nothing of them is asked for: they cost a line of memory an item.
+    # Marks are read only if the job needs them: each costs a cache line for each item.
     if (fact(job, POLICY_VERSION_OUT) | fact(job, STALENESS_OUT)) != 0:
         mark = region + fact(facts, MARKS_OFFSET) + slot * fact(facts, MARK_BYTES)
         version = load_int32(mark + fact(facts, VERSION_AT), good).to(tl.int64) & 0xFFFFFFFF
@@ -92,7 +92,7 @@ def fill_item(
     num_steps: tl.tensor,
     good: tl.tensor,
 ) -> None:
-    """The same of what all items have once, with a time axis or without."""
+    """Writes the derived columns that all items have once, with or without a time axis: num_steps and lane."""
     _put_int64(job, NUM_STEPS_OUT, item, num_steps, good)
     if fact(job, LANE_OUT) != 0:
         record = page_record(region, facts, slot >> fact(facts, PAGE_SHIFT))

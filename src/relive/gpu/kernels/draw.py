@@ -1,7 +1,7 @@
-"""The weighted draw over the tree of an index, as it lies in the region (rules G1, G2).
+"""The weighted draw over the tree of an index in the region (rules G1, G2).
 
-chain_swaps -> draw_slots -> windows.resolve or take_leaves: the page word is noted before the leaf is read, and the
-mass that counts is that leaf's; what the descent saw of it does not.
+Launches: chain_swaps -> draw_slots -> windows.resolve or take_leaves. The page word is noted before the leaf is read
+again, and the mass of that later read counts. The mass that the descent saw does not count.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from relive.gpu.kernels.facts import (
     TREE_OFFSET,
     fact,
 )
+from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import (
     ARGUMENTS,
     READY,
@@ -28,6 +29,7 @@ from relive.gpu.kernels.words import (
     WORD,
     begin_round,
     field,
+    generation_of,
     is_used,
     load_float64,
     load_page_word,
@@ -40,34 +42,35 @@ __all__ = ["chain_swaps", "draw_slots", "strata_of", "take", "take_leaves"]
 
 @triton.jit
 def _mix(z: tl.tensor) -> tl.tensor:
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    return z ^ (z >> 31)
+    """The finaliser of SplitMix64."""
+    z = (z ^ (z >> FORMAT.value.first_shift)) * FORMAT.value.first_factor
+    z = (z ^ (z >> FORMAT.value.second_shift)) * FORMAT.value.second_factor
+    return z ^ (z >> FORMAT.value.third_shift)
 
 
 @triton.jit
 def _bits(base: tl.tensor, number: tl.tensor) -> tl.tensor:
-    return _mix(base.to(tl.uint64) + (number.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15)
+    return _mix(base.to(tl.uint64) + (number.to(tl.uint64) + 1) * FORMAT.value.golden)
 
 
 @triton.jit
 def _uniform(base: tl.tensor, number: tl.tensor) -> tl.tensor:
-    """The number-th of a call, in [0, 1), a multiple of 2^-53."""
+    """The number-th random number of a call, in [0, 1), a multiple of 2^-53."""
     return (_bits(base, number) >> 11).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit
 def _swapped_with(base: tl.tensor, step: tl.tensor) -> tl.tensor:
-    """The row, at most `step`, that the step-th swap of the core's shuffle exchanges row `step` with; int32."""
+    """The row, at most `step`, with which the core's shuffle swaps row `step`; int32."""
     number = step.to(tl.uint64)
-    return (((_bits(base, number + 0x10000000000) >> 32) * (number + 1)) >> 32).to(tl.int32)
+    return (((_bits(base, number + FORMAT.value.permutation_from) >> 32) * (number + 1)) >> 32).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)
 def chain_swaps(chains: tl.int64, count: tl.int32, base: tl.uint64, BLOCK: tl.constexpr) -> None:
-    """Lists the swaps of a call's shuffle by the row they exchange theirs with; one program.
+    """Lists the swaps of a call's shuffle by the row that each step swaps its own row with; one program.
 
-    chains: int32[2, count], the first swap of each row's list (-1: none) and the next one in the list of each swap.
+    chains: int32[2, count]: the first swap in the list of each row (-1: none), and the swap after each swap.
     """
     heads = chains.to(tl.pointer_type(tl.int32))
     for start in range(0, count, BLOCK):
@@ -84,11 +87,12 @@ def chain_swaps(chains: tl.int64, count: tl.int32, base: tl.uint64, BLOCK: tl.co
 def strata_of(
     chains: tl.tensor, count: tl.tensor, base: tl.tensor, item: tl.tensor, wanted: tl.tensor, BLOCK: tl.constexpr
 ) -> tl.tensor:
-    """The stratum of each row: where the core's shuffle puts the row's number, without running it.
+    """The stratum of each row: the place where the core's shuffle puts the row's number, found without the shuffle.
 
-    Swaps go from the last step to step 0. A number that lies at `place` before step `until` stays there until the
-    largest earlier step that swaps with `place`, which puts it where it ends; where there is none it is moved by step
-    `place`, and the question is asked anew from there. Two places a number are looked at in the mean.
+    The shuffle's swaps go from the last step down to step 0. Take a number that is at `place` before step `until`. The
+    largest step below `until` that swaps with `place` moves the number to its final place, the row of that step. If
+    there is no such step, step `place` moves the number, and the search goes on from its new place. A search looks at
+    two places on average.
     """
     heads = chains.to(tl.pointer_type(tl.int32))
     place = item
@@ -110,7 +114,7 @@ def strata_of(
 
 @triton.jit
 def _load_mass(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Masses of the descent. Not volatile: the eight children share a cache line, and a stale one costs a redraw."""
+    """Masses of the descent. Not volatile: eight children share a cache line, and a stale mass only costs a redraw."""
     return tl.load(address.to(tl.pointer_type(tl.float64)), mask=mask, other=0.0, cache_modifier=".ca")
 
 
@@ -127,21 +131,24 @@ def draw_slots(
     is_first: tl.int32,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Slot and page word of each wanted item; slot -1, and WANTED still, where its point lies behind the last leaf.
+    """Draws the slot of each wanted item, and notes its page word. Past the last leaf: slot -1, and WANTED again.
 
-    Each item is drawn in its own of `count` equal parts of the total, or at points[item] where their address is not 0.
-    Children are summed from left to right as their parent was, so only children with point < running sum are taken,
-    and a child without mass never is. shuffle, base: where the random numbers of the call and of this attempt start.
+    The total is divided into `count` equal strata, and each item is drawn in one of them, or at points[item] if the
+    address `points` is not 0. Children are summed from left to right, as their parent was. A child is taken only if
+    point < running sum, so a child without mass is never taken. shuffle, base: states of the random numbers of the call
+    and of this attempt.
     """
     begin_round(scratch)
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wanted = still_wanted(scratch, count, item, item < count, is_first)
     tree = region + fact(facts, TREE_OFFSET)
+    FANOUT: tl.constexpr = FORMAT.value.fanout
+    NODE_BYTES: tl.constexpr = FORMAT.value.node_bytes
     levels = facts.to(tl.pointer_type(tl.int64)) + FIRST_LEVEL + fact(facts, NUM_LEVELS) - 1
-    top = tree + tl.load(levels) * 8 + item.to(tl.int64) * 0
+    top = tree + tl.load(levels) * NODE_BYTES + item.to(tl.int64) * 0
     total = _load_mass(top, wanted)
-    for k in tl.static_range(1, 8):
-        total += _load_mass(top + k * 8, wanted)
+    for k in tl.static_range(1, FANOUT):
+        total += _load_mass(top + k * NODE_BYTES, wanted)
     rest = tl.full([BLOCK], 0.0, tl.float64)
     if points != 0:
         rest = tl.load(points.to(tl.pointer_type(tl.float64)) + item, mask=wanted, other=0.0)
@@ -151,19 +158,19 @@ def draw_slots(
     slot = tl.full([BLOCK], 0, tl.int64)
     found = wanted
     for level in range(fact(facts, NUM_LEVELS)):
-        group = tree + (tl.load(levels - level) + slot * 8) * 8
+        group = tree + (tl.load(levels - level) + slot * FANOUT) * NODE_BYTES
         running = tl.full([BLOCK], 0.0, tl.float64)
         below = tl.full([BLOCK], 0.0, tl.float64)
         child = tl.full([BLOCK], 0, tl.int64)
-        for k in tl.static_range(8):
-            mass = _load_mass(group + k * 8, found)
+        for k in tl.static_range(FANOUT):
+            mass = _load_mass(group + k * NODE_BYTES, found)
             running = mass if k == 0 else running + mass
             behind = running <= rest
             child += behind.to(tl.int64)
             below = tl.where(behind, running, below)
-        found = found & (child < 8)
+        found = found & (child < FANOUT)
         rest = rest - below
-        slot = tl.where(found, slot * 8 + child, 0)
+        slot = tl.where(found, slot * FANOUT + child, 0)
     word = load_page_word(region, facts, slot >> fact(facts, PAGE_SHIFT), found)
     tl.store(field(scratch, count, SLOT) + item, tl.where(found, slot, -1), mask=wanted)
     tl.store(field(scratch, count, WORD) + item, word, mask=wanted)
@@ -183,13 +190,14 @@ def take(
     ready: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Which of the drawn items have a mass now; their keys int64[count] and probabilities float64[count]."""
+    """Whether each drawn item has a mass now. Writes keys int64[count] and probabilities float64[count] of those."""
     slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
     word = tl.load(field(scratch, count, WORD) + item, mask=ready, other=0)
     total = tl.load(real_field(scratch, count, TOTAL) + item, mask=ready, other=1.0)
-    mass = load_float64(region + fact(facts, TREE_OFFSET) + slot * 8, ready)
+    mass = load_float64(region + fact(facts, TREE_OFFSET) + slot * FORMAT.value.node_bytes, ready)
     good = ready & (mass > 0.0)
-    key = (fact(facts, SHARD) << 51) | ((word >> 18) << fact(facts, SLOT_BITS)) | slot
+    generation = generation_of(word) << fact(facts, SLOT_BITS)
+    key = (fact(facts, SHARD) << FORMAT.value.leaf_bits) | generation | slot
     one = tl.full([BLOCK], 1.0, tl.float64)
     tl.store(keys.to(tl.pointer_type(tl.int64)) + item, key, mask=good)
     tl.store(probabilities.to(tl.pointer_type(tl.float64)) + item, tl.minimum(one, mass * (one / total)), mask=good)
@@ -206,7 +214,7 @@ def take_leaves(
     count: tl.int32,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Of a draw whose rows nobody asks for: keys and probabilities; WANTED again without mass."""
+    """Ends a draw without rows: writes keys and probabilities. An item without mass is WANTED again."""
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     states = field(scratch, count, STATE) + item
     ready = tl.load(states, mask=item < count, other=0) == READY

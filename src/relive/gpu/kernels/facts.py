@@ -1,7 +1,7 @@
 """The facts of a region and an index, and the job of a call, as kernels read them: words of int64 arrays on the device.
 
-Not constants of the kernels: so a table of another capacity, page length, reach or other columns runs what was compiled
-for the first.
+The facts are no constants of the kernels. So tables with another capacity, page length, reach or other columns share
+the compiled code.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _job(name: str) -> tl.constexpr:
     return tl.constexpr(JOB_NAMES.index(name))
 
 
-# Where each derived column goes; 0: it is not asked for.
+# The address of each derived column; 0: the job does not need the column.
 REWARD_OUT = _job("reward")
 DISCOUNT_OUT = _job("discount")
 TERMINATED_OUT = _job("terminated")
@@ -98,7 +98,7 @@ def _column(name: str) -> tl.constexpr:
     return tl.constexpr(COLUMN_NAMES.index(name))
 
 
-# Of one column of the job.
+# The words of one column of the job.
 OUT = _column("out")
 OFFSET = _column("offset")
 STRIDE = _column("stride")
@@ -115,11 +115,11 @@ COLUMN_WORDS = tl.constexpr(len(COLUMN_NAMES))
 
 @triton.jit
 def fact(facts: tl.tensor, which: tl.constexpr) -> tl.tensor:
-    """One word of the facts, of a job or of one of its columns."""
+    """Reads one word of the facts, of a job, or of a job's column."""
     return tl.load(facts.to(tl.pointer_type(tl.int64)) + which)
 
 
 @triton.jit
 def real_fact(facts: tl.tensor, which: tl.constexpr) -> tl.tensor:
-    """One word of the facts that holds a float64."""
+    """Reads one word of the facts that is a float64."""
     return tl.load(facts.to(tl.pointer_type(tl.float64)) + which)

@@ -1,6 +1,6 @@
-"""Where rows of items lie: in the arrays of a batch, and in the windows they are taken from.
+"""Places of an item's rows: in the arrays of a batch, and in the item's window.
 
-A place is a number of a row in an output that has one row for each of an item's: [B, T], [T, B] or, end to end, [rows].
+A place is the number of a row in an output with one row for each row of an item: [B, T], [T, B] or, ragged, [rows].
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from relive.gpu.kernels.facts import (
     TIME_MAJOR,
     fact,
 )
+from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import LEAD, RUN_PAGES, field
 
 __all__ = ["entry_of", "item_of", "lead_of", "rows_in_front", "step_of"]
 
-# An entry of a window that runs over ends: its step's row, counted from row 0 of the item's page; whether a tail stands
-# behind it; its number in its episode.
-STEP_MASK = tl.constexpr(0x0FFFFFFF)
+# An entry of a window that runs over ends has three parts: the row of its step, counted from row 0 of the item's page;
+# whether a tail follows; the number of the step in its episode.
+STEP_MASK = tl.constexpr(FORMAT.value.step_mask)
 CUT_BIT = tl.constexpr(1 << 29)
 ROW_SHIFT = tl.constexpr(30)
 ROW_BIAS = tl.constexpr(1 << 30)
@@ -35,7 +36,7 @@ ROW_BIAS = tl.constexpr(1 << 30)
 def item_of(
     facts: tl.tensor, job: tl.tensor, count: tl.tensor, place: tl.tensor, inside: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """(item, time) of each place. End to end an item is found by halving the offsets, where those before it begin."""
+    """(item, time) of each place. A ragged item is found by a binary search of the offsets."""
     offsets = fact(job, OFFSETS).to(tl.pointer_type(tl.int64))
     item, time = place, place * 0
     if fact(job, OFFSETS) != 0:
@@ -60,7 +61,7 @@ def item_of(
 
 @triton.jit
 def rows_in_front(facts: tl.tensor, job: tl.tensor, num_rows: tl.tensor, lead: tl.tensor) -> tl.tensor:
-    """Rows of padding before windows of num_rows rows, of which lead stand before the item's own."""
+    """Rows of padding before windows of num_rows rows. lead: rows of the window before the item's own step."""
     burn_in = fact(facts, BURN_IN)
     left = fact(facts, PADS_LEFT) * (burn_in + fact(facts, MOST_STEPS) - num_rows)
     right = (1 - fact(facts, PADS_LEFT)) * (burn_in - lead)
@@ -69,7 +70,7 @@ def rows_in_front(facts: tl.tensor, job: tl.tensor, num_rows: tl.tensor, lead: t
 
 @triton.jit
 def entry_of(facts: tl.tensor, scratch: tl.tensor, count: tl.tensor, item: tl.tensor, which: tl.tensor) -> tl.tensor:
-    """Where the entries of steps are: the item's own is number BURN_IN of its window."""
+    """The address of a step's entry. The item's own step is number BURN_IN of its window."""
     return field(scratch, count, RUN_PAGES + 3 * fact(facts, NUM_WINDOW_PAGES) + which) + item
 
 
@@ -77,7 +78,7 @@ def entry_of(facts: tl.tensor, scratch: tl.tensor, count: tl.tensor, item: tl.te
 def lead_of(
     facts: tl.tensor, scratch: tl.tensor, count: tl.tensor, item: tl.tensor, at_item: tl.tensor, mask: tl.tensor
 ) -> tl.tensor:
-    """Steps of each window before the item's own, which is number at_item of its episode."""
+    """Steps of each window before the item's own step. at_item: number of the own step in its episode."""
     lead = tl.minimum(at_item, fact(facts, BURN_IN))
     if fact(facts, CROSSES) != 0:
         lead = tl.load(field(scratch, count, LEAD) + item, mask=mask, other=0)
@@ -98,7 +99,7 @@ def step_of(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Step number `along` of each window: (row from row 0 of the item's page, number in its episode, 1 if it is cut).
 
-    Of windows of one episode nothing is said of cuts: only their last step may be.
+    For windows inside one episode the last part is always 0: only their last step can be cut, see IS_CUT.
     """
     row = (slot & (fact(facts, PAGE_LEN) - 1)) - lead + along
     episode_step = at_item - lead + along

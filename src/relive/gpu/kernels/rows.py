@@ -31,6 +31,7 @@ from relive.gpu.kernels.facts import (
     fact,
 )
 from relive.gpu.kernels.places import item_of, lead_of, rows_in_front, step_of
+from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import (
     ARGUMENTS,
     EPISODE_STEP,
@@ -47,8 +48,6 @@ from relive.gpu.kernels.words import (
 
 __all__ = ["copy_columns"]
 
-CELL_WORD = tl.constexpr(4)  # where the number of a row's start cell stands in its record
-
 
 @triton.jit
 def _copy_units(
@@ -63,13 +62,14 @@ def _copy_units(
     BYTES: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """BLOCK units of one column. Frames newest last; before the episode's first that frame again, or zeros.
+    """Copies BLOCK units of one column.
 
-    Padding of a time axis is zero, but of states in front of the rows it is the first of them. A start cell that the
-    device does not see, or that its row does not name any more, makes the item wanted again.
+    The newest frame of a stack is last. Before the episode's first frame a stack repeats that frame, or has zeros.
+    Padding of a time axis is zero. The exception is a state column: padding before its rows repeats the first row. If
+    the device cannot see a start cell, or the row no longer names the cell, the item is WANTED again.
 
-    Rows are read volatile: a draw may find an item that was published after the launch, in a frame whose old bytes a
-    cache still holds.
+    Rows are read by volatile loads. A draw may find an item that was published after the launch, in a frame whose old
+    bytes are still in a cache.
     """
     unit = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     units = fact(column, NUM_BYTES) // BYTES
@@ -87,7 +87,7 @@ def _copy_units(
     ahead = tl.load(field(scratch, count, NUM_STEPS) + item, mask=ready, other=0)
     at_item = tl.load(field(scratch, count, EPISODE_STEP) + item, mask=ready, other=0)
     lead = lead_of(facts, scratch, count, item, at_item, ready)
-    along = item * 0  # the window's row
+    along = item * 0  # the row of the window
     shown = ready
     if fact(column, IS_TIMED) != 0:
         num_rows = tl.load(field(scratch, count, NUM_ROWS) + item, mask=ready, other=0)
@@ -103,14 +103,15 @@ def _copy_units(
     shown = shown & (back <= before + (1 - fact(column, PADS_ZEROS)) * stack)
     row = newest - tl.minimum(before, back)
     run = (row >> fact(facts, PAGE_SHIFT)) + fact(facts, PAGES_BEFORE)
-    if fact(facts, CROSSES) != 0:  # what says how far stacks reach was read row by row, and may be torn
+    if fact(facts, CROSSES) != 0:  # the reach of stacks was read row by row, and may be torn
         shown = shown & (tl.load(field(scratch, count, RUN_PAGES + run) + item, mask=shown, other=-1) >= 0)
     bases = field(scratch, count, RUN_PAGES + 2 * fact(facts, NUM_WINDOW_PAGES) + run)
     base = tl.load(bases + item, mask=shown, other=0)
     row = row & (fact(facts, PAGE_LEN) - 1)
     start = base + row * fact(column, STRIDE)
     if fact(column, IS_CELL) != 0:
-        word = load_int32(region + base + row * fact(facts, RECORD_STRIDE) + CELL_WORD, shown)
+        record = region + base + row * fact(facts, RECORD_STRIDE)
+        word = load_int32(record + FORMAT.value.cell_number_at, shown)
         cell = word.to(tl.int64) & 0xFFFFFFFF
         seen = shown & (cell < mapped_cells)
         tl.store(field(scratch, count, STATE) + item, (item * 0 + WANTED).to(tl.int64), mask=shown & ~seen)
@@ -142,10 +143,10 @@ def copy_columns(
     mapped_cells: tl.int64,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Columns first, first + 1, ... of the job, one a second coordinate of the grid: BLOCK units of it a program.
+    """Copies columns of the job: column `first` + second coordinate of the grid. A program copies BLOCK units.
 
-    An output lies in one piece, so its units are numbered through and each finds its own item and row. A unit is the
-    widest that all rows of the column are made of: 16 bytes, 4 or 1.
+    An output is contiguous, so its units have numbers, and each unit finds its item and row from its number. The unit
+    is the widest that divides all rows of the column: 16, 4 or 1 bytes.
     """
     column = job + (FIRST_COLUMN + (first + tl.program_id(1)) * COLUMN_WORDS) * 8
     bytes_a_unit = fact(column, UNIT_BYTES)

@@ -1,4 +1,4 @@
-"""The derived columns of items with a time axis: one value a row, and the versions of all of an item's rows."""
+"""The derived columns of items with a time axis: one value for each row, and policy versions over all rows."""
 
 from __future__ import annotations
 
@@ -46,8 +46,12 @@ from relive.gpu.kernels.words import (
     SLOT,
     STATE,
     field,
+    has_discount,
+    is_terminated,
+    is_truncated,
     load_float32,
     load_int32,
+    step_number,
 )
 
 __all__ = ["fill_rows", "fill_versions"]
@@ -63,7 +67,7 @@ def _put_bool(job: tl.tensor, which: tl.constexpr, place: tl.tensor, value: tl.t
 def _page_and_base(
     facts: tl.tensor, scratch: tl.tensor, count: tl.tensor, item: tl.tensor, row: tl.tensor, mask: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The page of each row of a window, and the bytes from the region's start to its frame."""
+    """(page of each row of a window, bytes from the region's start to that page's frame)."""
     run = (row >> fact(facts, PAGE_SHIFT)) + fact(facts, PAGES_BEFORE)
     pages = fact(facts, NUM_WINDOW_PAGES)
     page = tl.load(field(scratch, count, RUN_PAGES + run) + item, mask=mask, other=0)
@@ -86,7 +90,7 @@ def fill_rows(
     count: tl.int32,
     BLOCK: tl.constexpr,
 ) -> None:
-    """BLOCK rows of every derived column that has one value a row (its address in the job; 0: not asked for)."""
+    """Writes BLOCK rows of the derived columns with one value for each row, if their address in the job is not 0."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < fact(job, NUM_PLACES)
     item, time = item_of(facts, job, count, place, inside)
@@ -102,24 +106,24 @@ def fill_rows(
     page, base = _page_and_base(facts, scratch, count, item, row, is_step)
     frame = region + base + (row & (fact(facts, PAGE_LEN) - 1)) * fact(facts, RECORD_STRIDE)
     head = load_int32(frame, is_step)
-    episode_step = (head & 0x0FFFFFFF).to(tl.int64)
+    episode_step = step_number(head)
     _put_bool(job, MASK_OUT, place, is_step, ready)
     is_loss = is_step & (along >= lead) & (along < lead + fact(facts, LENGTH))
     _put_bool(job, LOSS_MASK_OUT, place, is_loss, ready)
     _put_bool(job, FIRST_OUT, place, is_step & (episode_step == 0), ready)
-    _put_bool(job, TERMINATED_OUT, place, is_step & (head < 0), ready)
+    _put_bool(job, TERMINATED_OUT, place, is_step & is_terminated(head), ready)
     if fact(job, EPISODE_STEP_OUT) != 0:
         out = fact(job, EPISODE_STEP_OUT).to(tl.pointer_type(tl.int64))
         tl.store(out + place, tl.where(is_step, episode_step, 0), mask=ready)
     if fact(job, TRUNCATED_OUT) != 0:
         if fact(facts, CROSSES) == 0:
             is_cut = tl.load(field(scratch, count, IS_CUT) + item, mask=is_step & (along == num_steps - 1), other=0)
-        is_end = ((is_cut != 0) & (head >= 0)) | ((head & 0x40000000) != 0)
+        is_end = ((is_cut != 0) & ~is_terminated(head)) | is_truncated(head)
         _put_bool(job, TRUNCATED_OUT, place, is_step & is_end, ready)
     if fact(job, DISCOUNT_OUT) != 0:
-        has_own = (head & 0x20000000) != 0
+        has_own = has_discount(head)
         own = load_float32(_mark_at(region, facts, page, row) + fact(facts, DISCOUNT_AT), is_step & has_own)
-        own = tl.where(has_own, own, tl.where(head < 0, 0.0, 1.0))
+        own = tl.where(has_own, own, tl.where(is_terminated(head), 0.0, 1.0))
         discount = (real_fact(facts, GAMMA_BITS) * own.to(tl.float64)).to(tl.float32)
         out = fact(job, DISCOUNT_OUT).to(tl.pointer_type(tl.float32))
         tl.store(out + place, tl.where(is_step, discount, 0.0), mask=ready)
@@ -135,7 +139,10 @@ def fill_versions(
     ITEMS: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """The lowest and the highest policy version of each item's steps, and how far the lowest is behind the table's."""
+    """Writes the lowest and the highest policy version of each item's steps, and the staleness.
+
+    staleness = the table's policy version - the lowest version
+    """
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     ready = tl.load(field(scratch, count, STATE) + item, mask=item < count, other=0) == READY
     slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)

@@ -1,7 +1,7 @@
-"""From keys to windows: which rows an item needs, and whether its pages are still what they were (rules G2 to G4).
+"""From keys to windows: the rows that an item needs, and whether the item's pages have changed (rules G2 to G4).
 
-Launches, one after the other on one stream: note_words (of keys; draw.draw_slots of a draw) -> resolve -> the copies of
-rows.py -> recheck. Each item is one lane of a block. A window goes over as many pages as it needs, a link at a time.
+Launches, in order on one stream: note_words (of keys; draw.draw_slots for a draw) -> resolve -> the copies of rows.py
+-> recheck. Each item is one lane of a block. A window spans as many pages as it needs, found link by link.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from relive.gpu.kernels.facts import (
     fact,
     real_fact,
 )
+from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import (
     ARGUMENTS,
     EPISODE_STEP,
@@ -60,7 +61,11 @@ from relive.gpu.kernels.words import (
     field,
     follow,
     frame_base,
+    generation_of,
+    has_discount,
     is_tail,
+    is_terminated,
+    is_truncated,
     is_used,
     load_float32,
     load_float64,
@@ -69,6 +74,7 @@ from relive.gpu.kernels.words import (
     load_uint16,
     note_run,
     step_end,
+    step_number,
     still_wanted,
 )
 
@@ -85,16 +91,18 @@ def note_words(
     is_first: tl.int32,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Slot and page word of each wanted key, int64[count]; GONE where they are not of one generation."""
+    """Notes slot and page word of each wanted key, int64[count]. GONE: key and page are of different generations."""
     begin_round(scratch)
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wanted = still_wanted(scratch, count, item, item < count, is_first)
     key = tl.load(keys.to(tl.pointer_type(tl.int64)) + item, mask=wanted, other=0)
     slot = key & fact(facts, SLOT_MASK)
     page = slot >> fact(facts, PAGE_SHIFT)
-    own = wanted & (key >= 0) & (page < fact(facts, NUM_PAGES)) & ((key >> 51) == fact(facts, SHARD))
+    own = wanted & (key >= 0) & (page < fact(facts, NUM_PAGES))
+    own = own & ((key >> FORMAT.value.leaf_bits) == fact(facts, SHARD))
     word = load_page_word(region, facts, page, own)
-    good = own & is_used(word) & ((word >> 18) == ((key & ((1 << 51) - 1)) >> fact(facts, SLOT_BITS)))
+    generation = (key & FORMAT.value.leaf_mask) >> fact(facts, SLOT_BITS)
+    good = own & is_used(word) & (generation_of(word) == generation)
     tl.store(field(scratch, count, SLOT) + item, slot, mask=good)
     tl.store(field(scratch, count, WORD) + item, word, mask=good)
     tl.store(field(scratch, count, STATE) + item, tl.where(good, READY, GONE).to(tl.int64), mask=wanted)
@@ -112,7 +120,7 @@ def begin_windows(
     BY_KEY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """(slot, whether it is of this round, whether it lives) of each item; no page is noted of those yet."""
+    """(slot, whether the item is of this round, whether it is live) of each item. Clears the noted pages of those."""
     ready = tl.load(field(scratch, count, STATE) + item, mask=item < count, other=0) == READY
     slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
     if BY_KEY:
@@ -136,7 +144,7 @@ def settle_windows(
     BY_KEY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """What is no window in this round: GONE, LOST or WANTED by key, drawn again otherwise."""
+    """Sets the state of items without a window in this round: by key GONE, LOST or WANTED; of a draw WANTED."""
     if BY_KEY:
         state = tl.where(live, tl.where(unmapped, WANTED, LOST), GONE).to(tl.int64)
     else:
@@ -146,9 +154,9 @@ def settle_windows(
 
 @triton.jit
 def _is_item(region: tl.tensor, facts: tl.tensor, slot: tl.tensor, ready: tl.tensor) -> tl.tensor:
-    """Whether a slot of a page of the key's generation holds an item that was published and has not ended."""
-    state = load_uint16(region + fact(facts, STATES_OFFSET) + slot * 2, ready)
-    return ready & (state <= 0xFFF9)
+    """Whether the leaf of each slot is an item that was published and has not ended. The page is the key's."""
+    state = load_uint16(region + fact(facts, STATES_OFFSET) + slot * FORMAT.value.leaf_state_bytes, ready)
+    return ready & (state <= FORMAT.value.most_uses)
 
 
 @triton.jit
@@ -175,11 +183,12 @@ def _walk_ahead(
     mapped_frames: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Walks windows up to their most steps or to the end of the episode, and finds the row after where it is needed.
+    """Walks windows to their most steps or to the episode's end, and finds the next row if the job needs it.
 
-    -> (num_steps, episode_step, ends, reward, discount, a row is lost, a frame is not mapped). ends: bit 0 terminated,
-    1 truncated, 2 by the tail behind the last step. An end is a mark in a row or a tail, never a row that is missing
-    (rule W1). Sums run in float64 and in the order of the C++ walk, without fused multiply-adds: the same bits.
+    -> (num_steps, episode_step, ends, reward, discount, whether a row is lost, whether a frame is not mapped).
+    ends: bit 0: terminated; bit 1: truncated; bit 2: truncated by the tail after the last step. An end is a bit of a
+    row or a tail, never a missing row (rule W1). Sums are float64, in the order of the C++ walk and without fused
+    multiply-adds, so they have the same bits.
     """
     last_row = fact(facts, PAGE_LEN) - 1
     page = slot >> fact(facts, PAGE_SHIFT)
@@ -228,17 +237,17 @@ def _walk_ahead(
 
         frame = region + base
         head = load_int32(frame + row * fact(facts, RECORD_STRIDE), is_step)
-        has_own = (head & 0x20000000) != 0
+        has_own = has_discount(head)
         mark = region + fact(facts, MARKS_OFFSET) + (page * fact(facts, PAGE_LEN) + row) * fact(facts, MARK_BYTES)
         own = load_float32(mark + fact(facts, DISCOUNT_AT), is_step & has_own)
-        discount = tl.where(has_own, own, tl.where(head < 0, 0.0, 1.0)).to(tl.float64)
-        episode_step = tl.where(is_step & is_first, (head & 0x0FFFFFFF).to(tl.int64), episode_step)
+        discount = tl.where(has_own, own, tl.where(is_terminated(head), 0.0, 1.0)).to(tl.float64)
+        episode_step = tl.where(is_step & is_first, step_number(head), episode_step)
         if fact(job, REWARD_OFFSET) >= 0:
             reward = _load_reward(job, frame, row, is_step, BLOCK)
             reward_sum = tl.where(is_step, reward_sum + product * reward, reward_sum)
         product = tl.where(is_step, product * (gamma * discount), product)
         num_steps = num_steps + is_step.to(tl.int64)
-        bits = (tl.where(head < 0, 1, 0) | ((head >> 29) & 2)).to(tl.int64)
+        bits = (tl.where(is_terminated(head), 1, 0) | tl.where(is_truncated(head), 2, 0)).to(tl.int64)
         ends = tl.where(is_step, bits, ends)
         goes_on = ((at + 1 < last_at) & ((bits == 0) | has_state)) | ((at + 1 >= last_at) & looks_behind)
         moving = is_step & goes_on
@@ -261,7 +270,7 @@ def _walk_back(
     mapped_frames: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Finds the pages that burn-in and stacks reach back to: (a page is lost, a frame is not mapped)."""
+    """Finds the earlier pages of burn-in and stacks: (whether a page is lost, whether a frame is not mapped)."""
     page = slot >> fact(facts, PAGE_SHIFT)
     reach = tl.minimum(episode_step, fact(job, ROWS_BEFORE)) - (slot & (fact(facts, PAGE_LEN) - 1))
     lost = tl.full([BLOCK], 0, tl.int1)
@@ -291,11 +300,11 @@ def resolve(
     BY_KEY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Whether each item lives, the pages and rows of its window, and the derived columns that the job asks for.
+    """Finds whether each item is live, and the pages and rows of its window. Writes the derived columns of the job.
 
-    BY_KEY: the state of a key's leaf is read; otherwise keys and probabilities of what was drawn are written. A window
-    of which a page is lost is LOST by key, until recheck() says whether the rows that led there held still, and drawn
-    again otherwise: it is never shortened.
+    BY_KEY: the state of a key's leaf is read. Otherwise keys and probabilities of drawn items are written. A window
+    with a lost page is never shortened: an item of a draw is drawn again, and an item by key is LOST until recheck()
+    tells whether the rows that led to the page have changed.
     """
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot, ready, live = begin_windows(region, facts, scratch, keys, probabilities, count, item, BY_KEY, BLOCK)
@@ -334,10 +343,10 @@ def recheck(
     ONLY_GENERATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """PRESENT where every page a window touched is what it was, else WANTED. Launched after all copies are done.
+    """Sets PRESENT if no page of a window has changed, else WANTED. Launched after all copies.
 
-    State bits are ignored (OPEN -> CLOSED is harmless). ONLY_GENERATION: no bytes were read, moves are ignored too.
-    Counts the items that are wanted and gone. present: where bool[count] goes, or 0.
+    State bits are ignored (OPEN -> CLOSED is harmless). ONLY_GENERATION: no rows were read, so moves are ignored too.
+    Counts the items that are WANTED and GONE. present: the address of bool[count], or 0.
     """
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     states = field(scratch, count, STATE) + item
@@ -346,7 +355,7 @@ def recheck(
     if ONLY_GENERATION:
         page = tl.load(field(scratch, count, SLOT) + item, mask=read, other=0) >> fact(facts, PAGE_SHIFT)
         word = tl.load(field(scratch, count, WORD) + item, mask=read, other=0)
-        changed = read & ((load_page_word(region, facts, page, read) >> 18) != (word >> 18))
+        changed = read & (generation_of(load_page_word(region, facts, page, read)) != generation_of(word))
     else:
         changed = tl.full([BLOCK], 0, tl.int1)
         pages = fact(facts, NUM_WINDOW_PAGES)
@@ -354,7 +363,9 @@ def recheck(
             page = tl.load(field(scratch, count, RUN_PAGES + run) + item, mask=read, other=-1)
             touched = read & (page >= 0)
             word = tl.load(field(scratch, count, RUN_PAGES + pages + run) + item, mask=touched, other=0)
-            changed = changed | (touched & ((load_page_word(region, facts, page, touched) >> 2) != (word >> 2)))
+            now = load_page_word(region, facts, page, touched)
+            moved = (now >> FORMAT.value.state_bits) != (word >> FORMAT.value.state_bits)
+            changed = changed | (touched & moved)
     settled = tl.where(state == READY, PRESENT, GONE)
     state = tl.where(changed, WANTED, tl.where(read, settled, state)).to(tl.int64)
     tl.store(states, state, mask=item < count)

@@ -1,12 +1,12 @@
-"""What all kernels share: typed loads, page words, links between pages, and the cells of a call's scratch.
+"""Functions that all kernels share: typed loads, page words, links between pages, and the cells of a call's scratch.
 
-Addresses come in as int64 numbers, not as tensors. Triton's interpreter copies every tensor argument's storage to the
-host and back after the launch: over a region that others write to, the copy back would undo their writes. On a CUDA
-device the address of registered host memory is the device's own.
+Kernels take addresses as int64 numbers, not as tensors. Triton's interpreter copies the storage of every tensor
+argument to the host, and back after the launch. Writers write to a region meanwhile, and the copy back would undo their
+writes. On a CUDA device, registered host memory has the same address as on the host.
 
-Order: whatever must be read before something else is read in an earlier launch on the same stream (rules G2, G4), or
-decides the mask of the later load (G3, D6, A1). Whatever writers may change meanwhile, words and rows, is read
-volatile: PTX has no weaker load that may meet another processor's store without being a race.
+Order of reads: a word that must be read first is read in an earlier launch on the same stream (rules G2, G4), or
+decides the mask of the later load (rules G3, D6, A1). Words and rows, which writers may change during the read, are
+read by volatile loads. PTX has no weaker load that may meet another processor's store without a race.
 """
 
 from __future__ import annotations
@@ -33,36 +33,37 @@ from relive.gpu.kernels.facts import (
     WORDS_OFFSET,
     fact,
 )
+from relive.gpu.kernels.region_format import FORMAT
 
 __all__: list[str] = []
 
-# What kernels are called with beside constants. Triton would compile anew for a value that is 1 or a multiple of 16.
+# The arguments of kernels that are no constants. Triton would compile again for a value of 1 or a multiple of 16.
 ARGUMENTS = ["region", "facts", "job", "scratch", "keys", "probabilities", "present", "count", "is_first"]
 ARGUMENTS += ["mapped_frames", "mapped_cells", "chains", "points", "shuffle", "base", "first"]
 
 # The state of an item during a call.
 GONE = tl.constexpr(0)
 PRESENT = tl.constexpr(1)
-WANTED = tl.constexpr(2)  # not read yet, or changed while it was
-READY = tl.constexpr(3)  # in this round so far
-LOST = tl.constexpr(4)  # in this round: a page that its window needs is not there
+WANTED = tl.constexpr(2)  # not read yet, or changed during the read
+READY = tl.constexpr(3)  # in this round, no fault so far
+LOST = tl.constexpr(4)  # in this round, a page of its window was not there
 
-# The scratch of a call, 8-byte cells: how many items are wanted and gone after a round, then fields, each
-# [count], one behind the other (TOTAL holds float64), then three for every page that a window may touch, and where
-# windows run over ends of episodes one for every step that a window may have (places.py says what stands in it).
+# The scratch of a call has 8-byte cells, in this order: the numbers of WANTED and GONE items after a round; the fields
+# below, each [count] (TOTAL is float64); three fields for every page that a window may touch; and, if windows run over
+# ends of episodes, one field for every step that a window may have (its content is in places.py).
 NUM_COUNTERS = 2
 STATE = tl.constexpr(0)
 SLOT = tl.constexpr(1)
-WORD = tl.constexpr(2)  # of the item's page, as it was noted first
+WORD = tl.constexpr(2)  # of the item's page, as it was first noted
 NUM_STEPS = tl.constexpr(3)  # from the item's own step on
 EPISODE_STEP = tl.constexpr(4)  # of the item's own step
 TOTAL = tl.constexpr(5)  # mass of the tree at the draw
-NUM_ROWS = tl.constexpr(6)  # of a window: burn-in, steps and the last state where it is shown
-IS_CUT = tl.constexpr(7)  # its last step is an episode's last by the tail behind it, not by its head
-LEAD = tl.constexpr(8)  # steps of a window before the item's own; set where windows run over ends
-RUN_PAGES = tl.constexpr(9)  # of each page that is touched, the earliest first; -1: not touched
+NUM_ROWS = tl.constexpr(6)  # of a window: burn-in, steps and, if the window shows it, the last state
+IS_CUT = tl.constexpr(7)  # whether the tail after the last step ends its episode, and not the head of the step
+LEAD = tl.constexpr(8)  # steps of a window before the item's own; only for windows that run over ends
+RUN_PAGES = tl.constexpr(9)  # the pages of a window, the earliest first; -1: not touched
 NUM_FIELDS = 9
-FIELDS_A_PAGE = 3  # page, word, base: bytes from the region's start to its frame
+FIELDS_A_PAGE = 3  # page; word; base (bytes from the region's start to the page's frame)
 
 
 @triton.jit
@@ -79,7 +80,7 @@ def real_field(scratch: tl.tensor, count: tl.tensor, which: tl.constexpr) -> tl.
 
 @triton.jit
 def begin_round(scratch: tl.tensor) -> None:
-    """Sets the counters of the round to 0; by the first launch of it."""
+    """Sets the counters of the round to 0. Only the first launch of a round calls it."""
     if tl.program_id(0) == 0:
         tl.store(scratch.to(tl.pointer_type(tl.int64)) + tl.arange(0, 2), tl.full([2], 0, tl.int64))
 
@@ -88,52 +89,59 @@ def begin_round(scratch: tl.tensor) -> None:
 def still_wanted(
     scratch: tl.tensor, count: tl.tensor, item: tl.tensor, inside: tl.tensor, is_first: tl.tensor
 ) -> tl.tensor:
-    """Which items this round is to read: all of them in the first one, whose states nobody has set yet."""
-    fresh = is_first + item * 0 != 0  # one truth an item: the interpreter mixes up truths of blocks and of scalars
+    """Whether this round must read each item. The first round reads all items: their states are not set yet."""
+    fresh = is_first + item * 0 != 0  # one bool for each item: the interpreter confuses bools of blocks and scalars
     state = tl.load(field(scratch, count, STATE) + item, mask=inside & ~fresh, other=0)
     return inside & (fresh | (state == WANTED))
 
 
 @triton.jit
 def load_int64(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Words that writers may be changing."""
+    """Loads words that writers may be changing."""
     return tl.load(address.to(tl.pointer_type(tl.int64)), mask=mask, other=0, volatile=True)
 
 
 @triton.jit
 def load_int32(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """As load_int64."""
+    """Loads values that writers may be changing."""
     return tl.load(address.to(tl.pointer_type(tl.int32)), mask=mask, other=0, volatile=True)
 
 
 @triton.jit
 def load_uint16(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """As load_int64; int32 values."""
+    """Loads values that writers may be changing, as int32."""
     return tl.load(address.to(tl.pointer_type(tl.uint16)), mask=mask, other=0, volatile=True).to(tl.int32)
 
 
 @triton.jit
 def load_float32(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """As load_int64."""
+    """Loads values that writers may be changing."""
     return tl.load(address.to(tl.pointer_type(tl.float32)), mask=mask, other=0.0, volatile=True)
 
 
 @triton.jit
 def load_float64(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """As load_int64."""
+    """Loads values that writers may be changing."""
     return tl.load(address.to(tl.pointer_type(tl.float64)), mask=mask, other=0.0, volatile=True)
 
 
 @triton.jit
 def load_page_word(region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """The words of pages: generation << 18 | moves << 2 | state."""
-    return load_int64(region + fact(facts, WORDS_OFFSET) + page * 8, mask)
+    """The words of pages: generation, moves and state, from the highest bit on."""
+    return load_int64(region + fact(facts, WORDS_OFFSET) + page * FORMAT.value.word_bytes, mask)
+
+
+@triton.jit
+def generation_of(word: tl.tensor) -> tl.tensor:
+    """The generation in a page word."""
+    return word >> FORMAT.value.generation_shift
 
 
 @triton.jit
 def is_used(word: tl.tensor) -> tl.tensor:
     """Whether the page is OPEN or CLOSED."""
-    return ((word & 3) == 1) | ((word & 3) == 2)
+    state = word & FORMAT.value.state_mask
+    return (state == FORMAT.value.page_open) | (state == FORMAT.value.page_closed)
 
 
 @triton.jit
@@ -144,16 +152,40 @@ def page_record(region: tl.tensor, facts: tl.tensor, page: tl.tensor) -> tl.tens
 
 @triton.jit
 def is_tail(region: tl.tensor, facts: tl.tensor, page: tl.tensor, row: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Whether rows carry a last state and no step."""
-    number = page * fact(facts, TAIL_WORDS) + (row >> 6)
-    word = load_int64(region + fact(facts, TAILS_OFFSET) + number * 8, mask)
-    return ((word >> (row & 63)) & 1) != 0
+    """Whether each row is a tail: a last state without a step."""
+    number = page * fact(facts, TAIL_WORDS) + (row >> FORMAT.value.tail_row_shift)
+    word = load_int64(region + fact(facts, TAILS_OFFSET) + number * FORMAT.value.tail_word_bytes, mask)
+    return ((word >> (row & FORMAT.value.tail_row_mask)) & 1) != 0
 
 
 @triton.jit
 def step_end(region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """The row behind the last step of each page."""
-    return load_int64(page_record(region, facts, page) + fact(facts, RANGE_AT), mask) >> 32
+    """The row after the last step of each page."""
+    return load_int64(page_record(region, facts, page) + fact(facts, RANGE_AT), mask) >> FORMAT.value.range_end_shift
+
+
+@triton.jit
+def is_terminated(head: tl.tensor) -> tl.tensor:
+    """Whether the step of a row's head terminated its episode."""
+    return (head & FORMAT.value.terminated_bit) != 0
+
+
+@triton.jit
+def is_truncated(head: tl.tensor) -> tl.tensor:
+    """Whether the step of a row's head truncated its episode."""
+    return (head & FORMAT.value.truncated_bit) != 0
+
+
+@triton.jit
+def has_discount(head: tl.tensor) -> tl.tensor:
+    """Whether the mark of a row contains a discount of its own."""
+    return (head & FORMAT.value.discount_bit) != 0
+
+
+@triton.jit
+def step_number(head: tl.tensor) -> tl.tensor:
+    """The number of a row's step in its episode; int64."""
+    return (head & FORMAT.value.step_mask).to(tl.int64)
 
 
 @triton.jit
@@ -161,7 +193,8 @@ def frame_base(
     region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor, mapped_frames: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
     """(bytes from the region's start to the page's frame, whether the device can see it)."""
-    frame = load_int32(region + fact(facts, FRAMES_OFFSET) + page * 4, mask).to(tl.int64)
+    number = region + fact(facts, FRAMES_OFFSET) + page * FORMAT.value.frame_number_bytes
+    frame = load_int32(number, mask).to(tl.int64)
     seen = mask & (frame >= 0) & (frame < mapped_frames)
     slab = fact(facts, SLABS_OFFSET) + (frame >> fact(facts, SLAB_SHIFT)) * fact(facts, SLAB_BYTES)
     return slab + (frame & fact(facts, SLAB_MASK)) * fact(facts, FRAME_BYTES), seen
@@ -171,15 +204,15 @@ def frame_base(
 def follow(
     region: tl.tensor, facts: tl.tensor, page: tl.tensor, which: tl.constexpr, mask: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The page that a link (NEXT_AT or PREV_AT) of each page leads to: (page, word, whether it is still that page).
+    """The page that a link (NEXT_AT or PREV_AT) of each page names: (page, word, whether it is still that page).
 
-    The page's word is noted before anything else of it is read, as the word of the item's own page is.
+    The word of the page is noted before any other read of the page, like the word of the item's own page.
     """
     ref = load_int64(page_record(region, facts, page) + fact(facts, which), mask)
     there = ref & fact(facts, PAGE_MASK)
     known = mask & (ref != 0) & (there < fact(facts, NUM_PAGES))
     word = load_page_word(region, facts, there, known)
-    return there, word, known & is_used(word) & ((word >> 18) == (ref >> fact(facts, PAGE_BITS)))
+    return there, word, known & is_used(word) & (generation_of(word) == (ref >> fact(facts, PAGE_BITS)))
 
 
 @triton.jit
@@ -194,7 +227,7 @@ def note_run(
     base: tl.tensor,
     mask: tl.tensor,
 ) -> None:
-    """Notes the run-th page of windows: recheck() looks at its word again, the copies read from its base."""
+    """Notes the run-th page of windows. recheck() reads its word again, and copies read from its base."""
     pages = fact(facts, NUM_WINDOW_PAGES)
     tl.store(field(scratch, count, RUN_PAGES + run) + item, page, mask=mask)
     tl.store(field(scratch, count, RUN_PAGES + pages + run) + item, word, mask=mask)

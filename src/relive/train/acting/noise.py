@@ -16,16 +16,12 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-_STEP, _CALL = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)  # odd: products with them are one to one
+from relive import _core
+
+# Both numbers are odd, so a product with them is one to one.
+_STEP, _CALL = np.uint64(_core.random_format()["golden"]), np.uint64(0xD1342543DE82EF95)
 
 _STEPS_AHEAD = 64
-
-
-def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
 
 
 def environment_keys(run_seed: int, actor: int, incarnation: int, num_envs: int) -> NDArray[np.uint64]:
@@ -52,8 +48,8 @@ class EnvironmentNoise:
 
     def _words(self, size: tuple[int, int]) -> NDArray[np.uint64]:
         self._call += _CALL
-        states = _mixed(self._keys ^ _mixed(self._steps + self._call))
-        return _mixed(states[:, None] + np.arange(1, size[1] + 1, dtype=np.uint64) * _STEP)
+        states = _core.mix_words(self._keys ^ _core.mix_words(self._steps + self._call))
+        return _core.mix_words(states[:, None] + np.arange(1, size[1] + 1, dtype=np.uint64) * _STEP)
 
     def random(self, size: tuple[int, int], /) -> NDArray[np.float64]:
         """Draws [B, n] numbers, uniform in [0, 1)."""

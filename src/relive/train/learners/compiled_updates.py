@@ -31,12 +31,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from relive.agents import functional, functional_updates, low_precision
 from relive.agents.agent import Spaces
 from relive.agents.config import AgentConfig
+from relive.agents.functional import source_files
 from relive.train.learners.numerics import learner_numerics
 
-_CODE = (functional, functional_updates, low_precision)
 _OTHER_COMPILES = 75  # exit status: another process compiles the same package
 _LOOK_S = 1.0
 
@@ -81,7 +80,7 @@ class PackageRequest:
     @cached_property
     def key(self) -> str:
         """The key of everything that the packages depend on."""
-        parts = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in _CODE]
+        parts = [path.read_text(encoding="utf-8") for path in source_files()]
         action = self.spaces.action
         parts += [repr(self.agent), str(self.spaces.observation_shape), f"{action.shape} {getattr(action, 'n', '')}"]
         parts += [processor(), str(self.num_threads), torch.__version__]
