@@ -55,7 +55,7 @@ void sleep_for_ever() {
   }
 }
 
-// Closes every open table. relive._ending calls it at the end of the process.
+// Closes every open table. relive.core.ending calls it at the end of the process.
 void end_of_process() {
   main_thread.store(thread_id());
   is_exiting.store(true);

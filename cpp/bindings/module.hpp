@@ -138,7 +138,7 @@ class OpenRegion final {
   const Region* region_ = nullptr;
 };
 
-// A program from relive.where: (code, column, number, whole number) of each operation.
+// A program from relive.config.where: (code, column, number, whole number) of each operation.
 std::vector<WrittenOperation> written_operations(const nb::list& operations);
 // The condition of a draw from this index; null if the draw has none.
 const Where* where_of(const CoreWhere* where, uint32_t index);

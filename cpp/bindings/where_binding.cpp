@@ -1,4 +1,4 @@
-// Conditions of draws: the core reads a program of relive/where.py once, and runs it for every draw.
+// Conditions of draws: the core reads a program of relive/config/where.py once, and runs it for every draw.
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"

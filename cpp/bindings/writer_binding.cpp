@@ -421,7 +421,7 @@ void bind_writer(nb::module_& module) {
       .def("extend", &CoreWriter::extend, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(),
            nb::arg("timeout_s"))
       .def(
-          "end_episode",  // relive.table_core.WriterCore names both ends, as a service sends both; this core needs one
+          "end_episode",  // relive.core.table_core.WriterCore names both ends, as a service sends both; this core needs one
           [](CoreWriter& self, const nb::dict& columns, bool terminated, bool, nb::object lanes, double timeout_s) {
             self.end_episode(columns, terminated, std::move(lanes), timeout_s);
           },

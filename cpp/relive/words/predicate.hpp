@@ -2,7 +2,7 @@
 // a time.
 //
 // Values are whole numbers (int64; a truth value is 0 or 1) or real numbers (float64). The code of an operation says on
-// which of the two it works: relive/where.py checked the types when it wrote the program, and nothing is checked here.
+// which of the two it works: relive/config/where.py checked the types when it wrote the program, and nothing is checked here.
 //
 // Owner:   a Predicate is a plain value.
 // Locking: none. A caller that reads rows without the lock reads the words of their pages again afterwards.

@@ -67,7 +67,7 @@ struct Predicate {
 };
 static_assert(std::is_trivially_copyable_v<Predicate>);
 
-// One operation as relive/where.py writes it: the name of its code; of kColumn a column, of a constant a number.
+// One operation as relive/config/where.py writes it: the name of its code; of kColumn a column, of a constant a number.
 struct WrittenOperation {
   std::string code;
   std::string column;
