@@ -109,6 +109,18 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     return settings
 
 
+def nested(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Nested dicts of {path: value}: the reverse of `flat`."""
+    tree: dict[str, Any] = {}
+    for path, value in settings.items():
+        *sections, name = path.split(".")
+        inside = tree
+        for section in sections:
+            inside = inside.setdefault(section, {})
+        inside[name] = value
+    return tree
+
+
 def _replaced(config: Any, settings: Mapping[str, object], prefix: str) -> Any:
     hints = get_type_hints(type(config))
     fields: dict[str, Any] = {}
