@@ -1,4 +1,4 @@
-"""What all commands share: their declaration, the types of options, missing extras, output.
+"""Declares commands, reads the types of options, names missing extras, and prints lines.
 
 Protocol. A command is a function. `add_command` takes its help from the docstring, and the caller adds the options.
 `relive.cli.entry.run` calls the function with one keyword argument for each option. The function imports the packages

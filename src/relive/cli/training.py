@@ -202,7 +202,7 @@ def _options_of(agent: str) -> str:
 
 
 def options_grid(config: TrainConfig) -> Grid:
-    """Every option of a run: its path, its type, its value."""
+    """A table of every option of a run: its path, its type, its value."""
     from rich.table import Table as Grid
 
     from relive.train.settings import options
