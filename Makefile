@@ -1,4 +1,4 @@
-# Everything starts here. The only needs are Python 3.11 (with venv and headers) and a C++20 compiler.
+# Everything starts here. The only requirements are Python 3.11 (with venv and headers) and a C++20 compiler.
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,10 +16,10 @@ DEMO_ARGUMENTS ?=
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## the environment .venv: dependencies, the core built, relive installed in place
+setup: ## the environment .venv: dependencies, the compiled core, relive installed in place
 	@scripts/setup.sh full 3.11 $(VENV)
 
-demo: setup ## trains an agent on CartPole-v1 through a shared table, to its end
+demo: setup ## a whole training run on CartPole-v1 through a shared table
 	@$(VENV)/bin/relive train dqn --env CartPole-v1 --actors 2 --run-dir $(DEMO_FOLDER) $(DEMO_ARGUMENTS)
 	@for picture in $(DEMO_FOLDER)/*.png; do if [ -e "$$picture" ]; then echo "learning curve: $$picture"; fi; done
 
@@ -32,38 +32,38 @@ quick: setup ## style, types and the Python tests of Python 3.11 only
 lint: setup ## style and types only
 	@$(RUN) scripts/run_tests.py --lint
 
-bench: setup ## every measurement, peers included (about 35 minutes): benchmarks/results
+bench: setup ## all measurements, including other libraries (about 35 minutes): benchmarks/results
 	@$(RUN) -m benchmarks.run
 
-bench-quick: setup ## a short cut of it, about 3 minutes
+bench-quick: setup ## a short version of bench (about 3 minutes)
 	@$(RUN) -m benchmarks.run --quick
 
 bench-gpu: setup ## device reads, on a machine with a CUDA GPU: benchmarks/results/gpu.json
 	@$(RUN) -m benchmarks.gpu
 
-bench-train: setup ## training at equal work beside Stable-Baselines3 (about 40 minutes): benchmarks/results/train.json
+bench-train: setup ## training compared with Stable-Baselines3 at equal work (about 40 minutes): benchmarks/results/train.json
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "gymnasium[mujoco]"
 	@$(RUN) -m benchmarks.train
 
-bench-tune: setup ## the tuner's predictions beside measurements, 12 settings (7 minutes): benchmarks/results/tune.json
+bench-tune: setup ## the tuner's predictions compared with measurements, 12 settings (7 minutes): benchmarks/results/tune.json
 	@$(RUN) -m benchmarks.tune
 
-bench-parity: setup ## what relive learns beside Stable-Baselines3, ten seeds or more (hours; goes on where it was stopped)
+bench-parity: setup ## learned returns compared with Stable-Baselines3, ten seeds or more (hours; continues after a stop)
 	@$(RUN) -m benchmarks.parity
 
-bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS=24] [CASES=sample,update]
+bench-compare: setup ## this tree compared with a commit, in pairs: BASE=COMMIT [PAIRS=24] [CASES=sample,update]
 	@$(RUN) -m benchmarks.compare "$(BASE)" $(if $(PAIRS),--pairs "$(PAIRS)") $(if $(CASES),--cases "$(CASES)")
 
-bench-fleet: setup ## two shards beside one table, batches of another node beside peers: benchmarks/results/fleet, nodes
+bench-fleet: setup ## two shards compared with one table, batches from another node with other libraries: benchmarks/results/fleet, nodes
 	@$(RUN) -m benchmarks.run --only fleet,nodes
 
-study-tree: setup ## trees of other fan-outs beside the core's (two minutes): benchmarks/results/tree.json
+study-tree: setup ## trees of other fan-outs compared with the core's (two minutes): benchmarks/results/tree.json
 	@$(RUN) -m benchmarks.study_tree
 
-study-priorities: setup ## steps to a threshold, prioritized and uniform, ten seeds (goes on where it was stopped)
+study-priorities: setup ## steps to a threshold with priorities and with uniform draws, ten seeds (continues after a stop)
 	@$(RUN) -m benchmarks.study_priorities
 
-study-scaling: setup ## actors and learners over the cores there are, and the model for more (six minutes)
+study-scaling: setup ## actors and learners on the cores of this machine, and the model for more cores (six minutes)
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "gymnasium[box2d]"
 	@$(RUN) -m benchmarks.study_scaling
 
@@ -83,7 +83,7 @@ sanitize: setup ## C++ tests under ThreadSanitizer and AddressSanitizer
 mutants: setup ## switches protocol rules off one at a time (RULES=... for some): stress must go red
 	@$(RUN) scripts/stress.py mutants $(RULES)
 
-wheel: setup ## dist/*.whl; the one for Python 3.12 serves all later versions
+wheel: setup ## dist/*.whl; the wheel for Python 3.12 also serves all later versions
 	@scripts/wheels.sh "3.10 3.11 3.12"
 
 format: setup ## formats Python and C++

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SAID = re.compile(r"print\(.*\)  # (.+)")
 NOT_RUN = re.compile(r"# not run by the tests: (\S.+)")
-EXTRAS = {"gymnasium", "ray", "torch", "torchdata", "triton", "pyarrow", "ale_py", "typer", "rich"}
+EXTRAS = {"gymnasium", "ray", "torch", "torchdata", "triton", "pyarrow", "ale_py", "rich"}
 MISSING_EXTRA = 77
 # Runs blocks with the page's own line numbers in tracebacks.
 RUNNER = f"""

@@ -42,7 +42,6 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"core", "group_reader"},
         {"sharded_table", "torch"},
         {"ray"},
-        {"command"},
     ],
     "train": [
         {"settings", "child", "parts", "signals", "run_directory"},
@@ -56,7 +55,6 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"assembly"},
         {"run"},
         {"tuning"},
-        {"command"},
     ],
 }
 MOST_FILES = 20  # of a folder
@@ -64,9 +62,7 @@ CORE_USERS = {"config", "core", "reading", "table", "gpu", "service", "fleet", "
 
 
 # Loaded by who asks for them alone: they are made of other people's classes.
-LOADED_ALONE = {SOURCE / "fleet" / name for name in ("torch.py", "ray.py", "command.py")} | {
-    SOURCE / "over" / "loading.py"
-}
+LOADED_ALONE = {SOURCE / "fleet" / name for name in ("torch.py", "ray.py")} | {SOURCE / "over" / "loading.py"}
 
 
 def modules() -> list[Path]:
@@ -123,8 +119,7 @@ def refused(path: Path, floors: list[set[str]], depth: int) -> list[str]:
         if parts[: depth + 1] != package:
             continue
         if len(parts) == depth + 1:
-            if here != "command":
-                found.append(f"{path.name}:{line}: {here} imports its own folder's face")
+            found.append(f"{path.name}:{line}: {here} imports its own folder's face")
             continue
         there = parts[depth + 1]
         if there in (here, "_core") or (depth == 0 and there not in floor and here in UPSTAIRS):
@@ -208,7 +203,7 @@ def test_a_folder_says_what_it_contains_and_what_not(folder: Path) -> None:
 def test_imports_of_the_house_are_at_the_top(path: Path) -> None:
     """An import hidden in a function hides a cycle."""
     hidden = [(name, line) for name, line, at_top in imports_of(path) if name.startswith("relive") and not at_top]
-    if part_of(path) == "cli" or path == SOURCE / "train" / "command.py":
+    if part_of(path) == "cli":
         return  # commands load what they need: `relive ls` must not wait for torch
     assert not hidden
 
@@ -227,7 +222,7 @@ def test_the_plain_floors_import_numpy_and_nothing_else(path: Path) -> None:
 def test_nobody_loads_what_is_loaded_alone() -> None:
     names = {".".join(("relive", *path.relative_to(SOURCE).with_suffix("").parts)) for path in LOADED_ALONE}
     for path in modules():
-        if part_of(path) != "cli" and path != SOURCE / "fleet" / "command.py":
+        if part_of(path) != "cli":
             assert not [name for name, _, _ in imports_of(path) if name in names], path
 
 

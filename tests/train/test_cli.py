@@ -1,4 +1,4 @@
-"""The commands that typer reads: their help, and what is said where an extra is missing."""
+"""The commands of the extras: their help, and the sentence about an extra that is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("typer", reason="the command line needs typer")
+pytest.importorskip("rich", reason="the command line needs rich")
 
 from relive.agents.registry import AGENTS  # noqa: E402
 from relive.errors.extras import install_command  # noqa: E402
@@ -64,11 +64,11 @@ def test_missing_extras_are_named() -> None:
         "relive.cli.main()"
     )
     for hidden, arguments, extra in (
-        (["typer"], ["train", "dqn"], "train"),
+        (["rich"], ["train", "dqn"], "train"),
         (["torch"], ["train", "dqn"], "train"),
         (["gymnasium"], ["train", "dqn"], "train"),
         (["torch"], ["tune", "--agent", "dqn"], "train"),
-        (["typer"], ["serve", "table.toml"], "service"),
+        (["ray"], ["fleet", "status", "name"], "ray"),
         (["pyarrow", "pyarrow.flight"], ["serve", "table.toml"], "service"),
     ):
         code = program.format(hidden=hidden, arguments=arguments)

@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="agents are written in torch")
-typer_testing = pytest.importorskip("typer.testing", reason="the command line needs typer")
 
-import typer  # noqa: E402
-
+from relive.cli import entry, training  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import TrainConfig, load_config, preset  # noqa: E402
-from relive.train import command as commands  # noqa: E402
 from relive.train.settings import options  # noqa: E402
 
 TEXT = """
@@ -40,13 +37,8 @@ def file(tmp_path: Path) -> Path:
 def asked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> TrainConfig:
     """The configuration that a command line leads to."""
     made: list[TrainConfig] = []
-    monkeypatch.setattr(commands, "_train", lambda config, run_dir, resume, auto: made.append(config))
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    commands.add_commands(app)
-    done = typer_testing.CliRunner().invoke(app, list(arguments))
-    if done.exception is not None:
-        raise done.exception
+    monkeypatch.setattr(training, "run_training", lambda config, run_dir, resume, auto: made.append(config))
+    assert entry.run(["train", *arguments]) == 0
     return made[0]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("gymnasium", reason="training needs Gymnasium")
-pytest.importorskip("typer", reason="the command line needs typer")
+pytest.importorskip("rich", reason="the command line needs rich")
 
 from relive.errors import InvalidConfig, MissingPackage  # noqa: E402
 from relive.train import NoDisplay, evaluate_run, play_run, preset, train  # noqa: E402

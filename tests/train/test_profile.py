@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
-pytest.importorskip("typer", reason="the command line needs typer")
+pytest.importorskip("rich", reason="the command line needs rich")
 
 from relive import Index, MinSize, Prioritized, Table, Transitions  # noqa: E402
 from relive.errors import DeadlineExceeded, InvalidConfig  # noqa: E402

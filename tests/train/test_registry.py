@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="agents are written in torch")
 
 from relive.agents.registry import AGENTS, config_class, entry_of  # noqa: E402
+from relive.cli.training import shown as as_text  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
-from relive.train.command import _shown  # noqa: E402
 from relive.train.config import preset  # noqa: E402
 from relive.train.settings import changed, options, parse_assignments  # noqa: E402
 
@@ -28,7 +28,7 @@ def test_every_line_leads_to_its_agent(name: str) -> None:
         config = preset(name, env_id)
         assert config.agent == changed(config, {}).agent and config.environment.env_id == env_id
     # what --help shows can be set again as text
-    shown = {option.path: _shown(option.value) for option in options(config)}
+    shown = {option.path: as_text(option.value) for option in options(config)}
     assert changed(config, shown) == config
 
 
@@ -41,18 +41,18 @@ def test_an_unknown_agent_names_the_nearest() -> None:
 
 def test_nobody_but_the_registry_names_an_agent() -> None:
     names = re.compile("|".join(rf"\b{name}\b" for name in AGENTS), re.IGNORECASE)
-    for path in [*(SOURCE / "train").rglob("*.py"), SOURCE / "cli.py"]:
+    for path in [*(SOURCE / "train").rglob("*.py"), *(SOURCE / "cli").rglob("*.py")]:
         found = [number for number, line in enumerate(path.read_text().splitlines(), 1) if names.search(line)]
         assert not found, f"{path.name}: lines {found}"
 
 
 def test_actors_and_the_command_line_import_no_torch() -> None:
     program = (
-        "import sys; import relive.train.acting.actor, relive.agents.boxes, relive.cli; relive.cli._application();"
-        "print('torch' in sys.modules)"
+        "import sys; import relive.train.acting.actor, relive.agents.boxes, relive.cli.entry;"
+        "relive.cli.entry.run(['train']); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "False\n", done.stderr
+    assert done.stdout.endswith("\nFalse\n"), done.stderr
 
 
 def test_options_are_read_by_their_types() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
-pytest.importorskip("typer", reason="the command line needs typer")
+pytest.importorskip("rich", reason="the command line needs rich")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
 from processes.shm import needs_shared_memory  # noqa: E402

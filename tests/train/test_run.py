@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
-pytest.importorskip("typer", reason="the command line needs typer")
+pytest.importorskip("rich", reason="the command line needs rich")
 
 from relive.agents.registry import AGENTS  # noqa: E402
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import multiprocessing
 import os
@@ -10,17 +12,15 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("gymnasium", reason="training needs Gymnasium")
-pytest.importorskip("typer", reason="the command line needs typer")
-
-from typer.testing import CliRunner  # noqa: E402
+pytest.importorskip("rich", reason="the command line needs rich")
 
 from relive import MinSize, Table  # noqa: E402
+from relive.cli.entry import run  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import ActorsKeepDying, EnvironmentRaised, Tuning, load_config, preset, tune  # noqa: E402
 from relive.train.config import TrainConfig  # noqa: E402
@@ -265,11 +265,14 @@ def test_what_cannot_be_is_refused() -> None:
 # ---- the commands ----------------------------------------------------------------------------------------------------
 
 
-def relive_command(*arguments: str) -> Any:
-    """The command in this process: what starting Python and torch anew would add is tried in test_cli.py."""
-    from relive.cli import _application
-
-    return CliRunner(env={"COLUMNS": "90", "TERM": "dumb"}).invoke(_application(), list(arguments))
+def relive_command(*arguments: str) -> str:
+    """The output of a command that ends well, in this process: test_cli.py tries it in a process of its own."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "90")
+        patch.setenv("TERM", "dumb")
+        assert run(arguments) == 0
+    return printed.getvalue()
 
 
 def sets() -> list[str]:
@@ -281,14 +284,13 @@ def test_the_command_writes_settings_and_shows_predictions_beside_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = relive_command("tune", "--agent", "dqn", "--budget", "6", "--json", "all.json", *sets())
-    assert done.exit_code == 0, done.output
+    printed = relive_command("tune", "--agent", "dqn", "--budget", "6", "--json", "all.json", *sets())
     config = load_config(tmp_path / "runs" / "tuned-dqn-CartPole-v1.toml")
     assert config.agent.batch_size == 16 and config.tuned
     words = ("a step of an actor", "environment", "inference", "insert", "sample", "update", "learning at once")
     more = ("tried with batch 16", "run", "quiet", "not measured", "chosen: ", "--config runs/tuned-dqn-")
     for word in (*words, *more):
-        assert word in done.output, word
+        assert word in printed, word
     assert json.loads((tmp_path / "all.json").read_text())["tried"]
 
 
@@ -296,11 +298,10 @@ def test_a_run_that_chooses_first_says_so_in_its_files(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("relive.train.tuning.tuner.AUTO_BUDGET_S", 5.0)
     limits = ("--max-steps", "400", "--set", "evaluation.num_final_episodes=1", "--set", "evaluation.num_episodes=1")
-    done = relive_command("train", "dqn", "--auto", "--run-dir", "run", *limits, *sets())
-    assert done.exit_code == 0, done.output
+    printed = relive_command("train", "dqn", "--auto", "--run-dir", "run", *limits, *sets())
     config = TrainConfig.load(tmp_path / "run" / "config.json")
     tree = json.loads((tmp_path / "run" / "tuning.json").read_text())
-    assert config.tuned and config.tuned in " ".join(done.output.split())
+    assert config.tuned and config.tuned in " ".join(printed.split())
     assert tree["settings"]["topology"] == str(config.topology)
     assert (tmp_path / "run" / "result.json").exists()
 
@@ -319,6 +320,6 @@ def test_what_the_tuner_chooses_is_not_given_beside_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     small().save(tmp_path / "run" / "config.json")
-    done = relive_command(*words.split())
-    assert isinstance(done.exception, InvalidConfig) and what in str(done.exception)
+    with pytest.raises(InvalidConfig, match=what):
+        relive_command(*words.split())
     assert not (tmp_path / "runs").exists()

@@ -16,7 +16,7 @@ import relive
 
 WITHOUT_EXTRAS = """
 import sys
-for name in ("typer", "rich", "rich.console", "torch", "pyarrow", "gymnasium"):
+for name in ("rich", "rich.console", "torch", "pyarrow", "gymnasium"):
     sys.modules[name] = None
 import relive.cli
 sys.argv = ["relive", *{arguments!r}]
@@ -65,6 +65,22 @@ def test_overview() -> None:
     assert "invalid choice" in relive_command("list").stderr
 
 
+def test_help_needs_no_extra() -> None:
+    """It names the extra, and says what to install for the options that only an agent's file knows."""
+    for command, extra in (("serve", "service"), ("fleet start", ""), ("act", "service"), ("train dqn", "train")):
+        done = relive_command(*command.split(), "--help")
+        assert done.returncode == 0 and done.stdout.startswith(f"usage: relive {command} "), done.stderr
+        assert extra in done.stdout
+    assert "to list the options of --set: pip install" in done.stdout
+
+
+def test_a_wrong_option_names_the_nearest() -> None:
+    done = relive_command("train", "dqn", "--actor", "3")
+    assert done.returncode == 2 and "--actor 3; did you mean '--actors'?" in done.stderr
+    done = relive_command("evaluate", "run", "--episodes", "0")
+    assert done.returncode == 2 and "expected int >= 1, got '0'" in done.stderr
+
+
 def test_ls_and_rm(shm_name: Callable[[], str]) -> None:
     name = shm_name()
     with make_table(name) as table, table.writer() as writer:
@@ -82,7 +98,7 @@ def test_ls_and_rm(shm_name: Callable[[], str]) -> None:
 def test_rm_of_a_table_left_behind(shm_name: Callable[[], str]) -> None:
     name = shm_name()
     leave_behind(name)
-    assert "left behind" in row_of(name)
+    assert "not in use" in row_of(name)
     done = relive_command("rm", name)
     assert done.returncode == 0 and f"removed {name}" in done.stdout
     again = relive_command("rm", name)
@@ -114,11 +130,11 @@ def test_rm_of_all_unused(shm_name: Callable[[], str], monkeypatch: pytest.Monke
 
 def run_here(monkeypatch: pytest.MonkeyPatch, arguments: list[str], only: set[str]) -> int:
     """The command in this process, seeing only these tables: others of the machine are not this test's to remove."""
-    from relive import cli
+    from relive.cli import entry, tables
     from relive.table.open import list_tables
 
-    monkeypatch.setattr(cli, "list_tables", lambda: [row for row in list_tables() if row.name in only])
-    return cli._plain_command(arguments)
+    monkeypatch.setattr(tables, "list_tables", lambda: [row for row in list_tables() if row.name in only])
+    return entry.run(arguments)
 
 
 @pytest.mark.parametrize("arguments", [["rm"], ["rm", "--all-unused", "x"], ["rm", "--all-unused", "--force"]])

@@ -1,4 +1,4 @@
-"""`table.toml`: the tables that a server makes and serves. docs/service.md shows one."""
+"""Reads `table.toml`, the tables that a server makes and serves; docs/service.md shows a file."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ else:
 __all__ = ["ServiceConfig", "load_config", "open_table", "read_toml", "table_of"]
 
 DEFAULT_ADDRESS = "grpc://127.0.0.1:7070"
-_FIXED = ("spec", "index", "capacity", "max_lanes", "seed")  # what a table that exists cannot be given anew
+_FIXED = ("spec", "index", "capacity", "max_lanes", "seed")  # an existing table keeps these
 
 
 @final
 @dataclass(frozen=True)
 class ServiceConfig:
-    """A whole file."""
+    """The contents of a whole file: the address of the server, and {name: table}."""
 
     address: str
     tables: Mapping[str, TableConfig]
@@ -39,9 +39,17 @@ class ServiceConfig:
 
 
 def open_table(config: TableConfig) -> Table:
-    """The table: attached to where it lies in shared memory already, as after a kill of its server, else made.
+    """Attaches to a table that is already in shared memory, as after a kill of its server; else makes the table.
 
-    Raises InvalidConfig where what lies there is another table, and what Table raises.
+    Args:
+        config: the table. Only one in SharedMemory can exist already.
+
+    Returns:
+        An open table. The caller closes it.
+
+    Raises:
+        InvalidConfig: the table in shared memory differs in spec, index, capacity, max_lanes or seed.
+        ReliveError: as `relive.attach` and `Table`.
     """
     if not isinstance(config.storage, SharedMemory):
         return Table.from_config(config)
@@ -62,7 +70,19 @@ def open_table(config: TableConfig) -> Table:
 
 
 def load_config(path: str | Path) -> ServiceConfig:
-    """Reads a file. Raises InvalidConfig and SpecError, which name the part that is wrong, and OSError."""
+    """Reads a whole file.
+
+    Args:
+        path: a TOML file with a table `[tables.NAME]` for each table, and an optional `address`.
+
+    Returns:
+        The address, by default grpc://127.0.0.1:7070, and the tables.
+
+    Raises:
+        InvalidConfig: the file is not TOML, or a part of it is wrong. The error names the part.
+        SpecError: a column is wrong. The error names the column.
+        OSError: the file cannot be read.
+    """
     parts = read_toml(path)
     refuse_unknown(f"option of {path}", parts, ("address", "tables"))
     described = parts.get("tables")
@@ -73,7 +93,7 @@ def load_config(path: str | Path) -> ServiceConfig:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """What the file says. Raises InvalidConfig, and OSError."""
+    """The values of a TOML file. Raises InvalidConfig if the file is not TOML, and OSError if it cannot be read."""
     with open(path, "rb") as file:
         try:
             return tomllib.load(file)
@@ -82,10 +102,19 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def table_of(where: str, name: str, parts: Any) -> TableConfig:
-    """A table of a file: what TableConfig.from_dict reads, with shorter words for what is usual.
+    """Reads one table of a file.
 
-    where: in the file, for errors. name: of its shared memory, if it says nothing else.
-    Raises InvalidConfig, SpecError.
+    Args:
+        where: the place in the file, which errors name.
+        name: of the shared memory, if the table has no `storage`.
+        parts: the options: those of `TableConfig.from_dict`, and the shorter forms that docs/service.md shows.
+
+    Returns:
+        The configuration of the table.
+
+    Raises:
+        InvalidConfig: an option is wrong.
+        SpecError: a column is wrong.
     """
     if not isinstance(parts, dict):
         raise InvalidConfig(where, "a table of options", parts)
@@ -96,7 +125,11 @@ def table_of(where: str, name: str, parts: Any) -> TableConfig:
 
 
 def _spelled_out(name: str, parts: dict[str, Any]) -> dict[str, Any]:
-    """columns and unstack stand for spec, one index for a dict of them, 'shared' or 'local' for a storage."""
+    """Replaces the shorter forms.
+
+    `columns` and `unstack` stand for `spec`, a single index for a dict of indexes, and 'shared', 'local' or
+    {shared = NAME} for a storage.
+    """
     whole = dict(parts)
     for long, short in (("spec", "columns"), ("index", "indexes")):
         if long in whole and short in whole:

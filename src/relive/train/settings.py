@@ -1,8 +1,26 @@
-"""Options of a run by name: `--set agent.gamma=0.98`, the presets of agents, and config.json are the same thing.
+"""Reads and changes the options of a run by name: for `--set agent.gamma=0.98`, presets, TOML files and config.json.
 
-An option is a field of a frozen dataclass, or of one inside it; its path is the fields' names joined by dots. Its type
-is the field's: bool, int, float, str, Literal, `... | None`, a tuple of one of them, or `Written`, a value that has a
-text of its own.
+An option is a field of a frozen dataclass, or of a dataclass inside it. The path of an option is the names of these
+fields, joined by dots. The type of an option is the type of its field: bool, int, float, str, Literal, `... | None`, a
+tuple of one of these types, or `Written`, a value with a text of its own.
+
+This module reads values itself. No library that was tried keeps all of these rules:
+
+- text and the values of Python, JSON and TOML are read by the same types: `none` is None, `64,32` is a tuple, and
+  neither 1.5 nor True is an int;
+- a change starts from a configuration with any agent, and the result is checked once, as a whole;
+- an error is one InvalidConfig with the path, the expected type, the value received and the nearest name.
+
+The libraries that were tried, and the rules that each breaks:
+
+- pydantic 2.14: in the mode that reads text, 1.0 and True are an int; no `none`, no `64,32`; no nearest name; its
+  compiled core has 5 MB;
+- cattrs 26.2: "no" and "maybe" are True, 1.5 is the int 1, "64, 32" is a tuple of characters; no nearest name;
+- jsonargparse 4.53: no `none`, no `64,32`; no nearest name; it installs a YAML parser;
+- tyro 1.0: reads text only, so presets and JSON would need a second reader; no `none`; an error ends the process.
+
+With each library, relive would still need its own rules for bool, int, None, tuples and `Written`. These rules are
+most of this module.
 """
 
 from __future__ import annotations
@@ -23,18 +41,28 @@ _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 class Written(ABC):
-    """A value that is one option, whatever it consists of: written as str() of it, read by `parse`."""
+    """A value that is one option, although it has parts: `str` gives its text, and `parse` reads the text."""
 
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Written:
-        """The value of this text; InvalidConfig where there is none."""
+        """Reads a value.
+
+        Args:
+            text: the text that `str` of the value gives.
+
+        Returns:
+            The value.
+
+        Raises:
+            InvalidConfig: the text is no value of this class.
+        """
 
 
 @final
 @dataclass(frozen=True)
 class Option:
-    """One option of a configuration: its path, its type in words, and its value there."""
+    """One option of a configuration: its path, its type in words, and its value."""
 
     path: str
     type_name: str
@@ -42,7 +70,7 @@ class Option:
 
 
 def options(config: Any) -> Iterator[Option]:
-    """All options of a configuration, in the order of its fields."""
+    """Yields all options of a configuration (a frozen dataclass), in the order of its fields."""
     hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -54,10 +82,20 @@ def options(config: Any) -> Iterator[Option]:
 
 
 def changed(config: _Config, settings: Mapping[str, object]) -> _Config:
-    """The configuration with these options set; strings are read by the option's type.
+    """Sets options of a configuration.
 
-    All are set at once, so that values which are checked against each other may change together. Raises InvalidConfig
-    for an unknown path, naming the nearest one, for a value of another type, and where the configuration refuses it.
+    All options are set at once: two values that are checked against each other can change together.
+
+    Args:
+        config: a frozen dataclass. It is not changed.
+        settings: {path: value}. A string is read by the type of the option.
+
+    Returns:
+        The configuration with these options.
+
+    Raises:
+        InvalidConfig: a path is unknown (the error names the nearest path), a value has another type, or the
+            configuration refuses the values.
     """
     known = {option.path for option in options(config)}
     for path in settings:
@@ -69,7 +107,17 @@ def changed(config: _Config, settings: Mapping[str, object]) -> _Config:
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, object]:
-    """{path: text} of texts `path=value`. InvalidConfig for another form, and for a path that is given twice."""
+    """Splits assignments.
+
+    Args:
+        assignments: texts `path=value`.
+
+    Returns:
+        {path: text of the value}.
+
+    Raises:
+        InvalidConfig: a text has another form, or a path is given twice.
+    """
     settings: dict[str, object] = {}
     for text in assignments:
         path, equals, value = text.partition("=")
@@ -82,7 +130,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, object]:
 
 
 def to_tree(config: Any) -> dict[str, Any]:
-    """The options as nested dicts, for JSON."""
+    """The options of a configuration as nested dicts, for JSON. A `Written` value becomes its text."""
     tree: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -99,7 +147,18 @@ def _is_section(value: object) -> bool:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """{path: value} of nested dicts, whose names may be paths themselves. InvalidConfig where two are the same."""
+    """Joins the names of nested dicts to paths.
+
+    Args:
+        tree: nested dicts. A name may be a path itself.
+        prefix: comes before each path.
+
+    Returns:
+        {path: value}.
+
+    Raises:
+        InvalidConfig: two values have the same path.
+    """
     settings: dict[str, object] = {}
     for name, value in tree.items():
         inside = flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
@@ -107,6 +166,18 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
             raise InvalidConfig(f"option {path!r}", "given once", "given twice")
         settings.update(inside)
     return settings
+
+
+def nested(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Nested dicts from {path: value}, for TOML: the reverse of `flat`."""
+    tree: dict[str, Any] = {}
+    for path, value in settings.items():
+        *sections, name = path.split(".")
+        inside = tree
+        for section in sections:
+            inside = inside.setdefault(section, {})
+        inside[name] = value
+    return tree
 
 
 def _replaced(config: Any, settings: Mapping[str, object], prefix: str) -> Any:
@@ -122,7 +193,7 @@ def _replaced(config: Any, settings: Mapping[str, object], prefix: str) -> Any:
 
 
 def _converted(value: object, kind: Any, path: str) -> object:
-    """The value as `kind`; text is read. InvalidConfig where it is something else."""
+    """The value as `kind`; text is read. Raises InvalidConfig, which names the path, for any other value."""
     try:
         return _read(value, kind)
     except (ValueError, TypeError, OverflowError):
@@ -180,13 +251,13 @@ def _type_name(kind: Any) -> str:
 
 
 def _hint_by_last_name(path: str, known: set[str]) -> str:
-    """Of `gama` too, where `agent.gamma` is meant."""
+    """Half a sentence with the path whose last name is nearest: `gama` leads to `agent.gamma`."""
     by_name = {option.rpartition(".")[2]: option for option in sorted(known)}
     close = difflib.get_close_matches(path.rpartition(".")[2], list(by_name), n=1)
     return f"; did you mean {by_name[close[0]]!r}?" if close else ""
 
 
 def _listed(paths: set[str]) -> str:
-    """Whole sections rather than sixty names."""
+    """The sections of these paths, and the paths without a section: short enough for an error sentence."""
     sections = sorted({path.partition(".")[0] + (".*" if "." in path else "") for path in paths})
     return ", ".join(sections)

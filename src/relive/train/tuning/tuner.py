@@ -14,18 +14,19 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import tomli_w
 
 from relive.agents.agent import Spaces
 from relive.agents.config import require
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig, path_of, preset
-from relive.train.settings import Written, changed, options
+from relive.train.settings import Written, changed, nested, options
 from relive.train.topology import Actors
 from relive.train.tuning.calibrate import Sizes, calibrate
 from relive.train.tuning.throughput import (
@@ -173,22 +174,23 @@ class Tuning:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            beside.write_text("".join(self._lines()), encoding="utf-8")
+            beside.write_text(self._toml(), encoding="utf-8")
             os.replace(beside, target)
         finally:
             beside.unlink(missing_ok=True)
 
-    def _lines(self) -> Iterator[str]:
+    def _toml(self) -> str:
+        """A comment, the agent, its environment, and each option that was chosen or differs from the preset."""
         asked = self.asked
-        yield f"# Chosen by relive tune. {self}\n"
-        yield f"agent.name = {json.dumps(asked.agent.name)}\n"
-        yield f"environment.env_id = {json.dumps(asked.environment.env_id)}\n"
         usual = {one.path: one.value for one in options(preset(asked.agent.name, asked.environment.env_id))}
+        settings: dict[str, object] = {
+            "agent.name": asked.agent.name,
+            "environment.env_id": asked.environment.env_id,
+        }
         for option in options(self.config):
-            if option.path == "environment.env_id":
-                continue
             if option.path in self.settings or option.value != usual[option.path]:
-                yield f"{option.path} = {_toml(option.value)}\n"
+                settings[option.path] = _toml_value(option.value)
+        return f"# Chosen by relive tune. {self}\n{tomli_w.dumps(nested(settings))}"
 
 
 @final
@@ -216,17 +218,11 @@ def _plain(value: Any) -> Any:
     return value.value if hasattr(value, "value") else value
 
 
-def _toml(value: object) -> str:
-    """Returns the value of an option as TOML writes it; None becomes "none"."""
+def _toml_value(value: object) -> object:
+    """The value as tomli_w writes it. TOML has no null: an option reads the text "none"."""
     if value is None:
-        return '"none"'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(part) for part in value) + "]"
-    if isinstance(value, (str, Written)):
-        return json.dumps(str(value), ensure_ascii=False)
-    return repr(value)
+        return "none"
+    return str(value) if isinstance(value, Written) else value
 
 
 def tune(

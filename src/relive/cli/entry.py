@@ -1,0 +1,57 @@
+"""`relive COMMAND`: parses the command line, calls the command, and ends the process with its status."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+
+from relive import __version__
+from relive.cli import fleets, runs, tables, training
+from relive.cli.commands import EXIT_STOPPED, UsageError, add_commands, new_parser
+from relive.errors import ReliveError
+from relive.errors.slips import hint
+
+__all__ = ["main", "run"]
+
+
+def main() -> None:
+    """Runs the command of `sys.argv` and ends the process with the status of `run`; 1 after an error of relive."""
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except (ReliveError, OSError) as problem:  # an OSError names its file
+        sys.exit(f"relive: {problem}")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_STOPPED)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: the words after `relive`.
+
+    Returns:
+        The exit status of the command.
+
+    Raises:
+        SystemExit: status 2 for a command line that cannot be parsed, 0 after `--help` or `--version`.
+        ReliveError: as the command.
+        OSError: as the command.
+    """
+    parser = new_parser("relive", "Experience replay that many processes share.")
+    parser.add_argument("--version", action="version", version=f"relive {__version__}")
+    commands = add_commands(parser)
+    for group in (tables, fleets, training, runs):
+        group.add(commands)
+    given, unknown = parser.parse_known_args(arguments)
+    options = vars(given)
+    chosen, function = options.pop("command")
+    if unknown:
+        nearest = hint(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", chosen.format_usage()))
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}{nearest}")
+    try:
+        status: int | None = function(**options)
+    except UsageError as problem:
+        chosen.error(str(problem))
+    return status or 0

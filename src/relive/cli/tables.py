@@ -1,0 +1,131 @@
+"""`relive ls`, `rm` and `serve`: the shared tables of this machine, and tables for other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from relive.cli.commands import Commands, UsageError, add_command, extra_named, say
+from relive.config.capacity import bytes_per_step
+from relive.errors import InUse, NoSuchTable, ReliveError
+from relive.table.open import list_tables, remove
+from relive.table.table import Table
+
+__all__ = ["add"]
+
+# The system may hand a signal to any thread, and this does not wake the thread that waits: Python runs the handlers in
+# the main thread, when it next runs.
+_HEARS_S = 0.5
+
+
+def add(commands: Commands) -> None:
+    """Declares `ls`, `rm` and `serve`."""
+    add_command(commands, "ls", _list)
+    parser = add_command(commands, "rm", _remove)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Name of a table, as `relive ls` shows it.")
+    parser.add_argument("--all-unused", action="store_true", help="Remove all tables without an attached process.")
+    parser.add_argument(
+        "--force", action="store_true", help="Also remove a table with attached processes, or a file that is no table."
+    )
+    parser = add_command(commands, "serve", _serve, extras=("service",))
+    parser.add_argument(
+        "config", type=Path, metavar="TABLE.TOML", help="File of the tables; docs/service.md shows one."
+    )
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="grpc://HOST:PORT, instead of the address in the file. Port 0 takes a free port.",
+    )
+
+
+def _list() -> None:
+    """List the shared tables of this machine."""
+    lines: list[tuple[str, ...]] = [("name", "steps", "capacity", "memory", "attached", "state")]
+    for row in list_tables():
+        state = row.problem or ("in use" if row.alive else "not in use: relive rm removes it")
+        numbers = f"{row.num_steps:,}", f"{row.capacity:,}", _size(row.num_bytes), str(row.num_attached)
+        lines.append((row.name, *numbers, state))
+    if len(lines) == 1:
+        say("no shared tables on this machine")
+        return
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    for line in lines:
+        aligned = (cell.rjust(width) for cell, width in zip(line[1:5], widths[1:], strict=True))
+        say("  ".join((line[0].ljust(widths[0]), *aligned, line[5])))
+
+
+def _remove(names: list[str], all_unused: bool, force: bool) -> int:
+    """Remove shared tables, such as those that a killed process left.
+
+    If one table cannot be removed, the command says so, removes the others and ends with status 1.
+    """
+    if bool(names) == all_unused:
+        raise UsageError("give the names of tables, or --all-unused")
+    if all_unused and force:
+        raise UsageError("--force is for tables that are named: --all-unused removes none that is in use")
+    if all_unused:
+        names = [row.name for row in list_tables() if not row.alive and not row.problem]
+        if not names:
+            say("no unused tables on this machine")
+    status = 0
+    for name in names:
+        try:
+            remove(name, force=force)
+        except (ReliveError, OSError) as problem:
+            if all_unused and isinstance(problem, (InUse, NoSuchTable)):
+                continue  # another process attached to the table after the list was made, or removed it
+            sys.stderr.write(f"relive: {problem}\n")
+            status = 1
+        else:
+            say(f"removed {name}")
+    return status
+
+
+def _serve(config: Path, address: str | None) -> None:
+    """Serve tables to other machines until Ctrl-C or SIGTERM.
+
+    A table that is already in shared memory, as after a kill, is served with its content.
+    """
+    with extra_named("serve", "service"):
+        from relive.service import serve
+        from relive.service.config import load_config, open_table
+
+    signals: list[int] = []  # no Event: a handler may be called while the waiting thread has its lock
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: signals.append(number))
+    loaded = load_config(config)
+    with contextlib.ExitStack() as stack:
+        tables = {name: stack.enter_context(open_table(one)) for name, one in loaded.tables.items()}
+        server = stack.enter_context(serve(tables, address or loaded.address))
+        for name, table in tables.items():
+            say(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps")
+            for line in _cost_of_the_remover(table):
+                say(line)
+        while not signals:
+            time.sleep(_HEARS_S)
+
+
+def _cost_of_the_remover(table: Table) -> Iterator[str]:
+    """A line about memory, if the remover of the first index chooses the items that stay, and not their age."""
+    name, index = next(iter(table.config.index.items()))
+    steps = index.steps_to_hold
+    if steps is None:
+        return
+    memory = _size(steps * bytes_per_step(table.spec, len(table.config.index)))
+    apart = f"which can lie in up to {steps:,} steps ({memory})"
+    evicts = ". This capacity is smaller: pages with the fewest items are evicted (crowded_out in stats)"
+    crowded = evicts if steps > table.capacity else ""
+    yield f"  {name}: {index.remover} keeps {index.max_items:,} items, {apart}{crowded}"
+
+
+def _size(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
