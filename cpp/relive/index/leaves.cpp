@@ -17,6 +17,12 @@ void Leaves::open(Held& held, uint32_t index, uint64_t first_slot, uint32_t coun
   for (uint32_t k = 0; k < count; ++k) states[k].store(k < num_ended ? kStateEnded : kStatePending, kRelaxed);
 }
 
+void Leaves::await_priority(Held& held, uint64_t slot) const {
+  DueTimes::begin_wait(held, index_, slot);
+  set_state(slot, kStateAwaiting);
+  held.add(counts().pending, 1);
+}
+
 bool Leaves::complete(Held& held, uint32_t index, uint64_t record, float given) {
   return Leaves(held.region, index).enter(held, record, given);
 }

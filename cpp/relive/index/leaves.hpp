@@ -122,6 +122,7 @@ class Leaves final : public IndexView {
  private:
   bool initial_mass(float given, double* mass) const;
   bool enter(Held& held, uint64_t slot, float given) const;
+  void await_priority(Held& held, uint64_t slot) const;
   void count_first_use(Held& held, int64_t change) const;
   void set_state(uint64_t slot, uint16_t state) const { states()[slot].store(state, std::memory_order_release); }
   // For an index that keeps an order: an item comes alive, or has a new priority. Returns its leaf, `mass` if leaves
@@ -154,9 +155,7 @@ inline bool Leaves::initial_mass(float given, double* mass) const {
 inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   double mass = 0.0;
   if (!initial_mass(given, &mass)) {
-    DueTimes::begin_wait(held, index_, slot);
-    set_state(slot, kStateAwaiting);
-    held.add(counts().pending, 1);
+    await_priority(held, slot);
     return false;
   }
   if (keeps_order()) mass = begin_order(held, slot, given, mass);

@@ -89,7 +89,6 @@ class SettledLeaves final {
  public:
   SettledLeaves(const LeafRecovery& leaves, uint16_t state, bool is_there, Has has)
       : leaves_(leaves),
-        masses_(leaves),
         has_(has),
         is_item_(is_there && leaves.is_drawable(state)),
         nothing_(leaves.nothing()),
@@ -129,14 +128,13 @@ class SettledLeaves final {
   double faded(uint64_t slot) {  // neighbours mostly have one version
     const uint32_t version = marks_ != nullptr ? marks_[slot].policy_version.load(std::memory_order_relaxed)
                                                : oldest_version(leaves_.r_, leaves_.index_, slot);
-    if (version != version_ || !has_version_) faded_ = masses_.of_version(version);
+    if (version != version_ || !has_version_) faded_ = FreshMasses(leaves_).of_version(version);
     version_ = version;
     has_version_ = true;
     return faded_;
   }
 
   const LeafRecovery& leaves_;
-  const FreshMasses masses_;
   const Has has_;
   const bool is_item_;
   const double nothing_, most_;
