@@ -1,4 +1,4 @@
-"""`table.toml`: the tables that a server makes and serves. docs/service.md shows one."""
+"""Reads `table.toml`: the tables that a server makes and serves. docs/service.md shows an example."""
 
 from __future__ import annotations
 
@@ -23,13 +23,21 @@ else:
 __all__ = ["ServiceConfig", "load_config", "open_table", "read_toml", "table_of"]
 
 DEFAULT_ADDRESS = "grpc://127.0.0.1:7070"
-_FIXED = ("spec", "index", "capacity", "max_lanes", "seed")  # what a table that exists cannot be given anew
+_FIXED = ("spec", "index", "capacity", "max_lanes", "seed")  # options that an existing table cannot change
 
 
 @final
 @dataclass(frozen=True)
 class ServiceConfig:
-    """A whole file."""
+    """The content of a whole `table.toml`.
+
+    Args:
+        address: Address that the server listens on, grpc://host:port.
+        tables: Configuration of each table, by name.
+
+    Raises:
+        InvalidConfig: The address is not grpc://host:port.
+    """
 
     address: str
     tables: Mapping[str, TableConfig]
@@ -39,9 +47,20 @@ class ServiceConfig:
 
 
 def open_table(config: TableConfig) -> Table:
-    """The table: attached to where it lies in shared memory already, as after a kill of its server, else made.
+    """Attaches to the table if it already lies in shared memory, else makes the table.
 
-    Raises InvalidConfig where what lies there is another table, and what Table raises.
+    A table lies in shared memory already if, for example, its server was killed. A table without shared memory is
+    always made.
+
+    Args:
+        config: The table's configuration.
+
+    Returns:
+        The table.
+
+    Raises:
+        InvalidConfig: Another table lies in that shared memory: its spec, index, capacity, max_lanes or seed differs.
+        ReliveError: The errors that Table raises.
     """
     if not isinstance(config.storage, SharedMemory):
         return Table.from_config(config)
@@ -62,7 +81,19 @@ def open_table(config: TableConfig) -> Table:
 
 
 def load_config(path: str | Path) -> ServiceConfig:
-    """Reads a file. Raises InvalidConfig and SpecError, which name the part that is wrong, and OSError."""
+    """Reads a `table.toml`.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        The server's address (default: grpc://127.0.0.1:7070) and the tables' configurations.
+
+    Raises:
+        InvalidConfig: An option is wrong, or no table is described. The error names the wrong part.
+        SpecError: A spec is wrong. The error names the wrong part.
+        OSError: The file cannot be read.
+    """
     parts = read_toml(path)
     refuse_unknown(f"option of {path}", parts, ("address", "tables"))
     described = parts.get("tables")
@@ -73,7 +104,18 @@ def load_config(path: str | Path) -> ServiceConfig:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """What the file says. Raises InvalidConfig, and OSError."""
+    """Reads a TOML file as a dict.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        The file's options by name.
+
+    Raises:
+        InvalidConfig: The file is not TOML.
+        OSError: The file cannot be read.
+    """
     with open(path, "rb") as file:
         try:
             return tomllib.load(file)
@@ -82,10 +124,19 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def table_of(where: str, name: str, parts: Any) -> TableConfig:
-    """A table of a file: what TableConfig.from_dict reads, with shorter words for what is usual.
+    """Reads one table's options: those of TableConfig.from_dict, with shorter spellings for common cases.
 
-    where: in the file, for errors. name: of its shared memory, if it says nothing else.
-    Raises InvalidConfig, SpecError.
+    Args:
+        where: The part of the file, for errors.
+        name: Name of the shared memory, if the options give no other name.
+        parts: The table's options.
+
+    Returns:
+        The table's configuration.
+
+    Raises:
+        InvalidConfig: An option is wrong.
+        SpecError: The spec is wrong.
     """
     if not isinstance(parts, dict):
         raise InvalidConfig(where, "a table of options", parts)
@@ -96,7 +147,7 @@ def table_of(where: str, name: str, parts: Any) -> TableConfig:
 
 
 def _spelled_out(name: str, parts: dict[str, Any]) -> dict[str, Any]:
-    """columns and unstack stand for spec, one index for a dict of them, 'shared' or 'local' for a storage."""
+    """Spells out columns and unstack as a spec, one index as a dict, and 'shared' or 'local' as a storage."""
     whole = dict(parts)
     for long, short in (("spec", "columns"), ("index", "indexes")):
         if long in whole and short in whole:
