@@ -118,7 +118,7 @@ class Block:
 
 @final
 class StreamedKeys(NDArrayOperatorsMixin):
-    """The keys of a streamed call. The keys are read when they are needed.
+    """The keys of a streamed call, which are read when they are needed.
 
     For numpy the object is an int64 array. If the call appended a single step to a writer of one lane, the object is
     also an int. A read waits for the acknowledgement: the server has then stored the steps.

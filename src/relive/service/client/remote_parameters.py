@@ -73,8 +73,8 @@ class RemoteParameters:
         """Returns the newest version if it is above `newer_than`. The version is received as a whole, or not at all.
 
         A checksum is compared. The server waits for a newer version for 1 s less than `timeout_s`, or for half of a
-        short `timeout_s`. The deadline also applies to the transfer, but the client waits for an answer for at least 1
-        s. If the server is gone, the client retries until the deadline.
+        short `timeout_s`. The deadline also applies to the transfer, but the client waits for an answer for at least
+        1 s. If the server is gone, the client retries until the deadline.
 
         Args:
             newer_than: The highest version that the caller does not need, default 0.

@@ -67,11 +67,13 @@ def _connect_again(address: str, timeout_s: float | None, stream: int) -> Remote
 class RemoteTable(TableHandle):
     """A handle on a table of another machine, with the interface of every table. Any number of threads.
 
-    - Each thread waits on its own stream. - Every call has a deadline: its `timeout_s`, else the handle's default. If
-    the server is gone or hangs, the call raises ServiceUnavailable before its deadline (after 1 s if the deadline is
-    shorter). - A later call connects again, to the same table only. - A pickled handle contains its address and its
-    timeout, and connects when it is unpickled. - The handle is not usable in a forked child. - `gather(out=)` costs one
-    more copy, because the bytes arrive in a pooled buffer first.
+    - Each thread waits on its own stream.
+    - Every call has a deadline: its `timeout_s`, else the handle's default. If the server is gone or hangs, the call
+      raises ServiceUnavailable before its deadline (after 1 s if the deadline is shorter).
+    - A later call connects again, to the same table only.
+    - A pickled handle contains its address and its timeout, and connects when it is unpickled.
+    - The handle is not usable in a forked child.
+    - `gather(out=)` costs one more copy, because the bytes arrive in a pooled buffer first.
 
     Made by connect().
 

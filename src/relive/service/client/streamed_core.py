@@ -29,9 +29,7 @@ class _Message:
 
     def __init__(self, sequence: int, epoch: int, part: Part, timeout_s: float) -> None:
         self.sequence = sequence
-        self.epoch = (
-            epoch  # epoch at its making: the server drops a message made before a failure, even if sent after it
-        )
+        self.epoch = epoch  # at its making: the server drops a message made before a failure, even if sent later
         self.part = part
         self.timeout_s = timeout_s
 
@@ -178,7 +176,7 @@ class StreamedWriterCore(RemoteWriterCore):
         if failure is not None:
             raise failure
 
-    # ---- the caller's side; _changed is held -----------------------------------------------------------------------
+    # ---- the caller's side; in the critical section of _changed -----------------------------------------------------
 
     def _check_usable(self) -> None:
         self._check_open()
@@ -194,7 +192,7 @@ class StreamedWriterCore(RemoteWriterCore):
         row_bytes = width * sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in cells)
         capacity = max(min(self._streaming.max_rows // width, self._streaming.max_block_bytes // max(row_bytes, 1)), 1)
         kept = None if lanes is None else lanes.copy()
-        block = Block(self._encoder, self, signature, kept, capacity, self._held(timeout_s))
+        block = Block(self._encoder, self, signature, kept, capacity, self._limiter_wait_s(timeout_s))
         self._block = block
         return block
 
@@ -217,10 +215,10 @@ class StreamedWriterCore(RemoteWriterCore):
             self._check_usable()
             self._seal()
             self._wait_for_room(timeout_s)
-            self._post(part, self._held(timeout_s))
+            self._post(part, self._limiter_wait_s(timeout_s))
         return part
 
-    def _held(self, timeout_s: float) -> float:
+    def _limiter_wait_s(self, timeout_s: float) -> float:
         """Returns how long the server may wait with the steps of a call with this timeout."""
         held_s = self._streaming.held_s
         return timeout_s if held_s is None else held_s
@@ -244,7 +242,7 @@ class StreamedWriterCore(RemoteWriterCore):
             has = f"{len(self._outbox) + len(self._sent)} blocks of steps not acknowledged yet"
             raise DeadlineExceeded("the server's acknowledgement", has, time.monotonic() - start)
 
-    # ---- failures; _changed is held --------------------------------------------------------------------------------
+    # ---- failures; in the critical section of _changed --------------------------------------------------------------
 
     def _give_up(self, cause: ReliveError) -> None:
         """Gives up everything that is not answered. The next call and reads of the lost keys raise the failure."""

@@ -33,12 +33,13 @@ class StreamingWriter(Closing):
     arguments. An error of shapes, dtypes or priorities is raised at the call.
 
     - Some errors are known only to the server: SeamMismatch, MissingNext, a full table, a deadline of the limiter, a
-      server that is gone. A later call raises such an error as Unacknowledged. - After an Unacknowledged, the steps
-      before the failed step are stored. The failed step and all steps sent after it are not stored, and are not sent
-      again. - The writer is then usable again. If the stream broke, it writes to new lanes, because the old lanes were
-      cut. - A step is acknowledged when the server has stored it. flush() and a read of a call's keys wait for the
-      acknowledgement. - Other calls of the same table handle see everything appended before them, unless this writer
-      waits for the limiter.
+      server that is gone. A later call raises such an error as Unacknowledged.
+    - After Unacknowledged, the steps before the failed step are stored. The failed step and all steps sent after it
+      are not stored, and are not sent again.
+    - The writer is then usable again. If the stream broke, the writer uses new lanes, because the old lanes were cut.
+    - A step is acknowledged when the server has stored it. flush() waits for the acknowledgement, and so does a read of
+      a call's keys.
+    - Other calls of the same table handle see everything appended before them, unless this writer waits for the limiter.
 
     Close the writer. The close waits for the sent steps and cuts the lanes.
 

@@ -109,7 +109,7 @@ class ParameterStore:
         self._finished = self._closed = False
         self._heard: Heard | None = None
 
-    # ---- the interface---------------------------------------------------------------------------------------------
+    # ---- the interface ----------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:

@@ -36,7 +36,7 @@ from relive.table.table import Table
 
 __all__ = ["Server", "serve"]
 
-_running: set[Server] = set()  # closed at the end of the interpreter: no server thread may be inside Arrow then
+_running: set[Server] = set()  # closed before the interpreter ends: no server thread may be in Arrow then
 
 
 @names_arguments

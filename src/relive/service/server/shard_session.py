@@ -27,10 +27,8 @@ __all__ = ["ROOT", "ShardSession", "layout_of"]
 
 ROOT = struct.Struct("<dqdqqqq")  # mass, live items, largest priority, inserted, sampled, pending, policy version
 _MAX_SETTLED = 4096
-_SHAPES_AT, _SHAPE = (
-    320,
-    struct.Struct("<3I"),
-)  # docs/format.md: rows before, spanned rows, bootstrap rows of each index
+# docs/format.md: rows before, spanned rows and bootstrap rows of each index
+_SHAPES_AT, _SHAPE = 320, struct.Struct("<3I")
 
 
 class _Lent(NamedTuple):

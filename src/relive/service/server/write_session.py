@@ -128,9 +128,7 @@ class WriteSession(Session):
                     # A client takes this error as the end of its lanes: no row may follow in those lanes.
                     raise ServiceUnavailable(self.hosted.name, 0.0, "the server closes")
                 self._apply(header, body)
-            except (
-                Exception
-            ) as problem:  # sent to the client, with the keys of the rows that were stored before the error
+            except Exception as problem:  # sent to the client, with the keys of the stored rows
                 self._failed_epoch = epoch
                 answer["error"] = framing.error_to(problem)
             self.pipe.send(answer, *self._keys)

@@ -16,7 +16,7 @@ __all__ = ["keep_freed_memory"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h
 _LARGEST_FROM_HEAP = 32 << 20  # bytes; the largest value that glibc accepts
-_SAID_BY_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 _KEPT = 128 << 20  # bytes of freed memory that a heap may keep
 
 
@@ -30,7 +30,7 @@ def keep_freed_memory() -> bool:
     Returns:
         True if the setting was made. False if there is no glibc, or if the environment decides.
     """
-    if not sys.platform.startswith("linux") or any(name in os.environ for name in _SAID_BY_THE_USER):
+    if not sys.platform.startswith("linux") or any(name in os.environ for name in _SET_BY_USER):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -46,10 +46,11 @@ ALIGNMENT = 64
 
 
 class PackedArray(NamedTuple):
-    """One array of a batch. `shape` has no axis of items.
+    """One array of a batch.
 
-    `item_axis`: position of the batch axis. `per`: the array has one value for each 'item', each 'row' or each
-    'offset'. Rows count if the items lie end to end. There is one offset for each item, and one more.
+    `shape`: shape of one value, without the batch axis. `item_axis`: position of the batch axis. `per`: the array has
+    one value for each 'item', each 'row' or each 'offset'. 'row' is for items that lie end to end, and counts the rows
+    of all items. The number of offsets is the number of items plus one.
     """
 
     name: str
@@ -112,8 +113,8 @@ class Packing:
     def lies_in_one_block(self, arrays: Sequence[npt.NDArray[Any]], num_items: int, num_rows: int = 0) -> bool:
         """Returns whether these arrays already lie as arrays() would place them.
 
-        Arrays in order over one buffer of the core do, unless an array or a gap has another size. In that case the last
-        array lies at another address.
+        Arrays in order over one buffer of the core do, unless an array or a gap has another size. The last array then
+        has another address than arrays() would give it, so the method compares that address.
         """
         first, last = arrays[0], arrays[-1]
         if first.base is None or any(array.base is not first.base for array in arrays):
