@@ -1,4 +1,4 @@
-"""Serves tables to other machines and connects to them, over Arrow Flight (extra `service`).
+"""Serves tables to other machines and connects to them, over Arrow Flight (extra `service`); no local table.
 
 `serve` makes a server of local tables. `connect` makes a handle on a remote table.
 """

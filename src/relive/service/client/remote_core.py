@@ -197,8 +197,9 @@ class RemoteCore(SimpleCalls):
             raise failure
 
     def after(self) -> list[tuple[int, int]]:
-        """Returns the messages that the server must apply before a call of this handle, so that the call sees earlier
-        writes.
+        """Returns the messages that the server must apply before a call of this handle.
+
+        The call then sees the steps that the handle wrote before.
         """
         self._writers = {writer for writer in self._writers if not writer.closed}
         return [pair for writer in self._writers if (pair := writer.unseen()) is not None]

@@ -39,7 +39,8 @@ class StreamingWriter(Closing):
     - The writer is then usable again. If the stream broke, the writer uses new lanes, because the old lanes were cut.
     - A step is acknowledged when the server has stored it. flush() waits for the acknowledgement, and so does a read of
       a call's keys.
-    - Other calls of the same table handle see everything appended before them, unless this writer waits for the limiter.
+    - Other calls of the same table handle see every step appended before them, unless this writer waits for the
+      limiter.
 
     Close the writer. The close waits for the sent steps and cuts the lanes.
 
