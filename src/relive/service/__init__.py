@@ -1,4 +1,7 @@
-"""Tables of other machines, over Arrow Flight (extra `service`): serve, connect; no local table."""
+"""Serves tables to other machines and connects to them, over Arrow Flight (extra `service`); no local table.
+
+`serve` makes a server of local tables. `connect` makes a handle on a remote table.
+"""
 
 from relive.errors import MissingPackage as _MissingPackage
 from relive.errors.extras import install_command as _install_command

@@ -1,1 +1,1 @@
-"""The client: connections, and the table, writers and parameters behind them; no server."""
+"""The client: connections, and the remote table, writers and parameters on top of them; no server."""

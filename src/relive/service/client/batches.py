@@ -1,4 +1,4 @@
-"""Where the batches of a remote table come from: asked for several at a time, on one stream."""
+"""The source of a remote table's batches: requests several batches at a time, on one stream."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from relive.service.wire import framing
 
 __all__ = ["RemoteSource"]
 
-_REPLY_S = 10.0  # no answer to a slice for so long: the server hangs
-_MAX_ASKED = 16  # requests under way; the answers wait in the transport
+_REPLY_S = 10.0  # a server that does not answer a slice for so long hangs
+_MAX_ASKED = 16  # most requests without an answer; answers wait in the transport
 
 
 @final
 class RemoteSource:
-    """Requests on their way, and their answers in order; the server holds what was drawn until it is told otherwise.
+    """Sends requests for batches and takes the answers in order.
 
-    Owner of the stream, which is opened by take() and ends what the server holds with itself. _lock guards all below
-    it, and is held while requests are sent.
+    The server keeps drawn batches in flight until the client says that they were handed out. This object owns the
+    stream. take() opens the stream, and the end of the stream gives back the batches in flight. `_lock` protects the
+    fields below it and the sending of requests.
     """
 
     def __init__(self, core: RemoteCore, request: DrawRequest, columns: Columns, timeout_s: float) -> None:
@@ -39,20 +40,20 @@ class RemoteSource:
         self._lock = threading.Lock()
         self._stream: Exchange | None = None
         self._num_wanted = 0
-        self._num_sent = 0  # requests without an answer yet
-        self._num_handed_out = 0  # since the last message
-        self._is_starved = False  # by the limiter: one request at a time then
-        self._cut: BaseException | None = None  # how sending on the stream failed
+        self._num_sent = 0  # requests without an answer
+        self._num_handed_out = 0  # batches handed out since the last message
+        self._is_starved = False  # whether the limiter refused the last request: then one request at a time
+        self._cut: BaseException | None = None  # the error of a failed send
 
     def ask(self, num_batches: int) -> None:
-        """Sends requests for them, where the stream is open."""
+        """Sends requests for this many more batches if the stream is open."""
         with self._lock:
             self._num_wanted += num_batches
             if num_batches > 0:
                 self._send_requests()
 
     def take(self) -> Batch | None:
-        """The next answer. Raises ServiceUnavailable, and what the server says."""
+        """Returns the next answer's batch. Raises ServiceUnavailable, and the server's errors."""
         stream = self._stream or self._open()
         if not self._has_sent():
             return None
@@ -69,7 +70,7 @@ class RemoteSource:
                 rows = packing.num_rows(told)
                 block = stream.receive_block(told, body, packing.num_bytes(count, rows))
             stream.end()
-        except ReliveError:  # first: some are OSErrors, as broken streams are
+        except ReliveError:  # before StreamBroken: some errors of the library are OSErrors
             self._drop(stream)
             raise
         except StreamBroken as problem:
@@ -88,14 +89,17 @@ class RemoteSource:
         return Batch(self._columns, arrays, keys, probabilities, told["live"])
 
     def commit(self, was_late: bool) -> None:
-        """Counts it; the next message says so."""
+        """Counts a batch as handed out. The next message tells the server."""
         if self._core.closed:
             raise TableClosed()
         with self._lock:
             self._num_handed_out += 1
 
     def give_back(self, num_batches: int) -> None:
-        """Says how many were handed out and ends the stream, with which the server gives back the others."""
+        """Tells the server how many batches were handed out, and ends the stream.
+
+        The server then gives back the other batches.
+        """
         stream, self._stream = self._stream, None
         if stream is None or self._core.closed:
             return
@@ -104,7 +108,7 @@ class RemoteSource:
         try:
             stream.send(framing.encode({"op": "count", "handed_out": self._num_handed_out}))
         except StreamBroken:
-            pass  # the server is gone, and with it what it held
+            pass  # the server is gone, and so are its batches in flight
         self._core.connection.finish(stream, ends)
 
     # ---- the stream ------------------------------------------------------------------------------------------------
@@ -121,7 +125,10 @@ class RemoteSource:
             return self._num_sent > 0 or self._cut is not None
 
     def _send_requests(self) -> None:
-        """For all that is wanted; one at a time while the limiter allows none. _lock is held."""
+        """Sends requests for all wanted batches; one at a time while the limiter allows none.
+
+        Needs the lock `_lock`.
+        """
         stream = self._stream
         if stream is None or self._cut is not None:
             return

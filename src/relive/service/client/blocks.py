@@ -1,4 +1,4 @@
-"""Steps gathered on the client until they are sent, and the keys that come back for them."""
+"""Gathers steps on the client until they are sent, and returns the keys that the server answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Signature = tuple[Any, ...]
 
 
 class Waits(Protocol):
-    """Who can be asked to bring the keys of a part."""
+    """The interface of an object that can wait for the keys of a part."""
 
     def wait_for_keys(self, part: Part) -> None:
         """Blocks until the part is answered."""
@@ -31,7 +31,7 @@ class Waits(Protocol):
 
 @final
 class Part:
-    """One operation on its way: what it will send, then what came back. width: keys a row."""
+    """One operation on its way: first the operation to send, then the answer. `width`: keys for each row."""
 
     __slots__ = ("error", "keys", "num_calls", "num_steps", "operation", "owner", "width")
 
@@ -41,21 +41,27 @@ class Part:
         self.width = width
         self.num_calls = 0 if operation is None else 1
         self.num_steps = 0 if operation is None else operation.num_keys
-        self.keys: Keys | None = None  # flat; where the server stored only the first rows, of those
+        self.keys: Keys | None = None  # flat; if the server stored only the first rows, the keys of those rows
         self.error: Unacknowledged | None = None
 
 
 def whole_part(owner: Waits, operation: Operation) -> Part:
-    """An extend, an end of episodes or a version; its arrays are copied, as the caller may go on to change them."""
+    """Makes a part of an extend, an end of episodes or a version.
+
+    The arrays are copied, because the caller may change them afterwards.
+    """
     operation.arrays = [array.copy() for array in operation.arrays]
     return Part(owner, operation, 1)
 
 
 @final
 class Block:
-    """Appends of one kind: the same columns, lanes, and deadline. A row is counted once all its cells are in.
+    """A block of appends of one kind: the same columns, lanes and deadline.
 
-    plain_names: the columns, where rows name no lanes, bring no priority and wait the writer's deadline; else None.
+    A row counts after all its cells are stored.
+
+    `plain_names`: the columns, if the rows have no lanes= and no priority and wait for the writer's default deadline;
+    else None.
     """
 
     __slots__ = ("_encoder", "_lanes", "_leading", "_names", "_put", "_rows", "capacity", "num_rows", "part",
@@ -89,7 +95,7 @@ class Block:
         self.timeout_s = timeout_s
 
     def put(self, columns: dict[str, Any], priority: Any) -> StreamedKeys:
-        """One row; raises as an append does, and then the block is as it was."""
+        """Adds one row. Raises the errors of append; the block is then unchanged."""
         if priority is not None:
             columns = {**columns, "priority": priority}
             check_priorities(self._encoder.exact("priority", priority, self._leading))
@@ -98,7 +104,7 @@ class Block:
         return StreamedKeys(self.part, row * self.part.width, self._leading)
 
     def seal(self) -> Part:
-        """The operation that sends what is there."""
+        """Returns the part with the operation that sends the gathered rows."""
         lanes, count = self._lanes, self.num_rows
         header = {"op": "append", "rows": count, "names": list(self._names)}
         header["lanes"] = None if lanes is None else len(lanes)
@@ -112,10 +118,19 @@ class Block:
 
 @final
 class StreamedKeys(NDArrayOperatorsMixin):
-    """Keys of a streamed call, which come when they are read: an array for numpy, an int where the call appended one.
+    """The keys of a streamed call, which are read when they are needed.
 
-    Reading waits until the server has confirmed the steps: their acknowledgement. Raises DeadlineExceeded after the
-    writer's deadline, Unacknowledged where they were not stored.
+    For numpy the object is an int64 array. If the call appended a single step to a writer of one lane, the object is
+    also an int. A read waits for the acknowledgement: the server has then stored the steps.
+
+    Args:
+        part: The part of the steps.
+        first: Position of the first key in the part.
+        shape: Shape of the keys.
+
+    Raises:
+        DeadlineExceeded: A read waited longer than the writer's deadline.
+        Unacknowledged: The steps were not stored.
     """
 
     __slots__ = ("_first", "_part", "shape")
@@ -126,7 +141,17 @@ class StreamedKeys(NDArrayOperatorsMixin):
         self.shape = shape
 
     def read(self) -> Keys:
-        """int64 of `shape`; waits for them."""
+        """Returns the keys.
+
+        Returns:
+            The keys as int64 of shape `shape`.
+
+        Raises:
+            DeadlineExceeded: The server did not acknowledge the steps within the writer's deadline.
+            Unacknowledged: The steps were not stored.
+
+        Blocks: until the server has acknowledged the steps.
+        """
         part, count = self._part, math.prod(self.shape)
         if part.keys is None and part.error is None:
             part.owner.wait_for_keys(part)
@@ -151,11 +176,11 @@ class StreamedKeys(NDArrayOperatorsMixin):
 
     @property
     def ndim(self) -> int:
-        """Axes of shape."""
+        """Number of axes of `shape`."""
         return len(self.shape)
 
     def ravel(self) -> Keys:
-        """As an array's."""
+        """Returns the keys as an array of one axis; reads the keys."""
         return self.read().ravel()
 
     def __int__(self) -> int:
@@ -175,7 +200,7 @@ class StreamedKeys(NDArrayOperatorsMixin):
         return self.read()[which]
 
     def tolist(self) -> Any:
-        """As an array's."""
+        """Returns the keys as Python ints, in lists as nested as `shape`; reads the keys."""
         return self.read().tolist()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""A client's connection to one table of a server: streams opened and opened again, deadlines, the handshake."""
+"""A client's connection to one table of a server: opens and reopens streams, keeps deadlines, makes the handshake."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from relive.service.wire.verbs import VERBS
 
 __all__ = ["MIN_REPLY_S", "Answer", "Connection", "close_connections", "cutoff", "server_wait"]
 
-MIN_REPLY_S = 1.0  # an answer is waited for at least so long, whatever the deadline: networks blink
+MIN_REPLY_S = 1.0  # shortest wait for an answer, whatever the deadline: networks have short outages
 _LOOKS = frozenset({"select", "gather", "list", *(verb.name for verb in VERBS.values() if verb.looks)})
 _OPTIONS = [
-    # Windows and frames as large as batches are; without them large bodies come at about half the speed.
+    # Windows and frames as large as batches. With the default sizes, large bodies arrive at about half the speed.
     ("grpc.http2.lookahead_bytes", 16 << 20),
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
-    # The window is wide enough: no pings between batches to find out how wide it should be.
+    # The window is wide enough: no pings between batches to measure the best width.
     ("grpc.http2.bdp_probe", 0),
-    # A connection of its own, tried again soon: the default is to wait longer and longer, up to two minutes.
+    # A connection of its own with short pauses between retries. By default the pauses grow up to two minutes.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -46,32 +46,38 @@ _OPTIONS = [
 ]
 
 
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for forks, and the end of the interpreter as in server.py
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for forks, and for the end of the interpreter as in server.py
 
 
 class Answer(NamedTuple):
-    """What came back for one call: the header, and the block that its packing describes (None where none is due)."""
+    """The answer to one call: the header, and the block that its packing describes (None if no block is due)."""
 
     header: dict[str, Any]
     block: Bytes | None
 
 
 def cutoff(timeout_s: float) -> float:
-    """The time.monotonic() at which the client gives up, a little before the deadline: the error comes in time."""
+    """Returns the time.monotonic() at which the client gives up.
+
+    The time lies a little before the deadline, so that the error comes in time.
+    """
     return time.monotonic() + max(timeout_s - 0.1, MIN_REPLY_S)
 
 
 def server_wait(timeout_s: float) -> float | None:
-    """How long the server may wait for the limiter; the rest of the deadline is for the way back. None: for ever."""
+    """Returns the seconds that the server may wait for the limiter; None: no limit.
+
+    The rest of the timeout is for the way back.
+    """
     return None if math.isinf(timeout_s) else timeout_s - min(0.1 * timeout_s, 1.0)
 
 
 @final
 class Connection:
-    """Streams to one table, opened as threads need them. Any number of threads; not usable in a forked child.
+    """Streams to one table, opened when threads need them. Any number of threads; not usable in a forked child.
 
-    A stream that breaks is dropped with all idle ones; the next call connects anew and waits for the server until its
-    deadline. The table must then be the same one (FormatMismatch else).
+    If a stream breaks, the connection drops that stream and all idle streams. The next call connects again and waits
+    for the server until the call's deadline. The server must then serve the same table, else FormatMismatch.
     """
 
     def __init__(self, address: str, spec_json: str | None) -> None:
@@ -86,12 +92,12 @@ class Connection:
         self._watch = Watch()
         self._memory = BatchMemory()
         self.closed = False
-        self.is_foreign = False  # in a forked child of the process that opened it: its streams are not ours
+        self.is_foreign = False  # whether this process is a forked child: the streams then belong to the parent
         _open.add(self)
 
     @property
     def port(self) -> str:
-        """Of the server."""
+        """Port of the server."""
         return self._location.rpartition(":")[2]
 
     def check_process(self, what: str) -> None:
@@ -102,10 +108,10 @@ class Connection:
     # ---- calls -----------------------------------------------------------------------------------------------------
 
     def call(self, op: str, message: bytes, ends: float, packing: Packing | None, count: int) -> Answer:
-        """Sends the message of a call and waits for its answer until `ends`. Raises what the server raised, and
-        ServiceUnavailable.
+        """Sends the message of a call and waits for the answer until `ends`.
 
-        A call that only looks is sent again where its stream broke, until `ends`; any other is never sent twice.
+        Raises the server's error, and ServiceUnavailable. If the stream breaks, a call that only reads is sent again,
+        until `ends`. Any other call is never sent twice.
         """
         while True:
             start = time.monotonic()
@@ -122,10 +128,10 @@ class Connection:
             except StreamBroken as problem:
                 error = self.broken(stream, problem, start)
                 if op in _LOOKS and not stream.expired and not self.closed:
-                    continue  # opening a stream again is what ends this, at `ends`
+                    continue  # open() raises at `ends`, and so ends the loop
                 raise error from None
             except BaseException:
-                self.drop(stream)  # between a call and its answer: nobody could use it again
+                self.drop(stream)  # a stream between a call and its answer is of no further use
                 raise
             self.give(stream)
             if "error" in told:
@@ -133,14 +139,14 @@ class Connection:
             return Answer(told, block)
 
     def give(self, stream: Exchange, kind: str = "call") -> None:
-        """A stream of this kind that is free for the next one who asks, unless the watch cut it as its answer came."""
+        """Makes a stream available to the next call, unless the watch cancelled the stream while the answer came."""
         if stream.expired:
             self.drop(stream)
         else:
             self._idle[kind].append(stream)
 
     def take(self, ends: float, kind: str = "call") -> Exchange:
-        """An idle stream of this kind, or a new one."""
+        """Returns an idle stream of this kind, or a new stream."""
         self.check_process("a remote table")
         try:
             return self._idle[kind].pop()
@@ -152,7 +158,10 @@ class Connection:
     def open(
         self, kind: str, fields: dict[str, Any], ends: float, wanted: Callable[[], bool] = lambda: True
     ) -> tuple[Exchange, dict[str, Any]]:
-        """A new stream and the server's hello; tries until `ends` where the server is not there, as long as wanted."""
+        """Opens a stream, and returns the stream and the server's hello.
+
+        If the server is not there, the method retries until `ends`, as long as wanted() is true.
+        """
         start = time.monotonic()
         request = {
             "relive": framing.VERSION,
@@ -173,7 +182,7 @@ class Connection:
             try:
                 return self._open_once(request, ends)
             except ReliveError:
-                raise  # the server's answer; some are OSErrors, as broken streams are
+                raise  # the server's answer; before StreamBroken: some errors of the library are OSErrors
             except StreamBroken as problem:
                 self._forget_client()
                 if time.monotonic() + pause_s >= ends or not wanted():
@@ -206,7 +215,10 @@ class Connection:
         return stream, hello
 
     def broken(self, stream: Exchange, problem: BaseException, start: float) -> ReliveError:
-        """The error of a stream that broke; drops it and every idle one, which most likely broke with it."""
+        """Returns the error of a broken stream.
+
+        Drops that stream and every idle stream, because most likely all are broken.
+        """
         expired = stream.expired
         self.drop(stream)
         if not expired:
@@ -226,7 +238,10 @@ class Connection:
         stream.cancel()
 
     def finish(self, stream: Exchange, ends: float) -> bool:
-        """Ends a stream and waits until the server has given back what it held; False where it did not by `ends`."""
+        """Ends a stream, and waits until the server has given back the stream's draws and lanes.
+
+        False if not done by `ends`.
+        """
         with self._changed:
             self._all.discard(stream)
         return stream.finish(ends)
@@ -238,12 +253,12 @@ class Connection:
                     self.drop(idle.pop())
 
     def _forget_client(self) -> None:
-        # A connection that failed is tried again only after a pause; a new one at once.
+        # gRPC retries a failed connection only after a pause, but connects a new client at once.
         with self._changed:
             self._client = None
 
     def close(self) -> None:
-        """Ends every stream at once; who waits on one gets TableClosed."""
+        """Ends every stream at once. A call that waits on a stream raises TableClosed."""
         self.closed = True
         _open.discard(self)
         self._watch.stop()
@@ -267,7 +282,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 @at_end
 def close_connections(port: str | None = None) -> None:
-    """At the end of the process: all of them, or those to servers at this port."""
+    """Closes the connections to servers at this port, or all connections; called at the end of the process."""
     for connection in list(_open):
         if port is None or connection.port == port:
             connection.close()

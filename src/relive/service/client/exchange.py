@@ -1,4 +1,4 @@
-"""The client's end of one stream, and the watch that cuts streams whose answer is late."""
+"""The client's end of one stream, and the watch that cancels streams with late answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from relive.service.wire.framing import Bytes
 
 __all__ = ["Exchange", "StreamBroken", "Watch"]
 
-StreamBroken = (flight.FlightError, pa.ArrowException, OSError, StopIteration)  # what a dead stream raises
+StreamBroken = (flight.FlightError, pa.ArrowException, OSError, StopIteration)  # errors of a dead stream
 
 _LOOK_EVERY_S = 0.05
 _ROUNDS_BEFORE_SLEEP = 40
@@ -28,7 +28,7 @@ _ROUNDS_BEFORE_SLEEP = 40
 
 @final
 class Watch:
-    """A thread that cancels streams at their deadlines; it sleeps while no stream waits. Owner of the thread."""
+    """A thread that cancels streams at their deadlines. It sleeps while no stream waits. The object owns the thread."""
 
     def __init__(self) -> None:
         self._streams: set[Exchange] = set()
@@ -38,17 +38,17 @@ class Watch:
         self.sleeps = True
 
     def add(self, stream: Exchange) -> None:
-        """Looks after a stream from now on."""
+        """Watches a stream from now on."""
         with self._changed:
             self._streams.add(stream)
 
     def remove(self, stream: Exchange) -> None:
-        """No longer."""
+        """Stops watching a stream."""
         with self._changed:
             self._streams.discard(stream)
 
     def wake(self) -> None:
-        """A stream has a deadline; called by streams while `sleeps` is set."""
+        """Wakes the thread: a stream has a deadline. Streams call wake() while `sleeps` is set."""
         with self._changed:
             if self._thread is None and not self._stopped:
                 self._thread = threading.Thread(target=self._look, name="relive-deadlines", daemon=True)
@@ -72,18 +72,20 @@ class Watch:
                     if now >= stream.deadline:
                         stream.expire(now)
                 quiet = 0 if busy else quiet + 1
-                # A stream that sets its deadline between this look and the sleep finds `sleeps` set and wakes us, or
-                # is seen by the look that follows the setting of it.
+                # If a stream sets its deadline between this look and the sleep, one of two things happens. Either the
+                # stream finds `sleeps` set and wakes this thread, or the look after the setting of `sleeps` sees the
+                # deadline.
                 self.sleeps = quiet > _ROUNDS_BEFORE_SLEEP
                 self._changed.wait(None if quiet > _ROUNDS_BEFORE_SLEEP + 1 else _LOOK_EVERY_S)
 
 
 @final
 class Exchange:
-    """Messages out, messages in. One thread may send while another receives; within each, one at a time.
+    """Sends and receives the messages of one stream.
 
-    A deadline set by begin() holds until end(): past it the watch cancels the stream, and who waits on it gets one of
-    StreamBroken. A stream is not usable after any error of the transport.
+    One thread may send while another thread receives. At most one thread sends at a time, and at most one receives. A
+    deadline that begin() sets stays until end(). After the deadline the watch cancels the stream, and the waiting
+    thread gets an error of StreamBroken. After any error of the transport the stream is not usable.
     """
 
     def __init__(self, writer: Any, reader: Any, watch: Watch) -> None:
@@ -96,19 +98,19 @@ class Exchange:
         watch.add(self)
 
     def begin(self, deadline: float) -> None:
-        """From now until end() the stream is cancelled at this time.monotonic()."""
+        """Sets the deadline, a time.monotonic(). The watch cancels the stream then, unless end() came before."""
         with self._changed:
             self.deadline = deadline
         if self._watch.sleeps:
             self._watch.wake()
 
     def end(self) -> None:
-        """The answer is there."""
+        """Removes the deadline: the answer has arrived."""
         with self._changed:
             self.deadline = math.inf
 
     def expire(self, now: float) -> None:
-        """Cancels the stream if its deadline has passed; the watch's call."""
+        """Cancels the stream if its deadline has passed; called by the watch."""
         with self._changed:
             if now >= self.deadline:
                 self.expired = True
@@ -120,7 +122,7 @@ class Exchange:
         self._writer.write_metadata(message)
 
     def receive(self) -> tuple[dict[str, Any], Bytes]:
-        """The next message, header and body; blocks until it comes. Raises StreamBroken."""
+        """Returns the header and the body of the next message; blocks until the message comes. Raises StreamBroken."""
         chunk = self._reader.read_chunk()
         if chunk.app_metadata is None:
             raise BadMessage("answer", "a message", "a record batch")
@@ -128,9 +130,12 @@ class Exchange:
         return header, body if chunk.data is None else _bytes_of(chunk.data)
 
     def receive_block(self, header: Mapping[str, Any], body: Bytes, num_bytes: int) -> Bytes:
-        """The body of an answer of num_bytes in a pooled buffer; `body`, what came with the header, is its beginning.
+        """Receives the body of an answer, of num_bytes, into a pooled buffer.
 
-        Raises BadMessage, after which the stream is of no use, and what the server says went wrong in mid-answer.
+        `body` is the part that came with the header.
+
+        Raises BadMessage, after which the stream is of no further use, and the error that the server reports in
+        mid-answer.
         """
         told = header.get("body_bytes", len(body))
         if told != num_bytes:
@@ -150,13 +155,16 @@ class Exchange:
             body = _bytes_of(chunk.data)
 
     def half_close(self, deadline: float) -> None:
-        """Says that nothing more comes; another thread reads the stream to its end."""
+        """Says that nothing more will be sent. Another thread reads the stream to its end."""
         self.begin(deadline)
         with contextlib.suppress(*StreamBroken):
             self._writer.done_writing()
 
     def finish(self, deadline: float) -> bool:
-        """Says that nothing more comes and waits until the server has ended the stream; False where it did not."""
+        """Says that nothing more will be sent, and waits until the server has ended the stream.
+
+        False if the server did not.
+        """
         self.begin(deadline)
         try:
             self._writer.done_writing()
@@ -171,20 +179,23 @@ class Exchange:
             self._dispose()
 
     def interrupt(self) -> None:
-        """From another thread: who waits on the stream gets StreamBroken, and cancels it."""
+        """Cancels the stream from another thread.
+
+        A thread that waits on the stream gets StreamBroken, and calls cancel().
+        """
         self._reader.cancel()
 
     def cancel(self) -> None:
-        """Ends the stream at once; by the thread that uses it, or when none does."""
+        """Ends the stream at once. Called by the thread that uses the stream, or while no thread uses the stream."""
         self._reader.cancel()
         self._dispose()
 
     def _dispose(self) -> None:
         self._watch.remove(self)
         with contextlib.suppress(*StreamBroken):
-            self._writer.close()  # Arrow complains on stderr of writers that were never closed
+            self._writer.close()  # Arrow prints a warning on stderr for a writer that was never closed
 
 
 def _bytes_of(chunk: Any) -> Bytes:
-    """The bytes of a record batch of one column; a view."""
+    """Returns the bytes of a record batch of one column, as a view."""
     return np.frombuffer(chunk.column(0).buffers()[1], np.uint8)[: chunk.num_rows]

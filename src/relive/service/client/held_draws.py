@@ -1,4 +1,4 @@
-"""Draws that a server holds until the client says what became of them."""
+"""Draws that a server keeps in flight until the client commits them or gives them back."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ __all__ = ["RemoteDraws"]
 
 @final
 class RemoteDraws:
-    """Draws from a remote table (relive.reading.held_draws.HeldDraws); each call is one round trip.
+    """Draws from a remote table (relive.reading.held_draws.HeldDraws). Each call is one round trip.
 
-    Owner of a stream, which is opened by the first draw. Where it ends, the server gives back what it holds, with the
-    uses that were taken: also where this process dies.
+    The object owns a stream, which the first draw opens. When the stream ends, the server gives back the draws in
+    flight and the uses that they took. The server also does so if this process dies.
     """
 
     def __init__(self, core: RemoteCore) -> None:
         self._core = core
         self._stream: Exchange | None = None
-        self._held: deque[Exchange] = deque()  # of each draw that is held its stream, the oldest first
+        self._held: deque[Exchange] = deque()  # the stream of each draw in flight, the oldest draw first
 
     def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
-        """One held draw. Raises ServiceUnavailable, too; then all that was held is given back."""
+        """Makes one draw and keeps it in flight.
+
+        Raises ServiceUnavailable, too; then all draws in flight are given back.
+        """
         selection: RemoteSelection | None = request.selection
         op, packing = ("draw", DRAWN) if selection is None else ("sample", selection.sampled)
         after = self._core.after()
@@ -55,18 +58,21 @@ class RemoteDraws:
         return HeldDraw(arrays, keys, probabilities, told["live"])
 
     def commit(self) -> None:
-        """Counts the oldest as sampled over there. Raises ServiceUnavailable where the server does not answer."""
+        """Counts the oldest draw as sampled on the server. Raises ServiceUnavailable if the server does not answer."""
         if self._held.popleft() is not self._stream:
             raise ServiceUnavailable(self._core.path, 0.0, "the stream that held the batch is over")
         self._tell({"op": "count", "handed_out": 1})
 
     def give_back(self) -> None:
-        """The server takes the newest back; also where it cannot be told, for then the stream is over."""
+        """Gives the newest draw back to the server.
+
+        If the server cannot be told, the stream is over and the draw goes back anyway.
+        """
         if self._held.pop() is self._stream:
             self._tell({"op": "back", "handed_out": 0})
 
     def close(self) -> None:
-        """Ends the stream, with which the server takes back all that it holds."""
+        """Ends the stream. The server then takes back all draws in flight."""
         stream, self._stream = self._stream, None
         self._held.clear()
         if stream is not None and not self._core.closed:
@@ -92,7 +98,10 @@ class RemoteDraws:
     def _exchange(
         self, stream: Exchange, message: bytes, ends: float, receive: Callable[[], tuple[dict[str, Any], Any]]
     ) -> tuple[dict[str, Any], Any]:
-        """A message and its answer. Where that is cut short the stream is over, and with it what it held."""
+        """Sends a message and receives the answer.
+
+        If the exchange is cut short, the stream is over, and its draws go back.
+        """
         start = time.monotonic()
         try:
             stream.begin(ends)

@@ -1,4 +1,4 @@
-"""What a table asks of its core, answered by a server: the face above is the same class as for a local table."""
+"""Answers a table's calls to its core by a server. The class above this core is the same as for a local table."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ __all__ = ["RemoteCore", "RemoteSelection", "remote_core"]
 Keys = npt.NDArray[np.int64]
 Arrays = list[npt.NDArray[Any]]
 
-_MAX_MESSAGES = 16  # of a selection, remembered as they are sent
+_MAX_MESSAGES = 16  # most encoded messages that a selection remembers
 
 
 class RemoteSelection(NamedTuple):
-    """Columns of an index, and how answers lie. messages: of draws by request, without its columns, and timeout_s."""
+    """Columns of an index, and how answers lie in bytes.
+
+    `messages`: encoded draws, by request (without its columns) and timeout_s.
+    """
 
     number: int
     names: list[str]
@@ -40,9 +43,9 @@ class RemoteSelection(NamedTuple):
 
 @answered_by_messages
 class RemoteCore(SimpleCalls):
-    """A TableCore whose calls are each one message and its answer. Any number of threads; made by remote_core().
+    """A TableCore in which each call is one message and its answer. Any number of threads; made by remote_core().
 
-    A call that has no timeout_s of its own waits for its answer at most the handle's default.
+    A call without a timeout_s waits for its answer for at most the handle's default timeout.
     """
 
     def __init__(self, connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> None:
@@ -53,12 +56,12 @@ class RemoteCore(SimpleCalls):
         self.stream: int = framing.field(hello, "stream", int)
         self.read_only: bool = framing.field(hello, "read_only", bool)
         self.timeout_s = config.timeout_s if timeout_s is None else timeout_s
-        self._writers: set[RemoteWriterCore] = set()  # those that are not closed; lanes last until their writer is
+        self._writers: set[RemoteWriterCore] = set()  # the open writers; lanes last until their writer is closed
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def select(self, index: int, names: list[str]) -> RemoteSelection:
-        """Asks the server what these columns look like. Raises UnknownColumn and the like."""
+        """Asks the server for the form of these columns. Raises UnknownColumn and similar errors."""
         header, _ = self._call({"op": "select", "index": index, "names": names})
         outputs = [
             (str(name), str(dtype), tuple(shape), int(axis), str(per))
@@ -68,11 +71,11 @@ class RemoteCore(SimpleCalls):
         return RemoteSelection(index, names, outputs, sampled(typed), gathered(typed), {})
 
     def where(self, index: int, text: str, operations: list[Any]) -> str:
-        """The text: the server makes its own program of it."""
+        """Returns the text of a condition; the server makes its own program of the text."""
         return text
 
     def draw(self, request: DrawRequest, timeout_s: float) -> DrawnItems:
-        """One batch, or keys and probabilities alone."""
+        """Draws one batch, or keys and probabilities alone."""
         selection: RemoteSelection | None = request.selection
         op, packing = ("draw", DRAWN) if selection is None else ("sample", selection.sampled)
         message = self._draw_message(op, request, timeout_s)
@@ -93,7 +96,7 @@ class RemoteCore(SimpleCalls):
         return message
 
     def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]:
-        """Which of the keys were claimed, live items."""
+        """Returns a bool for each key that says whether the key was claimed, and the number of live items."""
         count = len(keys)
         header = {"op": "claim", "index": index, "n": count}
         told, block = self._call(header, (np.ascontiguousarray(keys),), timeout_s, PRESENT, count)
@@ -103,7 +106,7 @@ class RemoteCore(SimpleCalls):
     def list_items(
         self, index: int, first: int, count: int, where: str | None = None
     ) -> tuple[Keys, npt.NDArray[np.uint64], npt.NDArray[np.float64], int]:
-        """Items of some leaves; the server may look at fewer than asked."""
+        """Returns the items of some leaves. The server may look at fewer leaves than requested."""
         header = {"op": "list", "index": index, "first": first, "n": count}
         header |= {} if where is None else {"where": where}
         told, block = self._call(header, (), None, LISTED, 0)
@@ -114,7 +117,7 @@ class RemoteCore(SimpleCalls):
     def gather(
         self, selection: RemoteSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, npt.NDArray[np.bool_]]:
-        """Columns by key; into `out` where that is given."""
+        """Gathers columns by key, into `out` if given."""
         count = len(keys)
         header = {"op": "gather", "index": selection.number, "names": selection.names, "n": count}
         packing = selection.gathered
@@ -138,7 +141,10 @@ class RemoteCore(SimpleCalls):
         columns: Sequence[npt.NDArray[Any]],
         timeout_s: float,
     ) -> Keys:
-        """Explicit items; keys. A call that raises ServiceUnavailable may or may not have made them."""
+        """Creates explicit items and returns their keys.
+
+        After ServiceUnavailable the items may or may not have been made.
+        """
         count = len(windows)
         named = [0 if one is None else one.shape[1] for one in rows]
         header = {"op": "create", "index": index, "n": count, "named": named, "given": priorities is not None}
@@ -155,13 +161,13 @@ class RemoteCore(SimpleCalls):
     # ---- writing and the handle ------------------------------------------------------------------------------------
 
     def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> SyncWriterCore:
-        """Lanes over there, whose every call is answered before it returns."""
+        """Opens lanes on the server. Each call of the writer is answered before it returns."""
         writer = SyncWriterCore(self.connection, RowEncoder(self.spec, num_lanes, single, normalise), self.timeout_s)
         self.add_writer(writer)
         return writer
 
     def add_writer(self, writer: RemoteWriterCore) -> None:
-        """Remembers a writer: it closes with the table, and other calls see what it sent before."""
+        """Remembers a writer. The writer closes with the table, and other calls see the steps that it sent before."""
         self._writers.add(writer)
 
     @property
@@ -175,7 +181,10 @@ class RemoteCore(SimpleCalls):
         return self.connection.closed
 
     def close(self) -> None:
-        """Closes the writers, then every stream. Raises Unacknowledged after that, where a streaming writer did."""
+        """Closes the writers, then every stream.
+
+        If a streaming writer raised Unacknowledged, raises that error at the end.
+        """
         failure: Unacknowledged | None = None
         if not self.connection.closed:
             for writer in list(self._writers):
@@ -188,7 +197,10 @@ class RemoteCore(SimpleCalls):
             raise failure
 
     def after(self) -> list[tuple[int, int]]:
-        """What has to be applied before a call of this handle, so that it sees what the handle wrote before."""
+        """Returns the messages that the server must apply before a call of this handle.
+
+        The call then sees the steps that the handle wrote before.
+        """
         self._writers = {writer for writer in self._writers if not writer.closed}
         return [pair for writer in self._writers if (pair := writer.unseen()) is not None]
 
@@ -224,8 +236,8 @@ class RemoteCore(SimpleCalls):
 
 
 def remote_core(connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> RemoteCore:
-    """The core of the table that answered with this hello."""
-    return RemoteCore(connection, hello, timeout_s)  # type: ignore[abstract]  # its simple calls come from the list
+    """Makes the core of the table that answered with this hello."""
+    return RemoteCore(connection, hello, timeout_s)  # type: ignore[abstract]  # answered_by_messages adds the simple calls
 
 
 if TYPE_CHECKING:

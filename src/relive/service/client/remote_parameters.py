@@ -39,9 +39,14 @@ _MAX_BYTES = 1 << 40
 
 @final
 class RemoteParameters:
-    """The newest parameters beside a remote table (`remote.parameters`). Any number of threads; a stream of its own for
-    each call that is under way. They live in the server's process: where that is killed they are gone until somebody
-    publishes again, and a server that is asked for what is not there waits for it.
+    """The newest parameters beside a remote table, as `remote.parameters`. Any number of threads.
+
+    Each call in progress uses its own stream. The parameters live in the server's process. If that process is killed,
+    the parameters are gone until a publisher publishes again, and a pull from the restarted server waits for that.
+
+    Args:
+        connection: Connection to the table.
+        timeout_s: Default timeout in seconds of publish() and `version`.
     """
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
@@ -51,34 +56,48 @@ class RemoteParameters:
 
     @property
     def version(self) -> int:
-        """The newest version over there; 0 where nothing is published. Asks the server."""
+        """The newest version on the server; 0 if no version is published. Each read asks the server."""
         message = _pull_message(MAX_VERSION, 0.0, None)
         told = self._call(cutoff(self._timeout_s), lambda stream: _answer(stream, message)[0])
         return framing.whole(told, "version", 0, MAX_VERSION)
 
     @property
     def finished(self) -> bool:
-        """Whether the last answer of a pull said that no newer version will come."""
+        """Whether the answer to the last pull said that no newer version will come."""
         return self._finished
 
     @names_arguments
     def pull(
         self, newer_than: int = 0, timeout_s: float = 0.0, note: Mapping[str, Any] | None = None
     ) -> Published | None:
-        """The newest version if it is above newer_than; waits for one until the deadline, None where none came by then,
-        and at once where none will (`finished`).
+        """Returns the newest version if it is above `newer_than`. The version is received as a whole, or not at all.
 
-        The server waits for a second less, or for half of a short deadline. The deadline holds for the bytes on their
-        way, too, but an answer is waited for at least 1 s. note: a dict that JSON can say, of at most 64 KiB, for the
-        serving process, which may listen; told again where the link breaks, so that it had better say sums. Whole or
-        not at all: a checksum is compared. Where the server is gone it is waited for until the deadline, then
-        ServiceUnavailable. Raises InvalidConfig, TableClosed, ForkedHandle, FormatMismatch (another table is served
-        there now).
+        A checksum is compared. The server waits for a newer version for 1 s less than `timeout_s`, or for half of a
+        short `timeout_s`. The deadline also applies to the transfer, but the client waits for an answer for at least
+        1 s. If the server is gone, the client retries until the deadline.
+
+        Args:
+            newer_than: The highest version that the caller does not need, default 0.
+            timeout_s: Seconds to wait for a newer version, default 0.
+            note: A dict that JSON can represent, at most 64 KiB, for the serving process, which may listen; None: no
+                note. The note is sent again if the link breaks. A note should therefore contain sums, not increments.
+
+        Returns:
+            The version; None if no newer version came by the deadline. None at once if none will come (`finished`).
+
+        Raises:
+            InvalidConfig: An argument is not as described.
+            TableClosed: The handle is closed.
+            ForkedHandle: The handle was opened by a parent of this process.
+            FormatMismatch: The server now serves another table under this address.
+            ServiceUnavailable: The server did not answer by the deadline.
+
+        Blocks: until a newer version comes, at most until the deadline.
         """
         above, seconds = integer("newer_than", newer_than, 0, MAX_VERSION), timeout(timeout_s)
         said = None if note is None else checked_json("note", note, MAX_NOTE_BYTES)
         ends = cutoff(seconds)
-        # Half of a short deadline, a second of a long one, is for the way back: most answers of a poll come at its end.
+        # Half of a short timeout, or 1 s of a long timeout, is for the way back: most polls are answered at their end.
         waits_until = time.monotonic() + seconds - min(0.5 * seconds, 1.0)
 
         def ask(stream: Exchange) -> Publication | None:
@@ -104,13 +123,26 @@ class RemoteParameters:
         about: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Makes a copy of these arrays the newest version, for all readers at once, when all bytes are over there.
+        """Makes a copy of these arrays the newest version, for all readers at once, when all bytes are on the server.
 
-        parameters: named arrays of numbers, of any shape, all of them every time. version: above the newest; the newest
-        again, with the same arrays, is harmless. about: a dict that JSON can say. timeout_s: for all of it, None: the
-        table's. Another publisher that is in the middle of one is waited for. Sent again by itself where the link
-        breaks, until the deadline. Raises InvalidConfig, StaleVersion, DeadlineExceeded, ServiceUnavailable (whether it
-        was done is unknown: publish it again).
+        If the link breaks, the client sends the version again, until the deadline. The client waits for another
+        publisher that is in the middle of a publication.
+
+        Args:
+            parameters: Named arrays of numbers, of any shape. Every version contains all arrays.
+            version: Number of the version, above the newest version. The newest version again, with the same arrays, is
+                harmless.
+            about: A dict that JSON can represent, at most 256 KiB; None: an empty dict.
+            timeout_s: Deadline in seconds for the whole call; None: the table's default.
+
+        Raises:
+            InvalidConfig: An argument is not as described, or the set is larger than the server accepts.
+            StaleVersion: The version is not above the newest version.
+            DeadlineExceeded: Another publisher was not done by the deadline.
+            ServiceUnavailable: The server did not answer by the deadline. The version may or may not be published:
+                publish it again.
+
+        Blocks: until the server has the version, at most until the deadline.
         """
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         publication = publication_of(parameters, version, about, _MAX_BYTES)
@@ -130,7 +162,7 @@ class RemoteParameters:
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def _call(self, ends: float, ask: Callable[[Exchange], Answer]) -> Answer:
-        """ask(stream), again where its stream broke: neither pulling nor publishing the same twice does any harm."""
+        """Calls ask(stream), again if the stream broke: a pull or a publication that is sent twice is harmless."""
         connection = self._connection
         while True:
             start = time.monotonic()
@@ -146,10 +178,10 @@ class RemoteParameters:
             except StreamBroken as problem:
                 error = connection.broken(stream, problem, start)
                 if not stream.expired and not connection.closed:
-                    continue  # opening a stream again is what ends this, at `ends`
+                    continue  # take() raises at `ends`, and so ends the loop
                 raise error from None
             except BaseException:
-                connection.drop(stream)  # between a call and its answer: nobody could use it again
+                connection.drop(stream)  # a stream between a call and its answer is of no further use
                 raise
             connection.give(stream, _KIND)
             return answer
@@ -157,8 +189,9 @@ class RemoteParameters:
 
 @final
 class _Refused(Exception):
-    """What the server says in place of an answer; its stream goes on. Some errors it carries are OSErrors, as those of
-    a broken stream are.
+    """An error that the server sent in place of an answer. The stream is still usable.
+
+    The error is wrapped because some errors of the library are OSErrors, as the errors of a broken stream are.
     """
 
     def __init__(self, error: ReliveError) -> None:
@@ -177,13 +210,16 @@ def _answer(stream: Exchange, message: bytes) -> tuple[dict[str, Any], framing.B
 def _pull_message(
     newer_than: int, timeout_s: float | None, note: Mapping[str, Any] | None, lease_s: float | None = 0.0
 ) -> bytes:
-    """timeout_s: for a newer one. lease_s: for all of it, after which nobody waits here any more."""
+    """Encodes a pull.
+
+    `timeout_s`: for a newer version. `lease_s`: for the whole pull; the client stops waiting after that.
+    """
     header: dict[str, Any] = {"op": "pull", "newer_than": newer_than, "timeout_s": timeout_s, "lease_s": lease_s}
     return framing.encode(header if note is None else {**header, "note": note})
 
 
 def _left(ends: float) -> float | None:
-    """Seconds until then; None: for ever."""
+    """Returns the seconds until then; None: no limit."""
     return None if math.isinf(ends) else max(ends - time.monotonic(), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""A table on another machine."""
+"""A table on another machine, and the function that connects to it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,22 @@ _CONNECT_S = 10.0
 
 @names_arguments
 def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None = None) -> RemoteTable:
-    """A handle on the table at grpc://host:port/name.
+    """Connects to a table that a server serves.
 
-    timeout_s: the default deadline of this handle's calls, None: the table's; connecting waits for the server at most
-    so long, or 10 s. spec: what the caller expects a step to hold; InvalidConfig where the table holds another.
-    Raises ServiceUnavailable, NoSuchTable, FormatMismatch (a server of another version), InvalidConfig.
+    Args:
+        address: Address of the table, grpc://host:port/name.
+        timeout_s: Default timeout in seconds of the handle's calls; None: the table's default. Connecting waits for the
+            server for at most this time, or for 10 s if None.
+        spec: The spec that the caller expects the table to have; None: any spec.
+
+    Returns:
+        A handle on the table. Close the handle, or use it as a context manager.
+
+    Raises:
+        ServiceUnavailable: The server did not answer in time.
+        NoSuchTable: The server serves no table under this name.
+        FormatMismatch: The server has another version of the protocol.
+        InvalidConfig: The address is not grpc://host:port/name, or the table has another spec.
     """
     given = None if timeout_s is None else timeout(timeout_s)
     if spec is not None and not isinstance(spec, StepSpec):
@@ -54,11 +65,21 @@ def _connect_again(address: str, timeout_s: float | None, stream: int) -> Remote
 
 @final
 class RemoteTable(TableHandle):
-    """The interface of every table, over the wire. Any number of threads; each waits on a stream of its own.
+    """A handle on a table of another machine, with the interface of every table. Any number of threads.
 
-    Every call has a deadline: its timeout_s, else the handle's. A server that is gone or hangs is a ServiceUnavailable
-    before it (after 1 s where the deadline is shorter); a later call connects anew, to the same table only. Pickles as
-    its address. Not usable in a forked child. gather(out=) costs one copy more: bytes come into a pooled buffer first.
+    - Each thread waits on its own stream.
+    - Every call has a deadline: its `timeout_s`, else the handle's default. If the server is gone or hangs, the call
+      raises ServiceUnavailable before its deadline (after 1 s if the deadline is shorter).
+    - A later call connects again, to the same table only.
+    - A pickled handle contains its address and its timeout, and connects when it is unpickled.
+    - The handle is not usable in a forked child.
+    - `gather(out=)` costs one more copy, because the bytes arrive in a pooled buffer first.
+
+    Made by connect().
+
+    Args:
+        connection: Connection to the table.
+        timeout_s: Default timeout in seconds; None: the table's default.
     """
 
     def __init__(self, connection: Connection, timeout_s: float | None) -> None:
@@ -80,18 +101,30 @@ class RemoteTable(TableHandle):
 
     @names_arguments
     def writer(self, num_lanes: int | None = None, streaming: Streaming | None = None) -> Writer | StreamingWriter:
-        """Opens num_lanes lanes over there; None: one lane, whose arrays have no lane axis.
+        """Opens lanes on the server and returns their writer.
 
-        streaming None: every call is answered before it returns, as a local writer's: one trip to the server each.
-        Streaming(): calls return at once and are sent in blocks; keys come when they are read. See StreamingWriter.
-        Raises TooManyLanes, CapacityTooSmall, ReadOnly, TableClosed, ServiceUnavailable.
+        Args:
+            num_lanes: Number of lanes; None: one lane, and arrays have no lane axis.
+            streaming: None: every call is answered before it returns, as the calls of a local writer are, and costs one
+                round trip. Streaming(): calls return at once and are sent in blocks, and keys are read when they are
+                needed; see StreamingWriter.
+
+        Returns:
+            A Writer, or a StreamingWriter if `streaming` is given.
+
+        Raises:
+            TooManyLanes: The table has too few free lanes.
+            CapacityTooSmall: The table's capacity is too small for the lanes.
+            ReadOnly: The server's handle on the table is read-only.
+            TableClosed: The handle is closed.
+            ServiceUnavailable: The server did not answer in time.
         """
         if streaming is None:
             return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
         return StreamingWriter(self._remote, self._spec, num_lanes, streaming, self.create_items)
 
     def held_draws(self) -> RemoteDraws:
-        """Draws that the server holds."""
+        """Returns draws that the server keeps in flight."""
         return RemoteDraws(self._remote)
 
     def _batch_source(
@@ -101,27 +134,36 @@ class RemoteTable(TableHandle):
 
     @property
     def core(self) -> RemoteCore:
-        """What answers it."""
+        """The core that answers the handle's calls."""
         return self._remote
 
     @property
     def parameters(self) -> RemoteParameters:
-        """The newest parameters that somebody published beside this table, and the way to publish them."""
+        """The newest parameters beside this table, and the way to publish parameters."""
         return self._parameters
 
     @property
     def address(self) -> str:
-        """grpc://host:port/name."""
+        """Address of the table, grpc://host:port/name."""
         return self._remote.path
 
     def reopens(self) -> Callable[[int], TableHandle]:
-        """Connects to the same table; the server numbers draws, so the stream is its own."""
+        """Returns a function that connects to the same table.
+
+        The server numbers the draws, so `stream` has no effect.
+        """
         return partial(_connect_again, self.address, self._given_s)
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes its writers and every stream; the table stays where it is. Closing twice is harmless."""
+        """Closes the handle's writers and every stream.
+
+        The table stays on the server. Closing twice has no further effect.
+
+        Raises:
+            Unacknowledged: Steps of a streaming writer were not stored. The handle is closed then, too.
+        """
         self._remote.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Lanes over there: the core of a writer whose every call is answered before it returns."""
+"""Lanes on the server: the core of a writer in which every call is answered before it returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOSE_S = 10.0
 
 
 class RemoteWriterCore(ABC):
-    """What a Writer asks of its core, as an operation to be sent. Used by one thread at a time."""
+    """Encodes a Writer's calls to its core as operations to be sent. Used by one thread at a time."""
 
     def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float) -> None:
         self._connection = connection
@@ -35,29 +35,29 @@ class RemoteWriterCore(ABC):
 
     @abstractmethod
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
-        """One step of each lane."""
+        """Appends one step of each lane."""
 
     def append_alike(self, columns: dict[str, Any], timeout_s: float) -> Any:
-        """None: names are checked at every call, which is little beside a message."""
+        """Returns None: names are checked at every call, which costs little compared with a message."""
         return None
 
     @abstractmethod
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
-        """A block of steps."""
+        """Appends a block of steps."""
 
     @abstractmethod
     def end_episode(
         self, columns: dict[str, Any], terminated: bool, truncated: bool, lanes: Lanes | None, timeout_s: float
     ) -> None:
-        """The end of an episode."""
+        """Ends an episode."""
 
     @abstractmethod
     def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
-        """The episodes that lanes have open are dropped."""
+        """Drops the open episodes of lanes."""
 
     @abstractmethod
     def set_policy_version(self, version: int | None) -> None:
-        """The version of the rows from now on."""
+        """Sets the version of the rows from now on."""
 
     @abstractmethod
     def close(self) -> None:
@@ -65,16 +65,16 @@ class RemoteWriterCore(ABC):
 
     @abstractmethod
     def unseen(self) -> tuple[int, int] | None:
-        """(session, message) that a later call must come after; None where everything is acknowledged."""
+        """Returns (session, message) that the server must apply before a later call; None if nothing is unanswered."""
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called, here or of the table."""
+        """Whether close() was called, on this writer or on the table."""
         return self._closed or self._connection.closed
 
     @property
     def num_lanes(self) -> int:
-        """Lanes, whether or not arrays have an axis for them."""
+        """Number of lanes, whether or not arrays have an axis for them."""
         return self._encoder.layout.width
 
     def _open(self, ends: float, wanted: Callable[[], bool] = lambda: True) -> tuple[Exchange, int]:
@@ -89,7 +89,7 @@ class RemoteWriterCore(ABC):
 
 
 def keys_of(operation: Operation, body: framing.Bytes) -> Keys:
-    """The keys of one operation from the bytes of an answer, in the shape that the call returns."""
+    """Returns the keys of one operation from the bytes of an answer, in the shape that the call returns."""
     if len(body) != 8 * operation.num_keys:
         raise BadMessage("keys of an answer", f"{operation.num_keys}", len(body) // 8)
     keys: Keys = np.frombuffer(body.tobytes(), np.int64).reshape(operation.keys_shape)
@@ -97,7 +97,7 @@ def keys_of(operation: Operation, body: framing.Bytes) -> Keys:
 
 
 def _error_of(operation: Operation, told: Any, body: framing.Bytes) -> ReliveError:
-    """The error of an operation, with the keys of the rows that were stored before it."""
+    """Returns the error of an operation, with the keys of the rows that were stored before the error."""
     if not len(body):
         return framing.error_from(told)
     keys: Keys = np.frombuffer(body.tobytes(), np.int64)
@@ -106,9 +106,11 @@ def _error_of(operation: Operation, told: Any, body: framing.Bytes) -> ReliveErr
 
 @final
 class SyncWriterCore(RemoteWriterCore):
-    """One message a call. A call that raises ServiceUnavailable may or may not have been applied; it is not repeated.
+    """Sends one message for each call.
 
-    The next call then opens new lanes: the old ones were cut when their stream ended.
+    After ServiceUnavailable the call may or may not have been applied. It is not repeated.
+
+    The next call then opens new lanes, because the old lanes were cut when their stream ended.
     """
 
     def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float) -> None:
@@ -119,36 +121,39 @@ class SyncWriterCore(RemoteWriterCore):
         self._stream: Exchange | None = self._open(cutoff(timeout_s))[0]
 
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
-        """One step of each lane; int64[M], or an int."""
+        """Appends one step of each lane. Returns keys int64[M], or an int for a writer of one lane."""
         self._check_open()
         keys = self._send(self._encoder.append(columns, lanes, priority), timeout_s)
         return keys if keys.ndim else int(keys)
 
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Keys:
-        """A block of steps; int64[T, M], or [T]."""
+        """Appends a block of steps. Returns keys int64[T, M], or [T] for a writer of one lane."""
         self._check_open()
         return self._send(self._encoder.extend(columns, lanes, priority), timeout_s)
 
     def end_episode(
         self, columns: dict[str, Any], terminated: bool, truncated: bool, lanes: Lanes | None, timeout_s: float
     ) -> None:
-        """The end of an episode."""
+        """Ends an episode."""
         self._check_open()
         self._send(self._encoder.end(columns, terminated, truncated, lanes), timeout_s)
 
     def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
-        """The episodes that lanes have open are dropped."""
+        """Drops the open episodes of lanes."""
         self._check_open()
         self._send(self._encoder.abandon(lanes), timeout_s)
 
     def set_policy_version(self, version: int | None) -> None:
-        """The version of the rows from now on; said again where the lanes are opened anew."""
+        """Sets the version of the rows from now on. The version is sent again when new lanes are opened."""
         self._check_open()
         self._version = version
         self._send(_version(version), self.timeout_s)
 
     def close(self) -> None:
-        """Cuts the lanes; returns when they are cut, or when the server is gone and they are cut there."""
+        """Cuts the lanes.
+
+        Returns when the lanes are cut, or when the server is gone (the server then cuts the lanes itself).
+        """
         if not self._closed:
             self._closed = True
             stream, self._stream = self._stream, None
@@ -156,7 +161,7 @@ class SyncWriterCore(RemoteWriterCore):
                 self._connection.finish(stream, cutoff(min(self.timeout_s, CLOSE_S)))
 
     def unseen(self) -> None:
-        """Every call was answered."""
+        """Returns None: every call was answered."""
         return None
 
     def _send(self, operation: Operation, timeout_s: float) -> Keys:

@@ -1,4 +1,4 @@
-"""The core of a streaming writer: calls return at once, a thread sends blocks, another takes the answers."""
+"""The core of a streaming writer: calls return at once, one thread sends blocks, another thread takes the answers."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ __all__ = ["StreamedWriterCore"]
 
 @final
 class _Message:
-    """What is sent at once and answered at once."""
+    """One part with its number and its deadline: sent at once, and answered at once."""
 
     __slots__ = ("epoch", "part", "sequence", "timeout_s")
 
     def __init__(self, sequence: int, epoch: int, part: Part, timeout_s: float) -> None:
         self.sequence = sequence
-        self.epoch = epoch  # when it was made: one made before a failure is dropped over there, whenever it leaves
+        self.epoch = epoch  # at its making: the server drops a message made before a failure, even if sent later
         self.part = part
         self.timeout_s = timeout_s
 
 
 @final
 class StreamedWriterCore(RemoteWriterCore):
-    """Appends gather in a block; blocks, extends, ends and versions go out in order and are answered in order.
+    """Gathers appends in a block. Sends blocks, extends, ends and versions in order, and takes their answers in order.
 
-    After a failure everything that was not acknowledged is given up, once: the next call raises Unacknowledged, and
-    the writer goes on from there, on new lanes where the stream broke. Owner of the stream and of two threads.
-    _changed guards all below it; nothing is sent or received while it is held.
+    After a failure, everything that was not acknowledged is given up, once. The next call raises Unacknowledged. The
+    writer then continues, on new lanes if the stream broke. The object owns the stream and two threads. `_changed`
+    protects the fields below it; no message is sent or received in its critical section.
     """
 
     def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float, streaming: Streaming) -> None:
@@ -52,11 +52,11 @@ class StreamedWriterCore(RemoteWriterCore):
         self._stream: Exchange | None = stream
         self._session: int | None = session
         self._block: Block | None = None
-        self._block_ends = 0.0  # when the block leaves even if it is not full
+        self._block_ends = 0.0  # when the block is sent even if it is not full
         self._outbox: deque[_Message] = deque()
         self._sent: deque[_Message] = deque()
-        self._sequence = 0  # of the last message made
-        self._acknowledged = 0  # of the last message answered, whatever the answer
+        self._sequence = 0  # number of the last message made
+        self._acknowledged = 0  # number of the last message answered, whatever the answer
         self._epoch = 0
         self._failure: Unacknowledged | None = None
         self._version: int | None = None
@@ -68,12 +68,12 @@ class StreamedWriterCore(RemoteWriterCore):
     # ---- calls -----------------------------------------------------------------------------------------------------
 
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> StreamedKeys:
-        """One step of each lane, copied; waits only where too many blocks are unanswered."""
+        """Copies one step of each lane. Waits only if too many blocks are unanswered."""
         columns = given(columns)
         names = (*columns, "priority") if priority is not None else tuple(columns)
         signature = (names, None if lanes is None else lanes.tobytes(), timeout_s)
         self._connection.check_process("a writer")
-        with self._lock:  # the condition's own entry costs as much as a column
+        with self._lock:  # entering the condition itself would cost as much as a column
             if self._closed or self._failure is not None:
                 self._check_usable()
             block = self._block
@@ -86,8 +86,9 @@ class StreamedWriterCore(RemoteWriterCore):
             return keys
 
     def append_alike(self, columns: dict[str, Any], timeout_s: float) -> StreamedKeys | None:
-        """As append, where the open block is of these very columns and nothing else is asked; else None, and nothing
-        was done. A writer that is closed or failed has no open block, and a name that is in one was checked.
+        """As append, if the open block has these very columns and the call gives nothing else; else None, no effect.
+
+        A closed or failed writer has no open block, and the names of an open block were checked.
         """
         if timeout_s != self.timeout_s:
             return None
@@ -99,29 +100,29 @@ class StreamedWriterCore(RemoteWriterCore):
                 keys = block.put(columns, None)
             except DtypeMismatch:
                 if given(columns) is not columns:
-                    return None  # an end that is None: a row of other columns
+                    return None  # an end that is None: a row with other columns
                 raise
-            if block.num_rows == 1 or block.num_rows == block.capacity:  # 1: the row that opened it was refused
+            if block.num_rows == 1 or block.num_rows == block.capacity:  # 1: the row that opened the block was refused
                 self._look_at(block)
             return keys
 
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> StreamedKeys:
-        """A block of steps, copied."""
+        """Copies and queues a block of steps."""
         operation = self._encoder.extend(columns, lanes, priority)
         return StreamedKeys(self._queue(operation, timeout_s), 0, operation.keys_shape)
 
     def end_episode(
         self, columns: dict[str, Any], terminated: bool, truncated: bool, lanes: Lanes | None, timeout_s: float
     ) -> None:
-        """The end of an episode, after what was appended before."""
+        """Ends an episode, after the steps that were appended before."""
         self._queue(self._encoder.end(columns, terminated, truncated, lanes), timeout_s)
 
     def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
-        """Open episodes are dropped, with what was appended to them before."""
+        """Drops open episodes, with the steps that were appended to them before."""
         self._queue(self._encoder.abandon(lanes), timeout_s)
 
     def set_policy_version(self, version: int | None) -> None:
-        """The version of the rows that are appended from now on."""
+        """Sets the version of the rows that are appended from now on."""
         self._version = version
         self._queue(Operation({"op": "version", "version": version}, [], (0,)), self.timeout_s)
 
@@ -141,7 +142,7 @@ class StreamedWriterCore(RemoteWriterCore):
             self._wait(lambda: part.keys is not None or part.error is not None, self.timeout_s)
 
     def unseen(self) -> tuple[int, int] | None:
-        """(session, last message) where something is unanswered; sends the open block."""
+        """Sends the open block. Returns (session, last message) if a message is unanswered."""
         with self._changed:
             self._seal()
             waiting = self._outbox or self._sent
@@ -150,7 +151,7 @@ class StreamedWriterCore(RemoteWriterCore):
             return self._session, waiting[-1].sequence
 
     def close(self) -> None:
-        """Waits for what was sent, then cuts the lanes. Raises Unacknowledged where some was not stored."""
+        """Waits for the sent messages, then cuts the lanes. Raises Unacknowledged if some steps were not stored."""
         if self._closed or self._connection.is_foreign:
             self._closed = True
             return
@@ -158,7 +159,7 @@ class StreamedWriterCore(RemoteWriterCore):
         with self._changed:
             self._seal()
             try:
-                # Until nothing is under way, also after a failure: a message left over would open the stream again.
+                # Until no message is in flight, also after a failure: a remaining message would open the stream again.
                 self._wait(lambda: not self._outbox and not self._sent, timeout_s)
             except DeadlineExceeded as problem:
                 self._give_up(problem)
@@ -167,7 +168,7 @@ class StreamedWriterCore(RemoteWriterCore):
             self._closed = self._stopping = True
             stream, self._stream = self._stream, None
             self._changed.notify_all()
-        self._sender.join(timeout_s)  # one that waits for a hello ends with the connection
+        self._sender.join(timeout_s)  # a sender that waits for a hello ends with the connection
         if stream is not None:
             stream.half_close(cutoff(timeout_s))
             self._receiver.join(CLOSE_S)
@@ -175,7 +176,7 @@ class StreamedWriterCore(RemoteWriterCore):
         if failure is not None:
             raise failure
 
-    # ---- the caller's side; _changed is held -----------------------------------------------------------------------
+    # ---- the caller's side; in the critical section of _changed -----------------------------------------------------
 
     def _check_usable(self) -> None:
         self._check_open()
@@ -191,12 +192,12 @@ class StreamedWriterCore(RemoteWriterCore):
         row_bytes = width * sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in cells)
         capacity = max(min(self._streaming.max_rows // width, self._streaming.max_block_bytes // max(row_bytes, 1)), 1)
         kept = None if lanes is None else lanes.copy()
-        block = Block(self._encoder, self, signature, kept, capacity, self._held(timeout_s))
+        block = Block(self._encoder, self, signature, kept, capacity, self._limiter_wait_s(timeout_s))
         self._block = block
         return block
 
     def _look_at(self, block: Block) -> None:
-        """After a row: a block that is full leaves, one that begins is noted by the sender."""
+        """After a row: posts a full block; tells the sender of a block that begins."""
         if block.num_rows == block.capacity:
             self._seal()
         elif block.num_rows == 1:
@@ -214,11 +215,11 @@ class StreamedWriterCore(RemoteWriterCore):
             self._check_usable()
             self._seal()
             self._wait_for_room(timeout_s)
-            self._post(part, self._held(timeout_s))
+            self._post(part, self._limiter_wait_s(timeout_s))
         return part
 
-    def _held(self, timeout_s: float) -> float:
-        """How long the server may wait with what a call of this deadline brought."""
+    def _limiter_wait_s(self, timeout_s: float) -> float:
+        """Returns how long the server may wait with the steps of a call with this timeout."""
         held_s = self._streaming.held_s
         return timeout_s if held_s is None else held_s
 
@@ -241,10 +242,10 @@ class StreamedWriterCore(RemoteWriterCore):
             has = f"{len(self._outbox) + len(self._sent)} blocks of steps not acknowledged yet"
             raise DeadlineExceeded("the server's acknowledgement", has, time.monotonic() - start)
 
-    # ---- failures; _changed is held --------------------------------------------------------------------------------
+    # ---- failures; in the critical section of _changed --------------------------------------------------------------
 
     def _give_up(self, cause: ReliveError) -> None:
-        """Everything that is not answered is lost: told once, to the next call, and to who reads its keys."""
+        """Gives up everything that is not answered. The next call and reads of the lost keys raise the failure."""
         self._seal()
         lost = [message.part for message in (*self._sent, *self._outbox) if message.part.error is None]
         failure = Unacknowledged(
@@ -260,7 +261,7 @@ class StreamedWriterCore(RemoteWriterCore):
 
     def _lose_stream(self, stream: Exchange, cause: ReliveError) -> None:
         with self._changed:
-            if self._stream is stream:  # else the other thread was first to say so
+            if self._stream is stream:  # else the other thread was first
                 self._stream = self._session = None
                 self._give_up(cause)
                 self._sent.clear()
@@ -308,7 +309,7 @@ class StreamedWriterCore(RemoteWriterCore):
                     self._changed.wait(left)
 
     def _is_wanted(self, message: _Message) -> bool:
-        """Whether it was not given up with the stream that it was taken out for."""
+        """Whether the message was not given up together with its stream."""
         with self._changed:
             return message in self._sent
 
@@ -319,7 +320,7 @@ class StreamedWriterCore(RemoteWriterCore):
             stream.send(framing.encode({**header, "ops": []}))
             return
         stream.send(framing.encode({**header, "ops": [operation.header]}, *operation.arrays))
-        operation.arrays = []  # a part lives as long as its keys; its rows need not
+        operation.arrays = []  # a part lives as long as its keys, but its rows are no longer needed
 
     def _open_again(self, ends: float) -> Exchange:
         start = time.monotonic()
@@ -362,25 +363,25 @@ class StreamedWriterCore(RemoteWriterCore):
             self._lose_stream(stream, problem)
         except StreamBroken as problem:
             if self._stopping and isinstance(problem, StopIteration):
-                return  # the end that close() asked for
+                return  # the end that close() requested
             self._lose_stream(stream, self._connection.broken(stream, problem, start))
 
     def _take_answer(self, stream: Exchange, told: dict[str, Any], body: framing.Bytes) -> None:
         if not self._sent:
-            return  # of what was given up
+            return  # the answer to a message that was given up
         message = self._sent.popleft()
         part = message.part
         if self._sent:
             stream.begin(cutoff(self._sent[0].timeout_s))
         else:
             stream.end()
-        if part.error is None:  # else it was given up with an earlier one
+        if part.error is None:  # else it was given up with an earlier part
             part.keys = _keys(body)
             if "error" in told or told.get("dropped"):
                 self._sent.appendleft(message)
                 self._give_up(framing.error_from(told.get("error")))
                 self._sent.popleft()
-                # Calls may wait over there for a message that will not come now: this one stands for it.
+                # Calls on the server may wait for a message that will not come now: an empty message stands for it.
                 self._post(Part(self, None, 0), self.timeout_s)
         self._acknowledged = message.sequence if self._sent or self._outbox else max(message.sequence, self._sequence)
         self._changed.notify_all()

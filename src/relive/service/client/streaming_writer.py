@@ -27,15 +27,29 @@ __all__ = ["StreamingWriter"]
 @refuses_attributes("Writer")
 @final
 class StreamingWriter(Closing):
-    """Lanes over there; made by table.writer(num_lanes, streaming=Streaming()). Used by one thread at a time.
+    """A writer on a remote table whose calls return at once. Used by one thread at a time.
 
-    append, extend and end_episode check and copy what they are given, and return at once; what is wrong with shapes,
-    dtypes or priorities raises at the call, as ever. What only the server can tell (SeamMismatch, MissingNext, a full
-    table, a deadline of the limiter, a server that is gone) is raised by a later call as Unacknowledged: the steps
-    before the failed one are stored, neither it nor any sent after it are, and none is sent again. Then the writer goes
-    on; where the stream broke, on new lanes, as the old ones were cut.
-    Acknowledged means: the server has stored it. flush() waits for that, as does reading a call's keys. Other calls of
-    the same table handle see everything appended before them, unless this writer waits for the limiter.
+    Made by `table.writer(num_lanes, streaming=Streaming())`. append, extend and end_episode check and copy their
+    arguments. An error of shapes, dtypes or priorities is raised at the call.
+
+    - Some errors are known only to the server: SeamMismatch, MissingNext, a full table, a deadline of the limiter, a
+      server that is gone. A later call raises such an error as Unacknowledged.
+    - After Unacknowledged, the steps before the failed step are stored. The failed step and all steps sent after it
+      are not stored, and are not sent again.
+    - The writer is then usable again. If the stream broke, the writer uses new lanes, because the old lanes were cut.
+    - A step is acknowledged when the server has stored it. flush() waits for the acknowledgement, and so does a read of
+      a call's keys.
+    - Other calls of the same table handle see every step appended before them, unless this writer waits for the
+      limiter.
+
+    Close the writer. The close waits for the sent steps and cuts the lanes.
+
+    Args:
+        core: Core of the remote table.
+        spec: Spec of the table.
+        num_lanes: Number of lanes; None: one lane, and arrays have no lane axis.
+        streaming: When blocks are sent, and how many may be unanswered.
+        create_items: The table's create_items, for create_item.
     """
 
     def __init__(
@@ -65,9 +79,23 @@ class StreamingWriter(Closing):
     else:
 
         def append(self, *values, **columns):
-            """As Writer.append, but waits only while max_in_flight blocks are unanswered; returns StreamedKeys.
+            """As Writer.append, but waits only while max_in_flight blocks are unanswered.
 
-            timeout_s: how long the server may wait for the limiter with each of these steps, and this call for room.
+            Args:
+                lanes: Mask bool[L] or ids int[M] of the lanes; None: every lane.
+                priority: Initial priority of the items, if the index needs one.
+                timeout_s: Seconds that this call may wait for room, and that the server may wait for the limiter with
+                    each of these steps (unless Streaming.held_s says otherwise); None: the handle's default.
+                **columns: The step's columns, as for Writer.append.
+
+            Returns:
+                The StreamedKeys of the step, of shape [M], or [] for a writer of one lane.
+
+            Raises:
+                ReliveError: The errors of Writer.append that the client can detect.
+                Unacknowledged: Steps of an earlier call were not stored.
+                DeadlineExceeded: There was no room by the deadline.
+                WriterClosed: The writer is closed.
             """
             if values:
                 return self._writer.append(*values)
@@ -79,7 +107,20 @@ class StreamingWriter(Closing):
         self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,
         **columns: Any
     ) -> Any:  # fmt: skip
-        """As Writer.extend; returns StreamedKeys at once."""
+        """As Writer.extend, but returns StreamedKeys at once.
+
+        Args:
+            lanes: Mask bool[L] or ids int[M] of the lanes; None: every lane.
+            priority: Initial priorities of the items, if the index needs them.
+            timeout_s: As for append.
+            **columns: The block's columns, as for Writer.extend.
+
+        Returns:
+            The StreamedKeys of the steps, of shape [T, M], or [T] for a writer of one lane.
+
+        Raises:
+            ReliveError: The errors of append.
+        """
         return self._writer.extend(lanes=lanes, priority=priority, timeout_s=timeout_s, **columns)
 
     def end_episode(
@@ -91,13 +132,32 @@ class StreamingWriter(Closing):
         timeout_s: float | None = None,
         **next_columns: Any,
     ) -> None:
-        """As Writer.end_episode; sent after what was appended before."""
+        """As Writer.end_episode. Sent after the steps that were appended before.
+
+        Args:
+            lanes: Mask bool[L] or ids int[M] of the lanes; None: every lane.
+            terminated: Whether the episode ended in a terminal state, default False.
+            truncated: Whether the episode was truncated; None: as for Writer.end_episode.
+            timeout_s: As for append.
+            **next_columns: The next states, as for Writer.end_episode.
+
+        Raises:
+            ReliveError: The errors of append.
+        """
         self._writer.end_episode(
             lanes=lanes, terminated=terminated, truncated=truncated, timeout_s=timeout_s, **next_columns
         )
 
     def abandon(self, lanes: npt.ArrayLike | None = None, *, timeout_s: float | None = None) -> None:
-        """As Writer.abandon; sent after what was appended before."""
+        """As Writer.abandon. Sent after the steps that were appended before.
+
+        Args:
+            lanes: Mask bool[L] or ids int[M] of the lanes; None: every lane.
+            timeout_s: As for append.
+
+        Raises:
+            ReliveError: The errors of append.
+        """
         self._writer.abandon(lanes, timeout_s=timeout_s)
 
     def create_item(
@@ -109,20 +169,51 @@ class StreamingWriter(Closing):
         timeout_s: float | None = None,
         **columns: Any,
     ) -> int:
-        """As Writer.create_item: answered before it returns, after what was appended before."""
+        """As Writer.create_item.
+
+        Applied after the steps that were appended before, and answered before the call returns.
+
+        Args:
+            windows: The item's windows of rows, by key, as for Writer.create_item.
+            index: Name of the index; None: as for Writer.create_item.
+            priority: Priority of the item.
+            timeout_s: Deadline in seconds; None: the handle's default.
+            **columns: The item's own columns.
+
+        Returns:
+            The item's key.
+
+        Raises:
+            ReliveError: The errors of Writer.create_item.
+        """
         return self._writer.create_item(windows, index=index, priority=priority, timeout_s=timeout_s, **columns)
 
     def set_policy_version(self, version: int | None) -> None:
-        """As Writer.set_policy_version, in order with the steps."""
+        """Sets the version of the rows from now on, in order with the steps.
+
+        Args:
+            version: Version of the policy; None: the table's version.
+        """
         self._writer.set_policy_version(version)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Returns when the server has stored everything. Raises Unacknowledged, DeadlineExceeded, WriterClosed."""
+        """Waits until the server has stored every step.
+
+        Args:
+            timeout_s: Deadline in seconds; None: the handle's default.
+
+        Raises:
+            Unacknowledged: Steps were not stored.
+            DeadlineExceeded: The server did not acknowledge every step by the deadline.
+            WriterClosed: The writer is closed.
+
+        Blocks: until every step is acknowledged, at most until the deadline.
+        """
         self._core.flush(self._core.timeout_s if timeout_s is None else timeout(timeout_s))
 
     @property
     def num_lanes(self) -> int | None:
-        """Lanes of this writer; None: one lane, arrays without a lane axis."""
+        """Number of lanes of this writer; None: one lane, and arrays have no lane axis."""
         return self._writer.num_lanes
 
     @property
@@ -131,7 +222,13 @@ class StreamingWriter(Closing):
         return self._core.closed
 
     def close(self) -> None:
-        """Waits until everything is stored, at most 10 s, then cuts the lanes. Raises Unacknowledged; once."""
+        """Waits until every step is stored, for at most 10 s, then cuts the lanes.
+
+        Raises:
+            Unacknowledged: Steps were not stored. Raised once.
+
+        Blocks: until every step is acknowledged, for at most 10 s.
+        """
         self._writer.close()
 
     def __repr__(self) -> str:
@@ -140,7 +237,7 @@ class StreamingWriter(Closing):
 
 @final
 class _Opener:
-    """Gives a Writer a streaming core, where a table would give it its own."""
+    """Gives a Writer a streaming core in place of the table's usual core."""
 
     def __init__(self, core: RemoteCore, spec: StepSpec, streaming: Streaming) -> None:
         self._core = core
@@ -148,7 +245,7 @@ class _Opener:
         self._streaming = streaming
 
     def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> StreamedWriterCore:
-        """The core, remembered by the table."""
+        """Makes the core. The table remembers it."""
         encoder = RowEncoder(self._spec, integer("num_lanes", num_lanes, 1), single, normalise)
         self.opened = StreamedWriterCore(self._core.connection, encoder, self._core.timeout_s, self._streaming)
         self._core.add_writer(self.opened)

@@ -1,1 +1,1 @@
-"""Published sets of model parameters and their store; no network."""
+"""Published sets of model parameters as bytes, and the store of the newest version; no network."""

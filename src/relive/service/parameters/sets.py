@@ -1,7 +1,7 @@
-"""Sets of named arrays as they are published: how they lie in bytes, and the face of whoever has them.
+"""Describes how sets of named arrays lie in bytes, and the interface of a store of parameters.
 
-The same bytes on both sides: each array at a multiple of 64 bytes, and a checksum over all of them, continued over the
-version. Knows nothing of Arrow. What is done with them: parameter_store.py.
+The bytes are the same on both sides: each array lies at a multiple of 64 bytes. A checksum covers all arrays and
+continues over the version. This module does not use Arrow. relive/service/parameters/store.py publishes the sets.
 """
 
 from __future__ import annotations
@@ -47,8 +47,12 @@ _DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?bBhHiIlLqQefdFD"}
 @final
 @dataclass(frozen=True)
 class Published:
-    """One version. arrays: by name, in the order they were published, read only. about: what its publisher says of it,
-    as JSON keeps it.
+    """One published version of the parameters.
+
+    Attributes:
+        version: Number of the version.
+        arrays: Read-only arrays by name, in the order in which they were published.
+        about: The publisher's description, as JSON keeps it.
     """
 
     version: int
@@ -57,18 +61,20 @@ class Published:
 
 
 class Parameters(Protocol):
-    """The parameters beside one table: of a server in this process (`server.parameters(name)`), or of a remote one
-    (`remote.parameters`). Any number of threads.
+    """The interface of the parameters beside one table; any number of threads may use it.
+
+    `server.parameters(name)` has this interface for a server in this process. `remote.parameters` has this interface
+    for a remote table.
     """
 
     @property
     def version(self) -> int:
-        """The newest version; 0 where nothing is published."""
+        """The newest version; 0 if no version is published."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Whether the serving process said that no newer version will come."""
+        """Whether the serving process has said that no newer version will come."""
         ...
 
     def publish(
@@ -78,11 +84,38 @@ class Parameters(Protocol):
         about: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Makes a copy of these arrays the newest version, for all readers at once."""
+        """Makes a copy of these arrays the newest version, for all readers at once.
+
+        Args:
+            parameters: Named arrays of numbers, of any shape. Every version contains all arrays.
+            version: Number of the version, above the newest version.
+            about: A dict that JSON can represent, at most 256 KiB; None: an empty dict.
+            timeout_s: Deadline in seconds; None: the store's default.
+
+        Raises:
+            InvalidConfig: An argument is not as described, or the set is too large.
+            StaleVersion: The version is not above the newest version.
+            DeadlineExceeded: Another publisher was not done by the deadline.
+            ServiceUnavailable: The server is closed or not reachable.
+        """
         ...
 
     def pull(self, newer_than: int = 0, timeout_s: float = 0.0) -> Published | None:
-        """The newest version if it is above newer_than; waits for one until the deadline, None where none came."""
+        """Returns the newest version if it is above `newer_than`.
+
+        Args:
+            newer_than: The highest version that the caller does not need, default 0.
+            timeout_s: Seconds to wait for a newer version, default 0.
+
+        Returns:
+            The newest version; None if no newer version came by the deadline.
+
+        Raises:
+            InvalidConfig: An argument is out of range.
+            ServiceUnavailable: The server is closed or not reachable.
+
+        Blocks: until a newer version comes, at most until the deadline.
+        """
         ...
 
 
@@ -98,7 +131,7 @@ class ParameterArray(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of its values."""
+        """Bytes of the array's values."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
@@ -106,7 +139,7 @@ Layout = tuple[ParameterArray, ...]
 
 
 def size_of(layout: Layout) -> int:
-    """Bytes of a block of this layout."""
+    """Returns the bytes of a block of this layout."""
     return sum(room_for(one.num_bytes) for one in layout)
 
 
@@ -123,7 +156,7 @@ def _checksum(block: Bytes, version: int) -> int:
 
 
 def _layout_of(parameters: Mapping[str, npt.ArrayLike]) -> tuple[Layout, list[npt.NDArray[Any]]]:
-    """The layout of what somebody gave, and its arrays. Raises InvalidConfig."""
+    """Returns the layout of the caller's arrays, and the arrays. Raises InvalidConfig."""
     if not isinstance(parameters, Mapping) or not 0 < len(parameters) <= MAX_ARRAYS:
         got = len(parameters) if isinstance(parameters, Mapping) else parameters
         raise InvalidConfig("parameters", f"a dict of 1 to {MAX_ARRAYS} named arrays", got)
@@ -146,7 +179,7 @@ def _layout_of(parameters: Mapping[str, npt.ArrayLike]) -> tuple[Layout, list[np
 def publication_of(
     parameters: Mapping[str, npt.ArrayLike], version: int, about: Mapping[str, Any] | None, max_bytes: int
 ) -> Publication:
-    """A copy of these arrays, with its checksum. Raises InvalidConfig."""
+    """Copies these arrays and computes the checksum. Raises InvalidConfig."""
     number, said = integer("version", version, 1, MAX_VERSION), checked_json("about", about, MAX_ABOUT_BYTES)
     layout, arrays = _layout_of(parameters)
     check_size(layout, max_bytes)
@@ -160,7 +193,10 @@ def publication_of(
 
 
 def _read_layout(told: Any) -> Layout:
-    """The layout that a peer described: [[name, dtype, shape], ...]. Raises BadMessage; allocates nothing."""
+    """Returns the layout that a peer described as [[name, dtype, shape], ...].
+
+    Raises BadMessage; allocates no arrays.
+    """
     if not isinstance(told, list) or not 0 < len(told) <= MAX_ARRAYS:
         raise BadMessage("header field 'arrays'", f"1 to {MAX_ARRAYS} arrays", type(told).__name__)
     layout = tuple(_read_array(one) for one in told)
@@ -183,7 +219,7 @@ def _read_array(told: Any) -> ParameterArray:
 
 
 def checked_json(what: str, value: Mapping[str, Any] | None, max_bytes: int) -> dict[str, Any]:
-    """A copy of what JSON keeps of a dict, {} of None. Raises InvalidConfig."""
+    """Returns a copy of a dict as JSON keeps the dict; {} for None. Raises InvalidConfig."""
     if value is None:
         return {}
     expected = f"a dict that JSON can say, of at most {max_bytes} bytes"
@@ -201,7 +237,7 @@ def checked_json(what: str, value: Mapping[str, Any] | None, max_bytes: int) -> 
 
 @final
 class Publication(NamedTuple):
-    """One version as bytes. Nobody writes to the block any more."""
+    """One version as bytes. The block no longer changes."""
 
     version: int
     about: dict[str, Any]
@@ -210,25 +246,28 @@ class Publication(NamedTuple):
     block: Bytes
 
     def check(self) -> None:
-        """Raises BadMessage where the bytes are not those that were published."""
+        """Raises BadMessage if the bytes are not the published bytes."""
         found = _checksum(self.block, self.version)
         if found != self.checksum:
             raise BadMessage(f"checksum of parameters {self.version}", f"{self.checksum:08x}", f"{found:08x}")
 
     def published(self) -> Published:
-        """The arrays, as read-only views of the block."""
+        """Returns the arrays as read-only views of the block."""
         block = self.block[:]
         block.flags.writeable = False
         return Published(self.version, _views(self.layout, block), self.about)
 
     def header(self) -> dict[str, Any]:
-        """What a message says of it."""
+        """Returns the fields of a message that announces this version."""
         arrays = [[one.name, one.dtype.str, list(one.shape)] for one in self.layout]
         return {"version": self.version, "about": self.about, "arrays": arrays, "checksum": self.checksum}
 
 
 def read_publication(header: Mapping[str, Any], max_bytes: int) -> Publication:
-    """What a header announces, its block still to be made. Raises BadMessage, and InvalidConfig where it is large."""
+    """Returns the version that a header announces, without its block.
+
+    Raises BadMessage, and InvalidConfig if the version is too large.
+    """
     about = header.get("about")
     if not isinstance(about, dict):
         raise BadMessage("header field 'about'", "a JSON object", type(about).__name__)
@@ -239,6 +278,6 @@ def read_publication(header: Mapping[str, Any], max_bytes: int) -> Publication:
 
 
 def check_size(layout: Layout, max_bytes: int) -> None:
-    """Raises InvalidConfig where a set is larger than the server takes."""
+    """Raises InvalidConfig if a set is larger than the server accepts."""
     if size_of(layout) > max_bytes:
         raise InvalidConfig("bytes of parameters", f"at most {max_bytes}, as the server is told", size_of(layout))

@@ -1,19 +1,22 @@
-"""The newest parameters beside a served table: published whole, pulled whole, versions that never go back.
+"""Stores the newest parameters beside a served table: published as a whole, pulled as a whole, in rising versions.
 
-The protocol of a store. Any number of readers and publishers, here and on streams of the service:
+The protocol of a store. Readers and publishers, in any number, are threads of this process or streams of the service:
 
-  S1  One version is the newest. It is replaced in one step, when all bytes of the next one are there and their checksum
-      is the publisher's. A reader gets the newest one, whole, or none.
-  S2  A version is above the newest one, else StaleVersion; the newest one again, with the same bytes, is harmless.
-  S3  One publisher at a time has the seat and fills a block. The others wait for it, so they are ordered. It gives the
-      seat back by its last byte, by giving up, by the end of its stream, or at its own deadline: then the next takes it
-      from who hangs, whose later bytes are refused.
-  S4  A version that is being sent to readers stays until they have it. At most MOST_SENT versions are on their way at
-      once: a reader of yet another waits, until its deadline. So no more than MOST_SENT + 2 versions are held, and two
-      where readers keep up. A reader that is still being sent to after its own deadline hangs, or its machine is gone:
-      it counts no more, and keeps its version until its stream ends. A publisher never waits for readers.
+  S1  One version is the newest. It is replaced in one step, when all bytes of the next version are there and their
+      checksum is the publisher's. A reader gets the newest version as a whole, or none.
+  S2  A new version is above the newest version, else StaleVersion. The newest version again, with the same bytes, is
+      harmless.
+  S3  At most one publisher at a time has the seat and fills a block. The other publishers wait for the seat, so
+      publications are ordered. A publisher gives the seat back in one of four ways: by its last byte, by giving up, by
+      the end of its stream, or at its own deadline. A publisher that hangs blocks the other publishers until its own
+      deadline. The next publisher then takes the seat, and the later bytes of the hanging publisher are refused.
+  S4  A version that is being sent to readers stays until those readers have it. At most MOST_SENT versions are being
+      sent at once: a reader of a further version waits, until its deadline. The store therefore keeps at most
+      MOST_SENT + 2 versions, and two if the readers keep up. A reader that is still receiving after its own deadline
+      hangs, or its machine is gone: it no longer counts, and its version stays until its stream ends. A publisher
+      never waits for readers.
 
-Knows nothing of Arrow.
+This module does not use Arrow.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ from relive.service.wire.framing import Bytes
 __all__ = ["Heard", "Incoming", "ParameterStore"]
 
 MOST_SENT = 2
-LEASE_S = 60.0  # a reader that says no deadline, or a later one
-SLICE_S = 0.5  # how long a publisher waits before it is asked whether it is still there
+LEASE_S = 60.0  # deadline of a reader that gives none, and the latest deadline that counts
+SLICE_S = 0.5  # how long a publisher waits before the store checks whether the publisher is still there
 PUBLISH_S = 10.0
 
 Heard = Callable[[int, "dict[str, Any] | None"], None]
@@ -46,19 +49,22 @@ Heard = Callable[[int, "dict[str, Any] | None"], None]
 
 @final
 class Incoming:
-    """A version on its way in, and the seat (S3). One thread; close() gives the seat back, also after commit()."""
+    """A version that is being received, and the publisher's seat (rule S3).
+
+    Used by one thread. close() gives the seat back, also after commit().
+    """
 
     def __init__(self, store: ParameterStore, publication: Publication, ends: float) -> None:
         self._store = store
         self._publication = publication
-        self._filled = len(publication.block)  # all of it, where the publisher is of this process
+        self._filled = len(publication.block)  # the whole block if the publisher is in this process
         self._comes = self._filled != size_of(publication.layout)
         if self._comes:
             self._publication = publication._replace(block=np.empty(size_of(publication.layout), np.uint8))
         self.ends = ends
 
     def put(self, part: Bytes) -> None:
-        """The next bytes. Raises BadMessage where there are more than were announced."""
+        """Stores the next bytes. Raises BadMessage if there are more bytes than announced."""
         block, end = self._publication.block, self._filled + len(part)
         if end > len(block):
             raise BadMessage("bytes of parameters", f"{len(block)}", end)
@@ -66,7 +72,10 @@ class Incoming:
         self._filled = end
 
     def commit(self) -> None:
-        """Makes it the newest version. Raises BadMessage, StaleVersion, DeadlineExceeded where the seat was lost."""
+        """Makes the received version the newest version.
+
+        Raises BadMessage, StaleVersion, and DeadlineExceeded if the seat was lost.
+        """
         if self._filled != len(self._publication.block):
             raise BadMessage("bytes of parameters", f"{len(self._publication.block)}", self._filled)
         if self._comes:
@@ -80,10 +89,14 @@ class Incoming:
 
 @final
 class ParameterStore:
-    """The parameters beside one table of a server in this process; made by the server, which closes it.
+    """The parameters beside one table of a server in this process.
 
-    See Parameters, and the protocol above. After the server closed, calls raise ServiceUnavailable, but pulls of a
-    finished one.
+    The server makes the store and closes it. See Parameters for the interface, and the protocol at the top of this
+    module. After the server has closed, calls raise ServiceUnavailable. A pull of a finished store still works.
+
+    Args:
+        name: The table's name, for errors.
+        max_bytes: Largest size of one version in bytes.
     """
 
     def __init__(self, name: str, max_bytes: int) -> None:
@@ -91,16 +104,16 @@ class ParameterStore:
         self.max_bytes = max_bytes
         self._changed = threading.Condition()
         self._newest: Publication | None = None
-        self._sent: list[tuple[int, float]] = []  # of each reader that is being sent to: the version, until when
+        self._sent: list[tuple[int, float]] = []  # for each reader that is receiving: version, deadline
         self._seat: Incoming | None = None
         self._finished = self._closed = False
         self._heard: Heard | None = None
 
-    # ---- the face --------------------------------------------------------------------------------------------------
+    # ---- the interface ----------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """The newest version; 0 where nothing is published."""
+        """The newest version; 0 if no version is published."""
         newest = self._newest
         return 0 if newest is None else newest.version
 
@@ -117,12 +130,24 @@ class ParameterStore:
         about: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Makes a copy of these arrays the newest version; wakes who waits for one.
+        """Makes a copy of these arrays the newest version, and wakes the readers that wait for a newer version.
 
-        parameters: named arrays of numbers, of any shape, all of them every time. version: above the newest. about: a
-        dict that JSON can say. timeout_s: for another publisher that is in the middle of one, None: 10 s.
-        Cost: one copy, and a checksum (1 GB/s or so each). Raises InvalidConfig, StaleVersion, DeadlineExceeded,
-        ServiceUnavailable; then nothing changed.
+        After an error the store is unchanged.
+
+        Args:
+            parameters: Named arrays of numbers, of any shape. Every version contains all arrays.
+            version: Number of the version, above the newest version. The newest version again, with the same arrays, is
+                harmless.
+            about: A dict that JSON can represent, at most 256 KiB; None: an empty dict.
+            timeout_s: Seconds to wait for another publisher that is in the middle of a publication; None: 10.
+
+        Raises:
+            InvalidConfig: An argument is not as described, the set is too large, or finish() was called.
+            StaleVersion: The version is not above the newest version.
+            DeadlineExceeded: Another publisher was not done by the deadline.
+            ServiceUnavailable: The server closes.
+
+        Cost: one copy and one checksum (each at about 1 GB/s).
         """
         publication = publication_of(parameters, version, about, self.max_bytes)
         incoming = self.begin(publication, time.monotonic() + (PUBLISH_S if timeout_s is None else timeout(timeout_s)))
@@ -132,8 +157,20 @@ class ParameterStore:
 
     @names_arguments
     def pull(self, newer_than: int = 0, timeout_s: float = 0.0) -> Published | None:
-        """The newest version if it is above newer_than, as views of the store's bytes. Blocks until one comes, at most
-        until the deadline, or until finish(): None. Raises InvalidConfig, ServiceUnavailable.
+        """Returns the newest version if it is above `newer_than`. The arrays are views of the store's bytes.
+
+        Args:
+            newer_than: The highest version that the caller does not need, default 0.
+            timeout_s: Seconds to wait for a newer version, default 0.
+
+        Returns:
+            The newest version; None if no newer version came by the deadline, or if finish() was called.
+
+        Raises:
+            InvalidConfig: An argument is out of range.
+            ServiceUnavailable: The server closes, and finish() was not called.
+
+        Blocks: until a newer version comes, at most until the deadline or until finish().
         """
         above, seconds = integer("newer_than", newer_than, 0, MAX_VERSION), timeout(timeout_s)
         with self._changed:
@@ -142,19 +179,27 @@ class ParameterStore:
         return None if found is None else found.published()
 
     def finish(self) -> None:
-        """Says that no newer version will come: who waits for one gets None at once, and reads it in `finished`."""
+        """Says that no newer version will come.
+
+        A reader that waits for a newer version gets None at once. `finished` tells the reader why.
+        """
         with self._changed:
             self._finished = True
             self._changed.notify_all()
 
     def listen(self, heard: Heard | None) -> None:
-        """From now on heard(stream, note) is called with each note that comes with a pull over the wire, by the thread
-        of its stream; heard(stream, None) when a stream ends that brought one. What it raises is told to who asked.
+        """Calls heard(stream, note) for each note that a pull brings over the wire, from now on.
+
+        The thread of the note's stream makes the call. When a stream that brought a note ends, the call is
+        heard(stream, None). An exception of `heard` is sent as the answer to the client.
+
+        Args:
+            heard: The function; None: no function is called from now on.
         """
         self._heard = heard
 
     def close(self) -> None:
-        """The server's, as it closes: nobody waits any longer."""
+        """Ends every wait. The server calls close() when it closes."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -163,8 +208,9 @@ class ParameterStore:
 
     @contextmanager
     def sending(self, newer_than: int, timeout_s: float, lease_s: float = LEASE_S) -> Iterator[Publication | None]:
-        """A version that stays while the block lasts, and counts for lease_s (S4); None where there is none to be sent
-        by the deadline.
+        """Gives a version that stays while the `with` block lasts, and counts for lease_s seconds (rule S4).
+
+        Gives None if no version can be sent by the deadline.
         """
         with self._changed:
             self._wait(lambda: self._sendable(newer_than) is not None or self._is_over(newer_than), timeout_s)
@@ -181,7 +227,7 @@ class ParameterStore:
                     self._changed.notify_all()
 
     def hear(self, stream: int, note: dict[str, Any] | None) -> None:
-        """A note of a stream, or its end."""
+        """Passes on a note of a stream, or None when the stream ends."""
         if self._heard is not None:
             self._heard(stream, note)
 
@@ -202,10 +248,10 @@ class ParameterStore:
     # ---- publishers ------------------------------------------------------------------------------------------------
 
     def begin(self, publication: Publication, ends: float, gone: Callable[[], bool] = lambda: False) -> Incoming | None:
-        """The seat, for a publisher whose deadline is `ends`; None where this very version is there already (S2).
+        """Gives the seat to a publisher with the deadline `ends`; None if this very version is there already (rule S2).
 
-        Blocks while another one has it, until then, or until the publisher is gone. Raises StaleVersion,
-        DeadlineExceeded, ServiceUnavailable, and InvalidConfig after finish().
+        Blocks while another publisher has the seat, until the deadline or until the publisher is gone. Raises
+        StaleVersion, DeadlineExceeded, ServiceUnavailable, and InvalidConfig after finish().
         """
         start = now = time.monotonic()
         with self._changed:
@@ -224,7 +270,7 @@ class ParameterStore:
         return None
 
     def replace(self, incoming: Incoming, publication: Publication) -> None:
-        """The newest version is another one from now on; the call of who has the seat."""
+        """Replaces the newest version. Called for the publisher that has the seat."""
         with self._changed:
             if self._seat is not incoming:
                 raise DeadlineExceeded("all bytes of the parameters by the publisher's deadline", "", 0.0)
@@ -235,7 +281,7 @@ class ParameterStore:
                 self._changed.notify_all()
 
     def leave(self, incoming: Incoming) -> None:
-        """The seat is free, if it was theirs."""
+        """Frees the seat if this publication has the seat."""
         with self._changed:
             if self._seat is incoming:
                 self._seat = None
@@ -249,9 +295,9 @@ class ParameterStore:
             return True
         raise StaleVersion(publication.version, newest.version)
 
-    # ---- waiting; _changed is held ---------------------------------------------------------------------------------
+    # ---- waiting; in the critical section of _changed ---------------------------------------------------------------
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
         self._changed.wait_for(lambda: self._closed or done(), None if math.isinf(timeout_s) else timeout_s)
-        if self._closed and not self._finished:  # the last word of a finished one is for who was waiting, too
+        if self._closed and not self._finished:  # a reader that waits on a finished store gets None
             raise ServiceUnavailable(self._name, 0.0, "the server closes")

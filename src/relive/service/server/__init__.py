@@ -1,1 +1,1 @@
-"""The server: the hosted tables and one session for each stream; no client."""
+"""The server: the hosted tables, and one session for each stream; no client."""

@@ -1,4 +1,4 @@
-"""One table as a server holds it: what is said of it at a handshake, and who is writing to it."""
+"""One served table: its description for the handshake, and the progress of the clients that write to it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from relive.table.table import Table
 __all__ = ["Applied", "Hosted", "HostedSelection", "Offer"]
 
 Value = TypeVar("Value")
-Offer = Callable[[], tuple[dict[str, Any], bytes]]  # fields of JSON and bytes, made when they are asked for
+Offer = Callable[[], tuple[dict[str, Any], bytes]]  # fields of JSON and bytes, made at each request
 
-SLICE_S = 0.5  # how long a call waits in the core before the server looks whether anybody still wants its answer
+SLICE_S = 0.5  # how long a call waits in the core before the server checks whether the client still waits
 _MAX_AFTER = 64
 _MAX_SELECTIONS = 256
 
 
 class HostedSelection(NamedTuple):
-    """Columns of an index, and how they lie in a reply: alone, and of a sample with its keys and probabilities.
+    """Columns of an index, and how the columns lie in a reply: alone, or in a sample with keys and probabilities.
 
-    item_bytes: of one item, at most.
+    `item_bytes`: the most bytes of one item.
     """
 
     core: CoreSelection
@@ -42,35 +42,35 @@ class HostedSelection(NamedTuple):
 
 @final
 class Applied:
-    """How far the messages of one writing client are applied; other calls of that client wait for it."""
+    """Counts the applied messages of one writing client. Other calls of that client wait for the count."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._applied = 0  # number of the last message that is done with
-        self._waiting = False  # the writer waits for the limiter: who waits for the writer must not
+        self._applied = 0  # number of the last finished message
+        self._waiting = False  # the writer waits for the limiter: no call may wait for the writer then
         self._ended = False
 
     def advance(self, sequence: int) -> None:
-        """Messages up to this one are done with."""
+        """Marks the messages up to this number as finished."""
         with self._changed:
             self._applied = max(self._applied, sequence)
             self._waiting = False
             self._changed.notify_all()
 
     def begin_wait(self) -> None:
-        """The message in hand waits for the limiter."""
+        """Marks the current message as waiting for the limiter."""
         with self._changed:
             self._waiting = True
             self._changed.notify_all()
 
     def end(self) -> None:
-        """No message comes any more."""
+        """Says that no further message will come."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def wait_for(self, sequence: int, timeout_s: float) -> bool:
-        """Blocks until the message is done with, or will not be soon; False at the deadline."""
+        """Blocks until the message is finished, or is known not to finish soon. Returns False at the deadline."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._applied >= sequence or self._waiting or self._ended,
@@ -80,7 +80,10 @@ class Applied:
 
 @final
 class Hosted:
-    """A table that is served, with the parameters beside it, shared by all sessions on it. Any number of threads."""
+    """A served table with the parameters beside the table.
+
+    All sessions of the table share it, from any number of threads.
+    """
 
     def __init__(self, name: str, table: Table, closing: threading.Event, max_parameter_bytes: int) -> None:
         self.name = name
@@ -90,7 +93,7 @@ class Hosted:
         geometry = table.core.geometry
         self._identity = {"uuid": geometry["uuid"].hex(), "layout_hash": str(geometry["layout_hash"])}
         self._metadata = table.core.metadata.decode()
-        self.offers: dict[str, Offer] = {}  # what else is told of the table to who asks for it by name
+        self.offers: dict[str, Offer] = {}  # further facts about the table, which clients request by name
         self._numbers = itertools.count(1)
         self._applied_by: dict[int, Applied] = {}
         self._selections: dict[tuple[Any, ...], HostedSelection] = {}
@@ -98,7 +101,7 @@ class Hosted:
     # ---- handshake -------------------------------------------------------------------------------------------------
 
     def hello(self) -> dict[str, Any]:
-        """What a client learns of the table when it connects."""
+        """Returns the facts that a client receives when it connects."""
         return {
             "relive": VERSION,
             "byte_order": sys.byteorder,
@@ -123,25 +126,25 @@ class Hosted:
             raise InvalidConfig(f"spec of table {self.name!r}", spec, self.table.spec.to_json())
 
     def next_number(self) -> int:
-        """For a stream that others speak of."""
+        """Returns a number for a stream that other streams refer to."""
         return next(self._numbers)
 
     # ---- order among the calls of one client -----------------------------------------------------------------------
 
     def open_writing(self) -> tuple[int, Applied]:
-        """A number for a new writing session, and its progress."""
+        """Returns a number for a new writing session, and the session's progress."""
         number, applied = self.next_number(), Applied()
         self._applied_by[number] = applied
         return number, applied
 
     def end_writing(self, number: int) -> None:
-        """The session is over."""
+        """Marks the writing session as ended."""
         self._applied_by.pop(number).end()
 
     def wait_for(self, after: Any, timeout_s: float) -> None:
-        """Blocks until the messages [[session, sequence], ...] of this client are done with. Raises DeadlineExceeded.
+        """Blocks until the messages [[session, sequence], ...] of this client are finished. Raises DeadlineExceeded.
 
-        A session that is over, or that waits for the limiter, is not waited for.
+        The call does not wait for a session that has ended or that waits for the limiter.
         """
         if not isinstance(after, list) or len(after) > _MAX_AFTER:
             raise BadMessage("header field 'after'", f"at most {_MAX_AFTER} pairs", type(after).__name__)
@@ -157,11 +160,11 @@ class Hosted:
     # ---- waiting ---------------------------------------------------------------------------------------------------
 
     def wait(self, call: Callable[[float], Value], timeout_s: float, gone: Callable[[], bool]) -> Value:
-        """call(slice_s) again and again until it does not exceed its slice, or the deadline is there.
+        """Repeats call(slice_s) until a call does not exceed its slice, or until the deadline.
 
-        Between slices it looks whether the client is gone or the server closes; then ServiceUnavailable. A slice that
-        did a part of the work (rows of a block) is the caller's to remember: its next one does the rest. A wait for the
-        table's lock is not repeated.
+        Between slices, the method checks whether the client is gone or the server closes, and then raises
+        ServiceUnavailable. If a slice did a part of the work (rows of a block), `call` must remember that part: its
+        next slice does the rest. A wait for the table's lock is not repeated.
         """
         start = time.monotonic()
         while True:
@@ -178,14 +181,17 @@ class Hosted:
     # ---- columns ---------------------------------------------------------------------------------------------------
 
     def index_name(self, number: int) -> str:
-        """The name of an index. Raises BadMessage."""
+        """Returns the name of an index. Raises BadMessage."""
         names = tuple(self.table.indexes)
         if not 0 <= number < len(names):
             raise BadMessage("header field 'index'", f"0 to {len(names) - 1}", number)
         return names[number]
 
     def select(self, number: int, names: Any) -> HostedSelection:
-        """The selection of an index and column names. Raises BadMessage, and what the core says of the names."""
+        """Returns the selection of an index and column names.
+
+        Raises BadMessage, and the core's errors about the names.
+        """
         if not (isinstance(names, list) and 0 < len(names) <= 4096 and all(isinstance(name, str) for name in names)):
             raise BadMessage("header field 'names'", "1 to 4096 names of columns", type(names).__name__)
         key = (number, *names)

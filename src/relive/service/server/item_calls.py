@@ -1,8 +1,9 @@
-"""create_items as a message: what a server makes of it, in slices of its deadline.
+"""Serves create_items as a message, in slices of the message's deadline.
 
-{"op": "create", "index", "n": N, "named": rows that are named of each window, 0: none, "given": whether priorities are}
+{"op": "create", "index", "n": N, "named": number of rows named for each window (0: none), "given": whether priorities
+are given}
 body: windows int64[N, W, 2], the named rows int64[N, R] of each window, priorities float32[N], the items' own columns
--> {"made": items that are made, "stopped": the error that stopped it, if one did}, keys int64[N]
+-> {"made": number of items made, "stopped": the error that stopped the call, if any}, keys int64[N]
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _MAX_NAMED = 4096
 
 
 def items_of(hosted: Hosted, header: Mapping[str, Any], body: Bytes) -> tuple[int, NewItems]:
-    """The index, and views of the arrays of a message. Raises BadMessage; allocates no more than came."""
+    """Returns the index and the new items as views of a message's arrays.
+
+    Raises BadMessage. Allocates no more bytes than were received.
+    """
     number = framing.whole(header, "index", 0, 1 << 16)
     items = hosted.table.config.index[hosted.index_name(number)].items
     if not isinstance(items, Explicit):
@@ -48,7 +52,10 @@ def items_of(hosted: Hosted, header: Mapping[str, Any], body: Bytes) -> tuple[in
 
 @final
 class Creation:
-    """Items that are being made: what a slice of the deadline made is remembered, the next one goes on after it."""
+    """Items that are being made.
+
+    A slice of the deadline remembers the items that it made, and the next slice continues.
+    """
 
     def __init__(self, core: TableCore, number: int, items: NewItems) -> None:
         self._core = core
@@ -58,7 +65,10 @@ class Creation:
         self.made = 0
 
     def go_on(self, timeout_s: float) -> None:
-        """Makes the items that are left. Raises what the core raises, items counted from the first of the call."""
+        """Makes the remaining items.
+
+        Raises the core's errors, with item numbers that count from the call's first item.
+        """
         begin, all_of = self.made, self._items
         windows, columns = all_of.windows[begin:], [one[begin:] for one in all_of.columns]
         rows = [None if one is None else one[begin:] for one in all_of.rows]

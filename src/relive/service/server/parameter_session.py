@@ -1,4 +1,4 @@
-"""The server's side of a stream of parameters: versions go out to who waits for them, or come in, in parts."""
+"""The server's side of a stream of parameters: sends versions to waiting clients, and receives versions in parts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from relive.service.wire.packing import address_of
 
 __all__ = ["ParameterSession"]
 
-_GRACE_S = 1.0  # for a client to say that it gives up
+_GRACE_S = 1.0  # time for a client to report that it gives up
 
 
 @final
 class ParameterSession(Session):
-    """pull, and begin, part, ..., part, commit. A part has no answer: what is wrong with one is the commit's answer.
+    """Serves `pull`, and `begin`, `part`, ..., `part`, `commit`.
 
-    The seat of a publisher ends with its stream, with its deadline, and with any error.
+    A part has no answer: its error is the commit's answer.
+
+    A publisher loses the seat at the end of its stream, at its deadline, and at any error.
     """
 
     def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
@@ -39,13 +41,13 @@ class ParameterSession(Session):
         self._has_told = False
 
     def end(self) -> None:
-        """The client is gone or done: what it was publishing is dropped."""
+        """Drops the version that the client was publishing: the client is gone or done."""
         self._drop()
         if self._has_told:
             self._store.hear(self._number, None)
 
     def handle(self, header: Header, body: Bytes) -> None:
-        """Answers one message; takes a part."""
+        """Answers one message. A part has no answer."""
         op = framing.field(header, "op", str)
         if op == "part":
             self._take(body)

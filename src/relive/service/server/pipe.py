@@ -1,4 +1,4 @@
-"""The server's end of one stream: messages in, messages and large bodies out."""
+"""The server's end of one stream: reads messages, and writes messages and large bodies."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ __all__ = ["BODY", "CHUNK_BYTES", "SMALL_BYTES", "Pipe", "StreamBroken", "packed
 
 _BYTES = pa.uint8()
 BODY = pa.schema([pa.field("body", _BYTES, nullable=False)])
-SMALL_BYTES = 256 << 10  # up to here a body rides in the message itself: one write instead of several
-# A chunk is copied out of the transport while the next one arrives, and lies in a core's cache meanwhile. Larger ones
-# wait for each other, smaller ones cost more wake-ups than they hide (measured: 256 KiB 1.4 times the CPU of 512).
+SMALL_BYTES = 256 << 10  # up to this size a body is sent in the message itself: one write instead of several
+# A chunk is copied out of the transport while the next chunk arrives, and stays in a core's cache meanwhile. Larger
+# chunks wait for each other. Smaller chunks cost more wake-ups than they save (measured: chunks of 256 KiB take 1.4
+# times the CPU time of chunks of 512 KiB).
 CHUNK_BYTES = 512 << 10
-_SHORT = 4096  # bytes of a message that is compared with the one before
-_NEVER = b"\xff\xff\xff\xff"  # no message begins so: a header of 4 GiB
-StreamBroken = (flight.FlightError, pa.ArrowException, OSError)  # what a read or write of a broken stream raises
+_SHORT = 4096  # most bytes of a message that is compared with the message before it
+_NEVER = b"\xff\xff\xff\xff"  # no message begins with these bytes: a header of 4 GiB
+StreamBroken = (flight.FlightError, pa.ArrowException, OSError)  # errors of reads and writes of a broken stream
 
 
 def packed(packing: Packing, arrays: Sequence[npt.NDArray[Any]], num_items: int, num_rows: int = 0) -> list[pa.Buffer]:
-    """The arrays as the packing lays them, not copied: one buffer where they lie so already. Keeps them alive."""
+    """Returns the arrays as the packing places them, without a copy: one buffer if they already lie so.
+
+    The buffers keep the arrays alive.
+    """
     num_bytes = packing.num_bytes(num_items, num_rows)
     if not num_bytes:
         return []
@@ -45,7 +49,7 @@ def packed(packing: Packing, arrays: Sequence[npt.NDArray[Any]], num_items: int,
 
 @final
 class Pipe:
-    """Reads and writes of one stream; used by the one thread that serves it."""
+    """Reads and writes messages of one stream; used by the one thread that serves the stream."""
 
     def __init__(self, context: Any, reader: Any, writer: Any, count_busy: Callable[[int], None]) -> None:
         self._context = context
@@ -54,17 +58,17 @@ class Pipe:
         self._count_busy = count_busy
         self._is_busy = False
         self._has_begun = False
-        self._last = _NEVER  # length and header of a message, as it came; who asks for batches asks in the same words
+        self._last = _NEVER  # length and header of the last message: requests for batches repeat it
         self._last_header: dict[str, Any] = {}
 
     def gone(self) -> bool:
-        """Whether the client has given the stream up."""
+        """Returns whether the client has given up the stream."""
         return bool(self._context.is_cancelled())
 
     def read(self) -> tuple[dict[str, Any], Bytes] | None:
-        """The next message; None at the end of the stream. Raises BadMessage; blocks until one comes.
+        """Returns the next message; None at the end of the stream. Blocks until a message comes. Raises BadMessage.
 
-        Where a header repeats the one before it is that same dict, not to be changed.
+        A header that repeats the header before it is the same dict. The caller must not change that dict.
         """
         self.rest()
         try:
@@ -86,17 +90,20 @@ class Pipe:
         return self._last_header, np.frombuffer(message, np.uint8, offset=end) if end < len(message) else NOTHING
 
     def rest(self) -> None:
-        """The message that was read last is done with: a server that closes need not wait for it."""
+        """Marks the message that was read last as finished: a server that closes need not wait for that message."""
         if self._is_busy:
             self._is_busy = False
             self._count_busy(-1)
 
     def send(self, header: Mapping[str, Any], *parts: Any) -> None:
-        """A small message."""
+        """Sends a small message."""
         self._writer.write_metadata(encode(header, *parts))
 
     def send_buffers(self, header: Mapping[str, Any], buffers: Sequence[pa.Buffer]) -> None:
-        """A message whose body is these buffers one after the other: record batches of bytes where they are large."""
+        """Sends a message whose body is these buffers, one after the other.
+
+        A large body is sent as record batches of bytes.
+        """
         num_bytes = sum(buffer.size for buffer in buffers)
         if num_bytes <= SMALL_BYTES:
             self.send(header, *buffers)

@@ -1,4 +1,4 @@
-"""Serves tables over Arrow Flight: one stream a thread of a client, one thread a stream."""
+"""Serves tables over Arrow Flight: one stream for each thread of a client, one thread for each stream."""
 
 from __future__ import annotations
 
@@ -36,15 +36,30 @@ from relive.table.table import Table
 
 __all__ = ["Server", "serve"]
 
-_running: set[Server] = set()  # for the end of the interpreter, which must not find threads of theirs in Arrow
+_running: set[Server] = set()  # closed before the interpreter ends: no server thread may be in Arrow then
 
 
 @names_arguments
 def serve(tables: Mapping[str, Table], address: str, options: ServerOptions | None = None) -> Server:
-    """Serves these tables under their names until close(); port 0 takes a free one. Returns at once.
+    """Serves these tables under their names until close().
 
-    The tables stay the caller's: usable here meanwhile, closed by the caller after the server. Raises InvalidConfig,
-    ServiceUnavailable where the address cannot be bound.
+    The caller keeps the tables: the caller may use them meanwhile, and closes them after the server.
+
+    Args:
+        tables: Tables by name. A name is text without '/', not empty.
+        address: Address to listen on, grpc://host:port. Port 0 takes a free port.
+        options: Limits of the server; None: the defaults of ServerOptions.
+
+    Returns:
+        The running server, at once.
+
+    Raises:
+        InvalidConfig: A name, a table or the address is not as described.
+        ServiceUnavailable: The address cannot be bound.
+
+    Example:
+        with relive.service.serve({"replay": table}, "grpc://127.0.0.1:7070") as server:
+            server.wait()
     """
     for name, table in tables.items():
         if not isinstance(name, str) or not name or "/" in name:
@@ -56,7 +71,19 @@ def serve(tables: Mapping[str, Table], address: str, options: ServerOptions | No
 
 @final
 class Server(Closing):
-    """A running service; made by serve(). Owner of the listening socket and of every stream."""
+    """A running service, made by serve(). The server owns the listening socket and every stream.
+
+    Close the server, or use it as a context manager. Then close the tables.
+
+    Args:
+        tables: Tables by name.
+        address: Address to listen on, grpc://host:port.
+        options: Limits of the server.
+
+    Raises:
+        InvalidConfig: The address is not grpc://host:port.
+        ServiceUnavailable: The address cannot be bound.
+    """
 
     def __init__(self, tables: Mapping[str, Table], address: str, options: ServerOptions) -> None:
         host, port = parse_server(address)
@@ -78,37 +105,56 @@ class Server(Closing):
         self._flight: _FlightServer | None = flight_server
         self._port = flight_server.port
         self._address = f"grpc://{host}:{self._port}"
-        # Also the second Python thread without which the core would believe that who waits, waits for itself.
+        # The thread is also the second Python thread: with a single thread, the core would conclude that a
+        # waiting thread waits for itself.
         self._thread = threading.Thread(target=flight_server.wait, name="relive-server", daemon=True)
         self._thread.start()
         _running.add(self)
-        # Arrow has just registered an end of its own that waits for every stream; what comes later is called first.
+        # Arrow has just registered an exit function that waits for every stream. The function that is registered last
+        # is called first.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
 
     @property
     def address(self) -> str:
-        """grpc://host:port; a table's address is this and its name: address + "/name"."""
+        """Address of the server, grpc://host:port. A table's address is `address + "/" + name`."""
         return self._address
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Names that are served."""
+        """Names of the served tables."""
         return tuple(self._hosted)
 
     @property
     def num_streams(self) -> int:
-        """Streams that are open now."""
+        """Number of streams that are open now."""
         return self._counts.num_streams
 
     def offer(self, table: str, name: str, give: Offer) -> None:
-        """Tells who asks for it by name what give() returns, of a table that is served: fields of JSON, and bytes."""
+        """Gives clients further facts about a served table. Clients request the facts by name.
+
+        Args:
+            table: Name of the table.
+            name: Name of the facts.
+            give: Function that returns fields of JSON and bytes. It is called at each request, by the thread of a
+                stream.
+
+        Raises:
+            KeyError: No table is served under this name.
+        """
         self._hosted[table].offers[name] = give
 
     def parameters(self, name: str) -> ParameterStore:
-        """The parameters beside the table served under this name: what clients reach as `remote.parameters`.
+        """Returns the parameters beside a served table. Clients reach the same parameters as `remote.parameters`.
 
-        Raises NoSuchTable.
+        Args:
+            name: Name of the table.
+
+        Returns:
+            The store of the parameters.
+
+        Raises:
+            NoSuchTable: No table is served under this name.
         """
         hosted = self._hosted.get(name)
         if hosted is None:
@@ -116,13 +162,24 @@ class Server(Closing):
         return hosted.parameters
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Blocks until close() was called, or the seconds are over (then False)."""
+        """Waits until close() is called.
+
+        Args:
+            timeout_s: Longest wait in seconds; None: no limit.
+
+        Returns:
+            True if close() was called, False if the time is over.
+        """
         return self._closing.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends the service: answers what is in progress (at most close_timeout_s), then cuts every stream.
+        """Ends the service. Closing twice has no further effect.
 
-        Lanes of clients are closed, batches they held given back. Closing twice is harmless.
+        The server answers the calls in progress (for at most `close_timeout_s`), then cuts every stream. The lanes of
+        clients are closed, and the batches that clients held in flight are given back. In a forked child the call has
+        no effect.
+
+        Blocks: for at most about 2 x `close_timeout_s` + 1 s.
         """
         if self._closed or self._process != os.getpid():
             return
@@ -137,14 +194,14 @@ class Server(Closing):
         assert flight_server is not None
         stopper = threading.Thread(target=flight_server.shutdown, name="relive-server-close", daemon=True)
         stopper.start()
-        # Flight waits for its streams, which are open as long as their clients like: cut their connections.
+        # Flight waits for its streams, and clients may keep streams open for ever: cut the connections.
         ends = time.monotonic() + max(self._options.close_timeout_s, 1.0)
         while stopper.is_alive() and time.monotonic() < ends:
             _cut_connections(self._port)
             stopper.join(0.02)
         self._thread.join(1.0)
-        # The last reference goes here: Arrow's server joins threads of its own when it is freed, and a forked child
-        # that found it among its garbage would join threads that it does not have.
+        # Drop the last reference here. Arrow's server joins its own threads when it is freed, and a forked child that
+        # collected the server as garbage would join threads that the child does not have.
         del flight_server, stopper
         _running.discard(self)
 
@@ -155,7 +212,10 @@ class Server(Closing):
 
 @final
 class _Counts:
-    """What runs now. Apart from the server: who keeps a stream's objects alive must not keep that alive with them."""
+    """Counts of open and busy streams.
+
+    The counts are not part of the server: an object that keeps a stream alive must not keep the server alive.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Lock()
@@ -163,19 +223,19 @@ class _Counts:
         self.num_busy = 0
 
     def streams(self, change: int) -> None:
-        """So many more are open."""
+        """Adds `change` to the number of open streams."""
         with self._changed:
             self.num_streams += change
 
     def busy(self, change: int) -> None:
-        """So many more are at work on a message."""
+        """Adds `change` to the number of streams that work on a message."""
         with self._changed:
             self.num_busy += change
 
 
 @final
 class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Makes the session that a stream's descriptor asks for and lets it run on the stream's own thread."""
+    """Makes the session that a stream's descriptor asks for, and runs the session on the stream's own thread."""
 
     def __init__(
         self,
@@ -192,12 +252,12 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(location)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """One stream, from its handshake to its end."""
+        """Serves one stream, from its handshake to its end."""
         pipe = Pipe(context, reader, writer, self._counts.busy)
         self._counts.streams(1)
         try:
             session = self._session(descriptor, pipe)
-        except Exception as problem:  # whatever the handshake caused is told to who asked, if they are there still
+        except Exception as problem:  # any error of the handshake is sent to the client, if the client is still there
             with contextlib.suppress(*StreamBroken):
                 pipe.send({"error": framing.error_to(problem)})
             return
@@ -248,13 +308,17 @@ def _request(descriptor: Any) -> dict[str, Any]:
 @at_end
 def _close_all() -> None:
     for server in list(_running):
-        # This process's own writers first: one that lost its server would be trying to reach it when Python ends.
+        # Close this process's own connections first: a writer that lost its server would still try to reach the server
+        # when Python ends.
         close_connections(server.address.rpartition(":")[2])
         server.close()
 
 
 def _cut_connections(port: int) -> None:
-    """Ends every accepted TCP connection of this process to the port. Listening sockets and clients are let be."""
+    """Ends every accepted TCP connection of this process to the port.
+
+    Listening sockets and clients' sockets stay open.
+    """
     for name in os.listdir("/dev/fd"):
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -272,4 +336,4 @@ def _cut_connections(port: int) -> None:
                 if connection.getsockname()[1] == port and connection.getpeername():
                     connection.shutdown(socket.SHUT_RDWR)
             except (OSError, IndexError, TypeError):
-                continue  # listening, or of another family
+                continue  # a listening socket, or a socket of another family

@@ -1,4 +1,4 @@
-"""What a server does on one stream: answers calls one after the other, or lends batches ahead of their use."""
+"""Serves one stream: answers calls one after the other, or lends batches ahead of their use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Header = dict[str, Any]
 
 
 def bound(num_items: int, item_bytes: int, options: ServerOptions) -> int:
-    """num_items, refused where a reply would be too large. Raises InvalidConfig."""
+    """Returns num_items. Raises InvalidConfig if the reply would be too large."""
     most = max(options.max_reply_bytes // (item_bytes + 16), 1)
     if not 0 <= num_items <= most:
         raise InvalidConfig("num_items", f"at most {most}, as a reply holds {options.max_reply_bytes} bytes", num_items)
@@ -36,14 +36,17 @@ def bound(num_items: int, item_bytes: int, options: ServerOptions) -> int:
 
 
 class AskedDraw(NamedTuple):
-    """A draw that a message asks for: the request to the core, and how its columns travel; None: keys alone."""
+    """A draw that a message requests: the request to the core, and how its columns travel (None: only keys travel)."""
 
     request: DrawRequest
     selection: HostedSelection | None
 
 
 class Session(ABC):
-    """One stream from its handshake to its end. Owner of what the client holds through it: gives it back at the end."""
+    """Serves one stream, from its handshake to its end.
+
+    The session owns the draws and lanes of its client, and gives them back at the end.
+    """
 
     def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
         self.pipe = pipe
@@ -53,17 +56,20 @@ class Session(ABC):
         self._asked: AskedDraw
 
     def run(self) -> None:
-        """Until the client ends the stream or is gone. An error is an answer, not an end."""
+        """Serves until the client ends the stream or is gone.
+
+        An error is sent as an answer and does not end the stream.
+        """
         try:
             self.pipe.send(self.hosted.hello() | self.begin())
             while (message := self._next()) is not None:
                 try:
                     self.handle(*message)
-                except ReliveError as problem:  # some are OSErrors, as broken streams are
+                except ReliveError as problem:  # before StreamBroken: some errors of the library are OSErrors
                     self.refuse(message[0], problem)
                 except StreamBroken:
                     return
-                except Exception as problem:  # whatever a message caused is told to who sent it
+                except Exception as problem:  # any error of a message is sent to the client
                     self.refuse(message[0], problem)
         except StreamBroken:
             return
@@ -83,20 +89,20 @@ class Session(ABC):
         self.pipe.send({"error": framing.error_to(problem)})
 
     def begin(self) -> Header:
-        """More for the handshake."""
+        """Returns further fields for the handshake."""
         return {}
 
-    def end(self) -> None:  # noqa: B027 - most have nothing to give back
-        """Gives back what is held."""
+    def end(self) -> None:  # noqa: B027 - most sessions have nothing to give back
+        """Gives back the draws and lanes of the client."""
 
     @abstractmethod
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one message, or raises."""
 
     def _asked_draw(self, header: Header, has_columns: bool) -> AskedDraw:
-        """The draw of a header. One that came again was read already.
+        """Returns the draw of a header. A header that repeats the header before it is not read again.
 
-        Raises BadMessage, InvalidConfig (also where the reply would be too large), UnknownColumn.
+        Raises BadMessage, InvalidConfig (also if the reply would be too large), UnknownColumn.
         """
         if header is not self._asked_by:
             table, select = self.hosted.table, self.hosted.select if has_columns else None
@@ -110,7 +116,7 @@ class Session(ABC):
 
 @final
 class CallSession(Session):
-    """Calls and their answers."""
+    """Answers calls one after the other."""
 
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one call."""
@@ -178,7 +184,7 @@ class CallSession(Session):
         told: Header = {}
         try:
             self.hosted.wait(creation.go_on, framing.seconds(header), self.pipe.gone)
-        except ReliveError as problem:  # told with the keys of what was made before it
+        except ReliveError as problem:  # sent with the keys of the items that were made before the error
             told["stopped"] = framing.error_to(problem)
         told["made"] = creation.made
         self.pipe.send_buffers(told, packed(CREATED, [creation.keys], count))
@@ -187,14 +193,14 @@ class CallSession(Session):
         return self.hosted.select(framing.whole(header, "index", 0, 1 << 16), header.get("names"))
 
     def _ask(self, verb: Verb, header: Header, body: Bytes) -> None:
-        """A simple call: whatever the core returns is the answer."""
+        """Answers a simple call with the core's return value."""
         core = self.hosted.table.core
         values = arguments(verb, header, body, len(self.hosted.table.config.index))
         member = getattr(core, verb.name)
         self.pipe.send({"value": member if verb.is_property else member(*values)})
 
-    # Of the class, not bound: a session that held itself would keep its stream's ends, and the table, until the
-    # collector comes round, long after Arrow has let go of the stream.
+    # Functions of the class, not bound methods. A session that referenced itself would keep both ends of its stream and
+    # the table alive until the next garbage collection, long after Arrow has released the stream.
     _CALLS: ClassVar[dict[str, Callable[[CallSession, Header, Bytes], None]]] = {
         "sample": _draw,
         "draw": _draw,
@@ -207,7 +213,10 @@ class CallSession(Session):
 
 
 class _Lent(NamedTuple):
-    """A batch that was drawn and is not handed out. claims: the uses it took, where they are given back with it."""
+    """A batch that was drawn and not yet handed out.
+
+    `claims`: the uses that the draw took, if they are given back with it.
+    """
 
     request: DrawRequest
     number: DrawNumber
@@ -216,17 +225,19 @@ class _Lent(NamedTuple):
 
 @final
 class HoldSession(Session):
-    """Batches drawn ahead: in flight until the client says that one was handed out, given back at the stream's end.
+    """Lends batches ahead of their use.
 
-    A message may give the newest one back itself ("back"); with "claims" the uses that a draw took are given back, too.
+    A drawn batch is in flight until the client says that the batch was handed out. At the stream's end the remaining
+    batches are given back. A message with "back" gives back the newest batch. With "claims", the uses that a draw took
+    are given back, too.
     """
 
     def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
         super().__init__(pipe, hosted, options)
-        self._held: list[_Lent] = []  # oldest first
+        self._held: list[_Lent] = []  # the oldest batch first
 
     def handle(self, header: Header, body: Bytes) -> None:
-        """Counts what was handed out, then draws one more batch if that is asked."""
+        """Counts the batches that were handed out, then draws one more batch if the message requests one."""
         if "after" in header:
             self.hosted.wait_for(header["after"], framing.seconds(header))
         for _ in range(framing.whole(header, "handed_out", 0, len(self._held))):
@@ -268,15 +279,15 @@ class HoldSession(Session):
         lent.number.give_back()
 
     def end(self) -> None:
-        """Gives back what was not handed out."""
+        """Gives back the batches that were not handed out."""
         held, self._held = self._held, []
-        if not self.hosted.table.closed:  # closing the table gives everything back
+        if not self.hosted.table.closed:  # a closed table has given every batch back
             for lent in reversed(held):
                 self._give_back(lent)
 
 
 def send_drawn(pipe: Pipe, asked: AskedDraw, drawn: DrawnItems, header: Header) -> None:
-    """A draw as one block, which the core has made already unless its layout changed."""
+    """Sends a draw as one block. The core has already made that block, unless the table's layout changed."""
     arrays, keys, probabilities, num_live = drawn
     selection, told = asked.selection, {"live": num_live, **header}
     if selection is None:
@@ -288,6 +299,6 @@ def send_drawn(pipe: Pipe, asked: AskedDraw, drawn: DrawnItems, header: Header) 
 
 
 def num_rows(selection: HostedSelection, arrays: Any) -> int:
-    """The rows of all items of a batch, where they lie end to end."""
+    """Returns the rows of all items of a batch whose items lie end to end, else 0."""
     pairs = zip(selection.gathered.outputs, arrays, strict=True)
     return next((len(array) for output, array in pairs if output.per == "row"), 0)

@@ -1,8 +1,9 @@
-"""A stream to a table that is one shard of several: its roots, draws that are settled by ticket, where its bytes lie.
+"""Serves a stream to a table that is one of several shards: its roots, its draws, and the place of its bytes.
 
-Of a fleet each draw is of several shards: what one gave is counted when all gave theirs, or goes back. So a draw has a
-ticket, and a message names those that were handed out ("done") and those that go back ("back"), in any order: draws of
-several threads meet on one stream. What is left when the stream ends goes back.
+A fleet makes each draw from several shards. A shard counts its part of the draw after all shards have given their
+parts; otherwise that part goes back. Each draw therefore has a ticket. A message lists the tickets of the draws that
+were handed out ("done") and of the draws that go back ("back"), in any order, because the draws of several threads
+share one stream. Draws without a settlement go back when the stream ends.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ __all__ = ["ROOT", "ShardSession", "layout_of"]
 
 ROOT = struct.Struct("<dqdqqqq")  # mass, live items, largest priority, inserted, sampled, pending, policy version
 _MAX_SETTLED = 4096
-_SHAPES_AT, _SHAPE = 320, struct.Struct("<3I")  # docs/format.md: before, spanned, bootstrap of each index
+# docs/format.md: rows before, spanned rows and bootstrap rows of each index
+_SHAPES_AT, _SHAPE = 320, struct.Struct("<3I")
 
 
 class _Lent(NamedTuple):
-    """A draw that is not settled. claims None: of a reader, which counts nowhere. is_read: its rows are, when it is
-    handed out; else they are still to be gathered.
+    """A draw that is not settled.
+
+    `claims`: None for a draw of a reader, which is not counted. `is_read`: the rows of the draw have been read when it
+    is handed out; if False, the rows are still to be gathered.
     """
 
     request: DrawRequest
@@ -42,7 +46,7 @@ class _Lent(NamedTuple):
 
 @final
 class ShardSession(Session):
-    """Answers a handle on several shards. Owner of its draws that are not settled."""
+    """Answers a handle on several shards. The session owns its draws that are not settled."""
 
     def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
         super().__init__(pipe, hosted, options)
@@ -54,13 +58,16 @@ class ShardSession(Session):
         return self.hosted.table.core
 
     def begin(self) -> Header:
-        """Which shard it is, what its keys look like, and the file that it lies in, for who is on the same host."""
+        """Returns the shard's number, the form of its keys, and the path of its file for a client on the same host."""
         geometry = self._core.geometry
         told = {name: int(geometry[name]) for name in ("shard", "slot_bits", "num_slots", "format_version")}
         return told | {"path": self.hosted.table.path, "offers": sorted(self.hosted.offers)}
 
     def handle(self, header: Header, body: Bytes) -> None:
-        """Settles what the message says, then answers it; a message that only settles has no answer."""
+        """Settles the draws that the message lists, then answers the message.
+
+        A message that only settles has no answer.
+        """
         op = framing.field(header, "op", str)
         if "done" in header or "back" in header:
             self._settle(header)
@@ -100,7 +107,7 @@ class ShardSession(Session):
         for name, settle in (("done", self._commit), ("back", self._give_back)):
             tickets = header.get(name, [])
             if not isinstance(tickets, list) or len(tickets) > _MAX_SETTLED:
-                continue  # there is no answer that could say so; what is left goes back at the stream's end
+                continue  # no answer could report the fault; the remaining draws go back at the stream's end
             for told in tickets:
                 ticket, lost = told if isinstance(told, list) and len(told) == 2 else (told, 0)
                 lent = self._lent.pop(ticket, None) if type(ticket) is int else None
@@ -108,7 +115,7 @@ class ShardSession(Session):
                     settle(lent, lost)
 
     def _commit(self, lent: _Lent, lost: Any) -> None:
-        """Counts the draw, but for items that went before their rows were read: those were not handed out."""
+        """Counts the draw, except items that were removed before their rows were read and so not handed out."""
         if lent.claims is None or self.hosted.table.closed:
             return
         index, num_items = lent.request.index_number, lent.request.num_items
@@ -126,7 +133,7 @@ class ShardSession(Session):
             lent.number.give_back()
 
     def refuse(self, header: Header, problem: Exception) -> None:
-        """As every session, but for messages that nobody waits for an answer of."""
+        """Answers with an error, as every session does. A message that only settles has no answer."""
         if header.get("op") != "settle":
             super().refuse(header, problem)
 
@@ -139,10 +146,10 @@ class ShardSession(Session):
         self.pipe.send({"fields": fields}, body)
 
     def end(self) -> None:
-        """Takes back what was not settled, the newest first."""
+        """Gives back the draws that were not settled, the newest first."""
         lent, self._lent = list(self._lent.values()), {}
         if self.hosted.table.closed:
-            return  # closing the table gives everything back
+            return  # a closed table has given every draw back
         for one in reversed(lent):
             try:
                 self._give_back(one)
@@ -151,7 +158,7 @@ class ShardSession(Session):
 
 
 def layout_of(core: CoreTable) -> Mapping[str, Any]:
-    """The serialised layout: what docs/format.md says of the region, as numbers."""
+    """Returns the serialised layout: the numbers of the region that docs/format.md describes."""
     geometry = {name: value for name, value in core.geometry.items() if name not in ("uuid", "boot_id")}
     with core.region_bytes() as region:
         at = [_SHAPES_AT + number * _SHAPE.size for number in range(len(geometry["trees_offset"]))]

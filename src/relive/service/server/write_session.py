@@ -1,4 +1,4 @@
-"""The server's side of a writer: lanes that live as long as the stream, and messages of rows applied in order."""
+"""The server's side of a writer: lanes that live as long as the stream, and messages of rows, applied in order."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from relive.writing.writer import Writer
 __all__ = ["WriteSession"]
 
 _MAX_OPS = 4096
-_ROWS_AT_ONCE = 256  # as many as are written in one hold of the table's lock
+_ROWS_AT_ONCE = 256  # as many rows as the core writes in one critical section of the table's lock
 
 
 @final
 class _Rows:
-    """Rows of a block that are not stored yet: what a write that was refused in the middle has left to do."""
+    """Rows of a block that are not stored yet. A write that is refused in the middle leaves the remaining rows here."""
 
     def __init__(self, columns: dict[str, Any], num_steps: int, layout: RowLayout) -> None:
         self._layout = layout
         self._blocks = deque([(columns, num_steps)])
 
     def write(self, writer: Writer, timeout_s: float, keys: list[npt.NDArray[np.int64]]) -> None:
-        """Writes them; the keys of all that are stored go to `keys`, and after an error the others are left."""
+        """Writes the rows. The keys of all stored rows go to `keys`. After an error the other rows remain."""
         while self._blocks:
             columns, num_steps = self._blocks[0]
             try:
@@ -48,13 +48,15 @@ class _Rows:
             self._blocks.popleft()
 
     def one_by_one(self) -> Iterator[_Rows]:
-        """Each step alone."""
+        """Yields each step alone."""
         for columns, num_steps in self._blocks:
             for step in range(num_steps):
                 yield _Rows(self._steps(columns, num_steps, step, step + 1), 1, self._layout)
 
     def _after(self, columns: dict[str, Any], num_steps: int, stored: int) -> list[tuple[dict[str, Any], int]]:
-        """What is left of a block: the other lanes of a step that some have, then the steps after it."""
+        """Returns the rest of a block: the other lanes of a step that some lanes have stored, then the steps after that
+        step.
+        """
         lanes = columns.get("lanes")
         ids = np.arange(self._layout.width, dtype=np.int32) if lanes is None else lanes
         step, lane = divmod(stored, max(len(ids), 1))
@@ -69,7 +71,10 @@ class _Rows:
         return left
 
     def _steps(self, columns: dict[str, Any], num_steps: int, begin: int, end: int) -> dict[str, Any]:
-        """Those steps of a block; to the last of them belongs the state after it, where the block has one."""
+        """Returns those steps of a block.
+
+        The last step of the block includes the state after it, if the block has that state.
+        """
         last = end + 1 if end == num_steps else end
         cut = {name: array[begin : last if name in self._layout.states else end] for name, array in columns.items()}
         return cut if "lanes" not in columns else {**cut, "lanes": columns["lanes"]}
@@ -77,11 +82,11 @@ class _Rows:
 
 @final
 class WriteSession(Session):
-    """A message holds numbered operations: rows appended one by one or as a block, ends of episodes, versions.
+    """Applies messages of numbered operations: rows appended one by one or as a block, ends of episodes, versions.
 
-    They are applied in order and answered with the keys of what was stored. After an error the rest of the message and
-    every later message of the same epoch is dropped, until the client, who knows by then, begins a new epoch: what was
-    sent after a failed step never overtakes it.
+    The session applies the operations in order, and answers with the keys of the stored rows. After an error the
+    session drops the rest of the message and every later message of the same epoch. The client learns of the error and
+    begins a new epoch. Rows that were sent after a failed step therefore never overtake that step.
     """
 
     def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, request: Header) -> None:
@@ -94,18 +99,18 @@ class WriteSession(Session):
         self._keys: list[npt.NDArray[np.int64]] = []
 
     def begin(self) -> Header:
-        """The session's number, which the client's other calls name."""
+        """Returns the session's number, which the client's other calls refer to."""
         return {"session": self._number}
 
     def end(self) -> None:
-        """The client is gone or done: its lanes are cut."""
+        """Cuts the client's lanes: the client is gone or done."""
         try:
             self._writer.close()
         finally:
             self.hosted.end_writing(self._number)
 
     def refuse(self, header: Header, problem: Exception) -> None:
-        """An error answers a message by its number, where it had one."""
+        """Answers a message with an error and the message's number, if the message had a number."""
         self.pipe.send({"error": framing.error_to(problem), "seq": header.get("seq", -1)})
 
     def handle(self, header: Header, body: Bytes) -> None:
@@ -120,10 +125,10 @@ class WriteSession(Session):
             answer: Header = {"seq": sequence}
             try:
                 if self.hosted.closing.is_set():
-                    # A client takes this error for the end of its lanes: nothing may follow in them.
+                    # A client takes this error as the end of its lanes: no row may follow in those lanes.
                     raise ServiceUnavailable(self.hosted.name, 0.0, "the server closes")
                 self._apply(header, body)
-            except Exception as problem:  # told to the client, with the keys of what was stored before it
+            except Exception as problem:  # sent to the client, with the keys of the stored rows
                 self._failed_epoch = epoch
                 answer["error"] = framing.error_to(problem)
             self.pipe.send(answer, *self._keys)
@@ -165,7 +170,7 @@ class WriteSession(Session):
         self._waited(lambda slice_s: rows.write(self._writer, slice_s, self._keys), timeout_s)
 
     def _append(self, columns: dict[str, Any], num_rows: int, timeout_s: float) -> None:
-        """Rows that were appended one by one: together where all pass at once, else each as it would have alone."""
+        """Writes rows that were appended one by one: together if all rows pass at once, else row by row."""
         lanes = columns.pop("lanes", None)
         width = self._layout.width if lanes is None else max(len(lanes), 1)
         at_once = max(_ROWS_AT_ONCE // width, 1)
@@ -180,12 +185,15 @@ class WriteSession(Session):
                 if problem.holder_pid is not None:
                     raise
             except ReliveError:
-                pass  # row by row shows which one it was
+                pass  # writing row by row finds the refused row
             for row in rows.one_by_one():
                 self._extend(row, timeout_s)
 
     def _waited(self, write: Any, timeout_s: float) -> Any:
-        """Tries at once, then as one who waits: who waits for this writer's rows is told not to."""
+        """Tries the write at once, then waits for the limiter.
+
+        Calls that wait for this writer's rows are told to stop waiting.
+        """
         try:
             return write(0.0)
         except DeadlineExceeded as problem:

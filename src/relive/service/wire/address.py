@@ -1,4 +1,4 @@
-"""grpc://host:port of a server, grpc://host:port/name of a table on it."""
+"""Parses addresses: grpc://host:port of a server, grpc://host:port/name of a table on that server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["parse_server", "parse_table"]
 
 
 def parse_server(address: str) -> tuple[str, int]:
-    """Host and port of grpc://host:port. Raises InvalidConfig."""
+    """Returns the host and the port of grpc://host:port. Raises InvalidConfig for any other form."""
     host, port, name = _parse(address, "grpc://host:port")
     if name:
         raise InvalidConfig("address of a server", "grpc://host:port without a table", address)
@@ -18,7 +18,10 @@ def parse_server(address: str) -> tuple[str, int]:
 
 
 def parse_table(address: str) -> tuple[str, str]:
-    """grpc://host:port of the server, and the table's name, of grpc://host:port/name. Raises InvalidConfig."""
+    """Splits grpc://host:port/name into the server's address and the table's name.
+
+    Raises InvalidConfig for any other form.
+    """
     host, port, name = _parse(address, "grpc://host:port/name")
     if not name or "/" in name or not port:
         raise InvalidConfig("address of a table", "grpc://host:port/name", address)

@@ -1,7 +1,7 @@
-"""Turns the arguments of append, extend and end_episode into operations with exact arrays, or refuses them.
+"""Encodes the arguments of append, extend and end_episode as operations with exact arrays, or refuses the arguments.
 
-The same rules, by the same code, as a local writer: what is not exactly a column's dtype and shape goes through the
-Normaliser.
+A remote writer applies the same rules as a local writer, by the same code: the Normaliser converts or refuses each
+value that does not have exactly the column's dtype and shape.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENDS = ("terminated", "truncated", "discount")
 
 @final
 class Operation:
-    """One operation of a message: its header, its arrays in order, and the shape of the keys it will have."""
+    """One operation of a message: its header, its arrays in order, and the shape of its future keys."""
 
     __slots__ = ("arrays", "header", "keys_shape")
 
@@ -37,13 +37,13 @@ class Operation:
 
     @property
     def num_keys(self) -> int:
-        """Keys that the server answers with."""
+        """Number of keys in the server's answer."""
         return math.prod(self.keys_shape)
 
 
 @final
 class RowEncoder:
-    """Operations of one writer. single: one lane without an axis."""
+    """Makes the operations of one writer. `single`: the writer has one lane, and its arrays have no lane axis."""
 
     __slots__ = ("_normalise", "_plain", "_single", "layout")
 
@@ -56,7 +56,7 @@ class RowEncoder:
         )
 
     def append(self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any) -> Operation:
-        """One step of every lane, or of the lanes named."""
+        """Encodes one step of every lane, or of the named lanes."""
         columns = given(columns)
         num_named = None if lanes is None else len(lanes)
         leading = self.layout.leading(None, num_named)
@@ -66,7 +66,7 @@ class RowEncoder:
         return Operation(header, arrays, leading)
 
     def extend(self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any) -> Operation:
-        """A block of steps."""
+        """Encodes a block of steps."""
         columns = given(columns)
         num_named = None if lanes is None else len(lanes)
         rows = self._count_rows(columns)
@@ -83,7 +83,7 @@ class RowEncoder:
     def end(
         self, columns: Mapping[str, Any], terminated: bool, truncated: bool, lanes: npt.NDArray[np.int32] | None
     ) -> Operation:
-        """The end of an episode."""
+        """Encodes the end of an episode."""
         num_named = None if lanes is None else len(lanes)
         leading = self.layout.leading(None, num_named)
         header = {"op": "end", "lanes": num_named, "names": list(columns)}
@@ -93,14 +93,17 @@ class RowEncoder:
         return Operation(header, arrays, (0,))
 
     def abandon(self, lanes: npt.NDArray[np.int32] | None) -> Operation:
-        """Open episodes are dropped."""
+        """Encodes an operation that drops the open episodes."""
         header: dict[str, Any] = {"op": "abandon", "lanes": None if lanes is None else len(lanes), "names": []}
         arrays: list[npt.NDArray[Any]] = []
         self._add_rest(header, arrays, lanes, None, ())
         return Operation(header, arrays, (0,))
 
     def exact(self, name: str, value: Any, leading: tuple[int, ...]) -> npt.NDArray[Any]:
-        """The value as a C-contiguous array of the column's dtype and leading + shape; itself where it is that."""
+        """Returns the value as a C-contiguous array of the column's dtype and of shape leading + shape.
+
+        A value that is already such an array is returned itself, without a copy.
+        """
         dtype, shape = self.layout.cells[name]
         if (
             isinstance(value, np.ndarray)
@@ -127,10 +130,10 @@ class RowEncoder:
         if lanes is not None:
             arrays.insert(0, np.ascontiguousarray(lanes, np.int32))
 
-    # ---- how many rows ---------------------------------------------------------------------------------------------
+    # ---- number of rows --------------------------------------------------------------------------------------------
 
     def _count_rows(self, columns: Mapping[str, Any]) -> int:
-        """Steps along time, from an input that has exactly one value a step."""
+        """Counts the steps along time, from an input that has exactly one value a step."""
         for name in (*self._plain, *_ENDS):
             size = _length(columns[name]) if columns.get(name) is not None else None
             if size is not None:
@@ -138,7 +141,10 @@ class RowEncoder:
         return max((_length(columns[name]) or 0 for name in self.layout.states), default=0)
 
     def _count_states(self, columns: Mapping[str, Any], rows: int) -> int:
-        """All state columns carry the same number of rows; the first one says how many."""
+        """Counts the rows of the state columns.
+
+        All state columns have the same number of rows, so the first column decides.
+        """
         for name in columns:
             if name in self.layout.states:
                 return rows + 1 if _length(columns[name]) == rows + 1 else rows
@@ -146,14 +152,17 @@ class RowEncoder:
 
 
 def given(columns: dict[str, Any]) -> dict[str, Any]:
-    """Without the ends that are None: they stand for their defaults, as if they were not named."""
+    """Returns the columns without the ends that are None.
+
+    An end that is None stands for its default, as if not named.
+    """
     if all(columns.get(name, 0) is not None for name in _ENDS):
         return columns
     return {name: value for name, value in columns.items() if value is not None or name not in _ENDS}
 
 
 def check_priorities(values: npt.NDArray[Any]) -> None:
-    """Raises InvalidPriority where one is NaN, infinite, negative or beyond float32."""
+    """Raises InvalidPriority if a value is NaN, infinite, negative or beyond float32."""
     flat = values.ravel()
     wrong = np.flatnonzero(~((flat >= 0.0) & (flat <= _FLOAT32_MAX)))
     if len(wrong):

@@ -1,8 +1,10 @@
-"""Messages between client and server: a JSON header, then bytes; and errors that keep their class on the way.
+"""Encodes and decodes the messages between client and server, and errors, which keep their class on the way.
+
+A message is a JSON header, then bytes:
 
     message = length of the header (uint32, little endian) | header, JSON, blanks up to 8 bytes | body
 
-Knows nothing of Arrow. docs/design/service.md lists the headers.
+This module does not use Arrow. docs/design/service.md lists the headers.
 """
 
 from __future__ import annotations
@@ -34,24 +36,27 @@ __all__ = [
     "whole",
 ]
 
-VERSION = 8  # raised where messages of one version would be misread by another
+VERSION = 8  # raised by each change after which another version would misread messages
 MAX_HEADER_BYTES = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
 NOTHING: Bytes = np.empty(0, np.uint8)
 _OF_ROWS = frozenset(("stored", "num_rows", "num_items", "keys"))
-_as_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build an encoder each time
+_as_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build an encoder at each call
 
 
 def encode(header: Mapping[str, Any], *parts: Any) -> bytes:
-    """One message; parts are bytes-like, C-contiguous, and follow each other without gaps."""
+    """Encodes one message. The parts are bytes-like and C-contiguous, and follow each other without gaps."""
     text = _as_json(header).encode()
     text += b" " * (-(len(text) + 4) % 8)
     return b"".join((len(text).to_bytes(4, "little"), text, *parts))
 
 
 def decode(message: Any) -> tuple[dict[str, Any], Bytes]:
-    """The header and the body (a view) of a message. Raises BadMessage; allocates no more than came."""
+    """Returns the header and the body (a view) of a message.
+
+    Raises BadMessage. Allocates no more bytes than were received.
+    """
     view = memoryview(message)
     if len(view) < 4:
         raise BadMessage("message", "at least 4 bytes", len(view))
@@ -72,7 +77,7 @@ def decode(message: Any) -> tuple[dict[str, Any], Bytes]:
 
 
 def error_to(error: BaseException) -> dict[str, Any]:
-    """An error as {'type', 'fields'}; whatever is no error of the library becomes a BadMessage."""
+    """Returns an error as {'type', 'fields'}. An error that is not an error of the library becomes a BadMessage."""
     if not isinstance(error, ReliveError):
         error = BadMessage("request", "one that this version sends", f"{type(error).__name__}: {error}"[:300])
     fields = {name: _plain(value) for name, value in vars(error).items() if name not in _OF_ROWS and name[0] != "_"}
@@ -82,9 +87,12 @@ def error_to(error: BaseException) -> dict[str, Any]:
 
 
 def error_from(told: Any, **more: Any) -> ReliveError:
-    """The error that error_to wrote, of the same class (a plain ReliveError where this version has no such class).
+    """Makes the error that error_to encoded.
 
-    more: further fields. What is stored of a block is told by the keys that came with the error, not by the error.
+    The error has the same class, or is a plain ReliveError if this version has no such class.
+
+    `more`: further fields. The error does not say which rows of a block are stored; the keys that came with the error
+    do.
     """
     if not isinstance(told, dict) or not isinstance(told.get("fields"), dict):
         return BadMessage("error", "type and fields", str(told)[:100])
@@ -104,9 +112,10 @@ def _plain(value: Any) -> Any:
 
 
 def arrays_of(body: Bytes, *wanted: tuple[npt.DTypeLike, tuple[int, ...]]) -> list[npt.NDArray[Any]]:
-    """Arrays of these dtypes and shapes that fill the body exactly, else BadMessage. Views where the bytes are aligned.
+    """Returns arrays of these dtypes and shapes, which fill the body exactly, else raises BadMessage.
 
-    What is asked for is compared with what came before anything is made, so no count in a header costs memory.
+    The arrays are views if the bytes are aligned. The requested size is compared with the received size before any
+    array is made, so a count in a header cannot cost memory.
     """
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in wanted]
     if sum(sizes) != len(body):

@@ -1,8 +1,8 @@
-"""What the process does with memory that messages leave behind.
+"""Makes the process keep memory that large messages have freed, for the next message.
 
-A large message passes through buffers of several megabytes that gRPC and Arrow allocate and free for each. By default
-glibc gives such memory back to the system at once, and the next message pays for fresh pages: about a fifth of the time
-of a large batch (docs/design/service.md).
+gRPC and Arrow allocate and free buffers of several megabytes for each large message. By default glibc returns such
+memory to the system at once, and the next message pays for fresh pages. That cost is about a fifth of the time of a
+large batch (docs/design/service.md).
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ import sys
 __all__ = ["keep_freed_memory"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h
-_LARGEST_FROM_HEAP = 32 << 20  # bytes; the most that glibc takes
-_SAID_BY_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-_KEPT = 128 << 20  # bytes of freed memory a heap may hold
+_LARGEST_FROM_HEAP = 32 << 20  # bytes; the largest value that glibc accepts
+_SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_KEPT = 128 << 20  # bytes of freed memory that a heap may keep
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Lets this process hold up to 128 MiB of freed memory in each of malloc's heaps. False where there is no glibc.
+    """Lets this process keep up to 128 MiB of freed memory in each of malloc's heaps.
 
-    It speaks for the whole process, once. Where the environment already says what malloc keeps, that holds: False.
+    The setting applies to the whole process, and is made once. If the environment already sets malloc's thresholds,
+    those values stay.
+
+    Returns:
+        True if the setting was made. False if there is no glibc, or if the environment decides.
     """
-    if not sys.platform.startswith("linux") or any(name in os.environ for name in _SAID_BY_THE_USER):
+    if not sys.platform.startswith("linux") or any(name in os.environ for name in _SET_BY_USER):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -1,4 +1,4 @@
-"""What a server and a streaming writer can be told."""
+"""The options of a server and of a streaming writer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ __all__ = ["ServerOptions", "Streaming"]
 @final
 @dataclass(frozen=True)
 class ServerOptions:
-    """max_reply_bytes: of one batch; larger ones are refused before anything is allocated. max_streams: open at once,
-    a thread each. close_timeout_s: how long close() waits for calls in progress. max_parameter_bytes: of one version of
-    the parameters beside a table. Raises InvalidConfig.
+    """Limits of a server.
+
+    Args:
+        max_reply_bytes: Largest size of one batch in bytes, default 1 GiB. A larger batch is refused before any memory
+            is allocated.
+        max_streams: Number of streams that may be open at once, default 512. Each stream has a thread.
+        close_timeout_s: Seconds that close() waits for calls in progress, default 5.
+        max_parameter_bytes: Largest size in bytes of one version of the parameters beside a table, default 1 GiB.
+
+    Raises:
+        InvalidConfig: An option is out of range.
     """
 
     max_reply_bytes: int = 1 << 30
@@ -36,10 +44,22 @@ class ServerOptions:
 @final
 @dataclass(frozen=True)
 class Streaming:
-    """How a streaming writer gathers steps. A block leaves when it holds max_rows rows (or max_block_bytes), linger_s
-    after its first row, or when a later call of the same table handle must see it. max_in_flight: blocks that wait to
-    be acknowledged before append waits. held_s: how long the server may wait for the limiter with a step; None: as long
-    as the call that brought it was to wait. Raises InvalidConfig.
+    """Options of a streaming writer: when its blocks of steps are sent, and how many may be unanswered.
+
+    A block is sent in any of three cases: the block is full (max_rows or max_block_bytes); linger_s seconds have passed
+    since the block's first row; a later call of the same table handle must see the block.
+
+    Args:
+        max_rows: Rows of a full block, 1 to 65,536, default 256.
+        max_block_bytes: Bytes of a full block, default 1 MiB.
+        linger_s: Seconds from the first row of a block until the block is sent, default 0.005.
+        max_in_flight: Number of blocks that may wait for their acknowledgement, default 8. With that many, append
+            waits.
+        held_s: Seconds that the server may wait for the limiter with a step. None: as long as the timeout of the call
+            that brought the step.
+
+    Raises:
+        InvalidConfig: An option is out of range.
     """
 
     max_rows: int = 256

@@ -1,7 +1,7 @@
-"""How the columns of a batch lie in the body of a reply: one block, every array at a multiple of 64 bytes.
+"""Describes how the columns of a batch lie in a reply body: in one block, every array at a multiple of 64 bytes.
 
-The core lays out its pooled batch buffers in the same way, so a server sends one as it is, and a client receives it
-into a block of the same pool.
+The core lays out its pooled batch buffers in the same way. A server therefore sends such a buffer without a copy, and a
+client receives the reply into a block of the same pool.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ ALIGNMENT = 64
 
 
 class PackedArray(NamedTuple):
-    """One array of a batch, without its axis of items, which stands before axis item_axis of its shape.
+    """One array of a batch.
 
-    per: of what it has one value: of each 'item', of each 'row' of all items where these lie end to end, or 'offset':
-    of each item and one more.
+    `shape`: shape of one value, without the batch axis. `item_axis`: position of the batch axis. `per`: the array has
+    one value for each 'item', each 'row' or each 'offset'. 'row' is for items that lie end to end, and counts the rows
+    of all items. The number of offsets is the number of items plus one.
     """
 
     name: str
@@ -59,7 +60,7 @@ class PackedArray(NamedTuple):
     per: str = "item"
 
     def num_values(self, num_items: int, num_rows: int) -> int:
-        """How many values it has."""
+        """Returns the number of values."""
         return {"item": num_items, "row": num_rows, "offset": num_items + 1}[self.per]
 
     @property
@@ -69,21 +70,21 @@ class PackedArray(NamedTuple):
 
 
 def room_for(num_bytes: int) -> int:
-    """num_bytes, rounded up to where the next array may begin."""
+    """Returns num_bytes, rounded up to the place where the next array may begin."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Where the first byte of an array lies."""
+    """Returns the address of an array's first byte."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 @final
 class Packing:
-    """The arrays of a reply, in order, for any number of items. Remembers where they lie for the last number.
+    """The arrays of a reply, in order, for any number of items. Remembers the places of the arrays for the last number.
 
-    num_rows: of all items, where they lie end to end; of no meaning elsewhere.
+    `num_rows` is the number of rows of all items if the items lie end to end. In other cases num_rows has no meaning.
     """
 
     __slots__ = ("_placed", "is_ragged", "outputs")
@@ -94,26 +95,26 @@ class Packing:
         self._placed: _Placed = _place(outputs, 0, 0)
 
     def item_bytes(self, most_rows: int) -> int:
-        """Bytes of one item, which has at most so many rows."""
+        """Returns the bytes of one item that has at most `most_rows` rows."""
         return sum(output.value_bytes * output.num_values(1, most_rows) for output in self.outputs)
 
     def num_rows(self, told: Mapping[str, Any]) -> int:
-        """The rows of an answer's items, as its header tells them. Raises BadMessage."""
+        """Reads the number of rows of an answer's items from the answer's header. Raises BadMessage."""
         return whole(told, "rows", 0, 1 << 48) if self.is_ragged else 0
 
     def num_bytes(self, num_items: int, num_rows: int = 0) -> int:
-        """Bytes of the whole block."""
+        """Returns the bytes of the whole block."""
         return self._place(num_items, num_rows).num_bytes
 
     def arrays(self, block: Bytes, num_items: int, num_rows: int = 0) -> list[npt.NDArray[Any]]:
-        """The arrays of num_items items over a block; they keep it alive."""
+        """Returns the arrays of num_items items as views of a block. The arrays keep the block alive."""
         return [np.ndarray(shape, dtype, block, at) for shape, dtype, at in self._place(num_items, num_rows).arrays]
 
     def lies_in_one_block(self, arrays: Sequence[npt.NDArray[Any]], num_items: int, num_rows: int = 0) -> bool:
-        """Whether these arrays already lie as arrays() would lay them.
+        """Returns whether these arrays already lie as arrays() would place them.
 
-        Arrays in order over one buffer of the core do, unless one of them or a gap has another size: then the last one
-        lies elsewhere.
+        Arrays in order over one buffer of the core do, unless an array or a gap has another size. The last array then
+        has another address than arrays() would give it, so the method compares that address.
         """
         first, last = arrays[0], arrays[-1]
         if first.base is None or any(array.base is not first.base for array in arrays):
@@ -128,7 +129,7 @@ class Packing:
 
 
 class _Placed(NamedTuple):
-    """Shape, dtype and first byte of each array, for one number of items and of their rows."""
+    """Shape, dtype and first byte of each array, for one number of items and one number of their rows."""
 
     num_items: int
     num_rows: int
@@ -149,7 +150,7 @@ KEYS = PackedArray("item_keys", np.dtype(np.int64), ())
 PROBABILITIES = PackedArray("probabilities", np.dtype(np.float64), ())
 DRAWN = Packing([KEYS, PROBABILITIES])
 CREATED = Packing([KEYS])
-# Items of some leaves: nobody knows how many before they are found, so they count as rows do.
+# Items of some leaves: their number is unknown until they are found, so the items count as rows do.
 LISTED = Packing(
     [
         KEYS._replace(per="row"),
@@ -161,10 +162,10 @@ PRESENT = Packing([PackedArray("present", np.dtype(np.bool_), ())])
 
 
 def sampled(outputs: list[PackedArray]) -> Packing:
-    """A sample: its columns, then keys and probabilities."""
+    """Returns the packing of a sample: its columns, then keys and probabilities."""
     return Packing([*outputs, KEYS, PROBABILITIES])
 
 
 def gathered(outputs: list[PackedArray]) -> Packing:
-    """What gather returns: the columns, then which keys were present."""
+    """Returns the packing of a gather: its columns, then a bool for each key that says whether the item was present."""
     return Packing([*outputs, *PRESENT.outputs])

@@ -1,7 +1,7 @@
-"""How the rows of one operation lie in the body of a message: lane ids, then the named columns, each whole.
+"""Describes how the rows of one operation lie in a message body: lane ids, then each named column as a whole.
 
 An operation: {"op": "append" | "extend" | "end", "rows": T, "lanes": M or null, "names": [...], "states": T or T + 1}.
-Columns are [T, M, *shape] ([T, *shape] for a writer of one lane; without T in "end"), in the dtype of the spec.
+A column is [T, M, *shape] in the dtype of the spec. A writer of one lane has no axis M, and "end" has no axis T.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GIVEN = {"terminated": np.bool_, "truncated": np.bool_, "discount": np.float32,
 
 @final
 class RowLayout:
-    """The cells of every column that a writer of this spec takes. num_lanes None: no lane axis."""
+    """The cells of every column that a writer of this spec takes. If num_lanes is None, there is no lane axis."""
 
     __slots__ = ("cells", "num_lanes", "states", "width")
 
@@ -44,16 +44,16 @@ class RowLayout:
         self.cells = cells
 
     def leading(self, rows: int | None, num_named: int | None) -> tuple[int, ...]:
-        """The axes before a column's own: (T, M), without T in an end, without M for one lane."""
+        """Returns the axes before a column's own axes: (T, M). An end has no T, and a writer of one lane has no M."""
         axes = () if rows is None else (rows,)
         return axes if self.num_lanes is None else (*axes, self.width if num_named is None else num_named)
 
     def num_bytes(self, op: Mapping[str, Any]) -> int:
-        """Bytes of an operation's part of the body, from its header alone. Raises BadMessage."""
+        """Returns the size of an operation's part of the body, from its header alone. Raises BadMessage."""
         return sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in self._parts(op))
 
     def columns(self, op: Mapping[str, Any], body: Bytes) -> dict[str, Any]:
-        """Arguments for a writer, over the body, which num_bytes was found to fit. Raises BadMessage."""
+        """Returns a writer's arguments as views of the body, which must have num_bytes bytes. Raises BadMessage."""
         parts = self._parts(op)
         arrays = framing.arrays_of(body, *((dtype, shape) for _, dtype, shape in parts))
         return {name: array for (name, _, _), array in zip(parts, arrays, strict=True)}

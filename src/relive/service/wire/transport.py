@@ -1,8 +1,8 @@
-"""What gRPC is told before its first connection of the process: fewer threads between a message and who waits for it.
+"""Configures gRPC before the process's first connection, so that fewer threads lie between a message and its receiver.
 
-With its event engine a message wakes a thread that polls, one that reads and one that waits; without, the thread that
-waits polls and reads by itself. Round trips take about 15% less so, and large batches, which are then read on one core
-into memory that its cache still holds.
+With gRPC's event engine, a message wakes three threads: one polls, one reads, and one waits. Without the event engine,
+the waiting thread polls and reads by itself. Round trips and large batches then take about 15% less time. A large batch
+gains because one core reads it, into memory that is still in the cache of that core.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ _was_made = False
 
 
 def with_few_wakeups(make: Callable[[], Made]) -> Made:
-    """make(), the first client or server of this process, without gRPC's event engine; later ones are just made.
+    """Calls make(). The first client or server of this process is made without gRPC's event engine.
 
-    gRPC reads its environment once, when it starts: the variable is set for that moment alone, so that neither children
-    nor another gRPC in this process see it. Where the environment says GRPC_EXPERIMENTS already, that holds.
-    As any change of os.environ it must not meet C code of another thread that reads the environment at that moment: a
-    program with such threads sets GRPC_EXPERIMENTS itself (empty will do), before it starts them.
+    gRPC reads its environment once, at its start. This function therefore sets the variable for that moment only, so
+    that neither child processes nor another gRPC in this process see the variable. If the environment already has
+    GRPC_EXPERIMENTS, that value stays.
+
+    A change of os.environ must not meet C code of another thread that reads the environment at that moment. A program
+    with such threads should set GRPC_EXPERIMENTS itself (an empty value is enough) before it starts those threads.
     """
     global _was_made
     if _was_made:

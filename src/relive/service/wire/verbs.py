@@ -1,7 +1,7 @@
-"""The simple calls as messages, both sides of them: made and read from the one list in relive/core/table_core.py.
+"""Makes the messages of the simple calls, on both sides, from the list in relive/core/table_core.py.
 
-{"op": name, one field for each number, "arrays": [[dtype, length] of each array]}, the arrays one after the other
--> {"value": what the core returned}
+The request is {"op": name, one field for each number, "arrays": [[dtype, length] of each array]}, followed by the
+arrays, one after the other. The answer is {"value": the core's return value}.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Asks = Callable[[Any, "Verb", dict[str, Any], list[Any]], Any]
 
 
 class Verb(NamedTuple):
-    """One simple call: how each of its arguments travels, in order. looks: it changes nothing, may be sent twice."""
+    """One simple call: how each of its arguments travels, in order.
+
+    If `looks`, it changes no data and may be sent twice.
+    """
 
     name: str
     parameters: Mapping[str, Whole | Number | IndexOf | InBody]
@@ -50,7 +53,7 @@ VERBS = {name: _verb(name, member) for name, member in vars(SimpleCalls).items()
 
 
 def answered_by_messages(core: Core) -> Core:
-    """Gives a class every simple call, by way of its method _ask(verb, header, arrays)."""
+    """Gives a class every simple call. Each call goes through the class's method _ask(verb, header, arrays)."""
     for verb in VERBS.values():
         call = _sending(verb)
         setattr(core, verb.name, property(call) if verb.is_property else call)
@@ -71,7 +74,7 @@ def _sending(verb: Verb) -> Callable[..., Any]:
             header["arrays"] = [[array.dtype.str, len(array)] for array in arrays]
         return self._ask(verb, header, arrays)
 
-    call.__name__, call.__doc__ = verb.name, f"As SimpleCalls.{verb.name}, over there."
+    call.__name__, call.__doc__ = verb.name, f"As SimpleCalls.{verb.name}, answered by the server."
     return call
 
 
@@ -79,7 +82,10 @@ def _sending(verb: Verb) -> Callable[..., Any]:
 
 
 def arguments(verb: Verb, header: Mapping[str, Any], body: Bytes, num_indexes: int) -> list[Any]:
-    """What the core is called with, every value checked. Raises BadMessage; allocates no more than came."""
+    """Returns the arguments for the core, with every value checked.
+
+    Raises BadMessage. Allocates no more bytes than were received.
+    """
     told = header.get("arrays", [])
     kinds = [kind for kind in verb.parameters.values() if isinstance(kind, InBody)]
     if not isinstance(told, list) or len(told) != len(kinds):
