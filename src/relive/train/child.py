@@ -13,10 +13,9 @@ The protocol of a child and of its parent, the process that calls `train`:
            caller gives none), then kills those that still run. After `end_all` no child is left.
   parent   If the parent dies, by whatever signal, a child with a pipe reads the end of that pipe, and a child without
   dies     one finds `Parent.is_gone`, which it asks every 0.2 s at least. Both end by themselves.
-  child    The parent finds that a child is dead, or decides that it is, after the silence that the caller allows. It
-  dies     kills what still runs and waits for its death (`reap`), counts the death (`Deaths`), and starts the child
-           again under the same name. The third death in a row, without any work in between, raises the error that ends
-           the run.
+  child    The parent finds that a child is dead, or that it has been silent for too long. It kills the child if it
+  dies     still runs, waits for its death (`reap`), counts the death (`Deaths`), and starts the child again under the
+           same name. The third death in a row, without any work in between, raises the error that ends the run.
 
 The compiler of updates (relive.train.learners.compiled_updates) is no `Child`. It is a program that starts compilers of
 its own, so that it has a session of its own; and it serves runs that start no other process, whose script may lack the
@@ -46,7 +45,7 @@ def process_context() -> Any:
 
     RELIVE_START_METHOD=forkserver is for tests that start many children: one server process imports torch, Gymnasium
     and the code of actors and learners once, and each child is a fork of that server. The fork is clean, since the
-    server has neither threads nor tables of a run. The server ends with its parent.
+    server has neither threads nor tables of a run. The server ends after its parent and all children have ended.
     """
     method = os.environ.get(START_METHOD, "spawn")
     context: Any = multiprocessing.get_context(method)
