@@ -27,8 +27,9 @@ from relive.errors import (
     TableClosed,
 )
 from relive.over.shares import Counted, Shares
-from relive.reading.batch import Batch, Columns, Selection
+from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S, Batches
+from relive.reading.columns import Columns, Selection
 from relive.reading.draws import Draw
 from relive.reading.held_draws import HeldDraw, HeldDraws
 from relive.table.handle import TableHandle

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import importlib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, NoReturn, final
+from typing import Any, Literal, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,199 +22,19 @@ from relive.checks.names import (
     unknown_attribute,
 )
 from relive.checks.values import finite
-from relive.config.spec import DERIVED_NAMES, PER_ITEM_NAMES, StepSpec, nest
-from relive.core.request import DrawRequest
-from relive.core.table_core import SelectedColumns
-from relive.errors import InvalidConfig, MissingPackage, NoProbabilities, UnknownAttribute, UnknownColumn
-from relive.errors.base import plain
+from relive.config.spec import DERIVED_NAMES
+from relive.errors import InvalidConfig, NoProbabilities, UnknownAttribute
 from relive.errors.slips import COLUMN_NAMES, for_column
+from relive.reading.columns import Columns
 from relive.reading.pytrees import Tree, register_loaded, seen, trees
+from relive.reading.tensors import to_tensor, torch_itself
 
-__all__ = ["Batch", "Columns", "Selection", "TimeAxis", "unknown_in_batch"]
+__all__ = ["Batch", "refuse_columns", "unknown_in_batch"]
 
 Keys = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
 
 _USUAL: Literal["batch"] = "batch"  # of weights(normalize=...)
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class TimeAxis:
-    """How the arrays of a batch show the time of its items, where these have one.
-
-    is_trimmed: it ends with the longest item of a batch (of Episodes); mask is among the names then. num_behind: rows
-    behind the last step that items show. time_major: it stands before the axis of items. is_ragged: rows of items lie
-    end to end; offsets is the last of the names then, unless it was named. crosses: a window may be of more episodes.
-    is_grouped: an item is several episodes, whose axis stands between that of items and time.
-    """
-
-    is_trimmed: bool = False
-    num_behind: int = 0
-    time_major: bool = False
-    is_ragged: bool = False
-    crosses: bool = False
-    is_grouped: bool = False
-
-
-@final
-class Columns:
-    """The names of a batch's columns in order, with their nesting; one for all batches of a selection.
-
-    is_trimmed, num_behind, is_ragged: see TimeAxis. timed: whether an array has a time axis, if items have one.
-    item_axes: of each array the axis of items, 1 where a time axis stands before it.
-    as_they_are: the same for batches made from a batch, whose time axis is not cut again.
-    """
-
-    __slots__ = (
-        "as_they_are",
-        "is_grouped",
-        "is_ragged",
-        "is_trimmed",
-        "item_axes",
-        "names",
-        "num_behind",
-        "positions",
-        "spec",
-        "timed",
-        "tops",
-        "windows",
-    )
-
-    def __init__(
-        self,
-        names: tuple[str, ...],
-        spec: StepSpec,
-        axis: TimeAxis | None = None,
-        windows: tuple[str, ...] = (),
-    ) -> None:
-        axis = axis or TimeAxis()
-        self.is_trimmed = axis.is_trimmed
-        self.is_ragged = axis.is_ragged
-        self.is_grouped = axis.is_grouped
-        self.num_behind = axis.num_behind
-        kinds = ("start",) if axis.crosses else ("start", "episode")
-        once = (name for name, column in spec.columns.items() if column.kind in kinds)
-        untimed = frozenset((*once, *PER_ITEM_NAMES, *(("offsets",) if axis.is_ragged else ())))
-        self.timed = tuple(name not in untimed for name in names)
-        self.item_axes = tuple(int(axis.time_major and timed) for timed in self.timed)
-        self.names = names
-        self.positions = {name: position for position, name in enumerate(names)}
-        self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
-        self.spec = spec
-        self.windows = windows  # names that stand before those of columns
-        refuse_names(Batch, self.tops, unknown_in_batch)
-        uncut = dataclasses.replace(axis, is_trimmed=False, num_behind=0)
-        self.as_they_are: Columns = Columns(names, spec, uncut, windows) if axis.is_trimmed else self
-
-    @property
-    def time_axis(self) -> int:
-        """Of mask and every column with a time axis. Raises UnknownColumn where there is no mask."""
-        if self.is_grouped:
-            return 2
-        return 1 - self.item_axes[self.positions["mask"]] if "mask" in self.positions else 1
-
-    def sizes(self, num_items: int, num_rows: int) -> list[int]:
-        """How long each array is along its axis of items, or of their rows."""
-        if not self.is_ragged:
-            return [num_items] * len(self.names)
-        sizes = [num_rows if timed else num_items for timed in self.timed]
-        sizes[self.positions["offsets"]] = num_items + 1
-        return sizes
-
-    def num_rows(self, arrays: Iterable[Any]) -> int:
-        """Of ragged arrays, the rows of all items. Leaves of a tree without a shape say nothing."""
-        shapes = (getattr(array, "shape", ()) for array, timed in zip(arrays, self.timed, strict=True) if timed)
-        return next((shape[0] for shape in shapes if shape), 0) if self.is_ragged else 0
-
-    def rows(self, arrays: list[Any], which: Any) -> list[Any]:
-        """The arrays of some of the items."""
-        if self.is_ragged:
-            return self._ragged_rows(arrays, which)
-        return [a[:, which] if axis else a[which] for a, axis in zip(arrays, self.item_axes, strict=True)]
-
-    def _ragged_rows(self, arrays: list[Any], which: Any) -> list[Any]:
-        offsets = np.asarray(_on_host(arrays[self.positions["offsets"]]))
-        if isinstance(which, slice) and which.step in (None, 1):
-            first, end, _ = which.indices(len(offsets) - 1)
-            end = max(first, end)
-            rows: Any = slice(int(offsets[first]), int(offsets[end]))
-            moved = offsets[first : end + 1] - offsets[first]
-        else:
-            chosen = np.arange(len(offsets) - 1)[_on_host(which)]
-            lengths = np.diff(offsets)[chosen]
-            moved = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-            rows = np.repeat(offsets[chosen] - moved[:-1], lengths) + np.arange(moved[-1])
-        some = [array[_beside(rows if timed else which, array)] for array, timed in self._all_but_offsets(arrays)]
-        position = self.positions["offsets"]
-        some.insert(position, _beside(moved, arrays[position]))
-        return some
-
-    def _all_but_offsets(self, arrays: list[Any]) -> list[tuple[Any, bool]]:
-        pairs = list(zip(arrays, self.timed, strict=True))
-        del pairs[self.positions["offsets"]]
-        return pairs
-
-    def trimmed(self, arrays: list[Any]) -> list[Any]:
-        """The arrays, or tensors, without the time steps in which no item has a row, as views."""
-        mask = arrays[self.positions["mask"]]
-        if 0 in mask.shape:
-            return arrays
-        axis = self.time_axis
-        is_shown = mask.any(axis=tuple(other for other in range(mask.ndim) if other != axis))
-        steps = np.flatnonzero(np.asarray(_on_host(is_shown)))
-        first, end = (int(steps[0]), int(steps[-1]) + 1) if steps.size else (0, 0)
-        times = mask.shape[axis]
-        end = min(times, end + self.num_behind)  # the row behind an episode's last step has its last state
-        if first == 0 and end == times:
-            return arrays
-        cut = (*(slice(None),) * axis, slice(first, end))
-        return [a[cut] if timed else a for a, timed in zip(arrays, self.timed, strict=True)]
-
-    def lengths(self, batch: Mapping[str, Any]) -> Any:
-        """How many steps each item of a batch with these columns has."""
-        if not self.is_ragged:
-            return batch["mask"].sum(self.time_axis)
-        offsets = batch["offsets"]
-        if self.num_behind == 0:
-            return offsets[1:] - offsets[:-1]
-        behind = batch["mask"].cumsum(0)  # steps up to each row, that one included
-        steps = offsets * 0
-        steps[offsets > 0] = behind[offsets[offsets > 0] - 1]
-        return steps[1:] - steps[:-1]
-
-    def group(self, name: Any, arrays: list[Any]) -> Any:
-        """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
-        if not isinstance(name, str):
-            is_rows = isinstance(name, (int, np.integer, slice, np.ndarray))
-            instead = "batch[column][rows], or batch.rows(rows) for all columns" if is_rows else ""
-            raise UnknownColumn(str(plain(name)), self.names, instead)
-        below = {path: arrays[position] for path, position in self.positions.items() if path.startswith(name + "/")}
-        if not below:
-            raise UnknownColumn(name, self.names)
-        group: Any = nest(below, self._is_whole_tuple)
-        for key in name.split("/"):
-            group = group[int(key) if isinstance(group, tuple) else key]
-        return group
-
-    def _is_whole_tuple(self, path: str) -> bool:
-        # A tuple of which only some members were gathered stays a dict by position: a shorter tuple would mislead.
-        window, _, rest = path.partition("/")
-        column = rest if window in self.windows else path
-        if not self.spec.is_tuple(column):
-            return False
-        gathered = sum(name.startswith(path + "/") for name in self.names)
-        return gathered == len(self.spec.expand(column.removeprefix("next_")))
-
-
-class Selection(NamedTuple):
-    """Columns of an index, resolved once: as the core knows them, and as a batch shows them."""
-
-    core: SelectedColumns
-    columns: Columns
-    number: int  # of the index
-    goals: Any  # of Hindsight: how its batches are rewarded (relive.config.hindsight)
-    plain: dict[int, DrawRequest]  # draws of so many items without a condition, remembered
 
 
 def unknown_in_batch(batch: Any, name: str) -> AttributeError:
@@ -403,7 +221,7 @@ class Batch(Mapping[str, Any]):
         weights = _core.importance_weights(probabilities, self._num_live_items, beta, normalize is not None)
         if self._device is None:
             return weights
-        return _to_tensor(weights, self._device)
+        return to_tensor(weights, self._device)
 
     # ---- other batches from this one -------------------------------------------------------------------------------
 
@@ -432,12 +250,12 @@ class Batch(Mapping[str, Any]):
         device None or 'cpu': tensors over the same memory, nothing is copied. A CUDA device: copied through pinned
         memory without waiting, ordered before later work on the current stream. Needs torch.
         """
-        torch = _torch()
+        torch = torch_itself()
         try:
             target = torch.device("cpu" if device is None else device)
         except (RuntimeError, TypeError, ValueError) as error:
             raise InvalidConfig("device", "one that torch knows, such as 'cpu' or 'cuda:0'", device) from error
-        return self._with([_to_tensor(array, target) for array in self._arrays], target)
+        return self._with([to_tensor(array, target) for array in self._arrays], target)
 
     def _with(self, arrays: list[Any], device: Any) -> Batch:
         """The same items with other arrays."""
@@ -513,33 +331,10 @@ def _rebuilt(rest: _Rest, leaves: Iterable[Any], is_traced: bool) -> Batch:
     return batch
 
 
-refuse_names(Batch, (*COLUMN_NAMES, *DERIVED_NAMES), unknown_in_batch)
+def refuse_columns(names: Iterable[str]) -> None:
+    """batch.<name> of these columns says how a column is named, instead of Python's error without a way out."""
+    refuse_names(Batch, names, unknown_in_batch)
+
+
+refuse_columns((*COLUMN_NAMES, *DERIVED_NAMES))
 trees[Batch] = Tree(lambda batch: batch._columns.names, lambda batch: batch._arrays, _rest, _rebuilt)
-
-
-def _on_host(array: Any) -> Any:
-    return array.cpu() if hasattr(array, "cpu") else array
-
-
-def _beside(rows: Any, array: Any) -> Any:
-    """Row numbers, or new offsets, as what the array is: a tensor of its device beside a tensor."""
-    if not isinstance(rows, np.ndarray) or isinstance(array, np.ndarray):
-        return rows
-    return _to_tensor(rows, array.device)
-
-
-def _to_tensor(array: Any, device: Any) -> Any:
-    torch = _torch()
-    tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
-    if tensor.device == device or (device.type == tensor.device.type and device.index is None):
-        return tensor
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
-def _torch() -> Any:
-    try:
-        return importlib.import_module("torch")  # here and not above: the library itself needs numpy only
-    except ModuleNotFoundError as problem:
-        raise MissingPackage("to_torch", problem.name or "torch", "pip install torch") from None

@@ -9,8 +9,9 @@ from typing import final
 from relive._core import Claims, CoreTable, PlannedBatch
 from relive.core.request import DrawRequest
 from relive.errors import DeadlineExceeded, RareItems, TableClosed
-from relive.reading.batch import Batch, Columns
+from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
+from relive.reading.columns import Columns
 from relive.reading.held_draws import HeldDraw
 
 __all__ = ["DrawNumber", "LocalDraws", "PlannedSource", "SampledSource"]

@@ -8,7 +8,8 @@ from relive.config.explicit import Explicit
 from relive.config.items import Items
 from relive.config.spec import StepSpec
 from relive.errors import InvalidConfig
-from relive.reading.batch import Columns, TimeAxis
+from relive.reading.batch import refuse_columns
+from relive.reading.columns import Columns, TimeAxis
 
 __all__ = ["asked_names", "shown_columns"]
 
@@ -34,4 +35,6 @@ def shown_columns(
     axis = TimeAxis(
         items.is_trimmed, items.rows_behind, items.time_major, items.is_ragged, items.crosses, items.is_grouped
     )
-    return Columns(items.batch_names(spec, asked, more), spec, axis, items.window_names)
+    columns = Columns(items.batch_names(spec, asked, more), spec, axis, items.window_names)
+    refuse_columns(columns.tops)
+    return columns

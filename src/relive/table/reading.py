@@ -13,8 +13,9 @@ from relive.checks.values import integer, timeout
 from relive.config.casting import as_buffers, as_keys
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, RequestTooLarge
-from relive.reading.batch import Batch, Selection
+from relive.reading.batch import Batch
 from relive.reading.batches import Batches
+from relive.reading.columns import Selection
 from relive.reading.draws import Draw
 from relive.reading.own_draws import Order, checked_order, listed
 from relive.reading.rewards import RelabelledSource, RewardFunction

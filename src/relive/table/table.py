@@ -19,8 +19,8 @@ from relive.core.holders import holders
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, NameTaken, NotShareable
-from relive.reading.batch import Columns
 from relive.reading.batches import BatchSource
+from relive.reading.columns import Columns
 from relive.reading.sources import LocalDraws, PlannedSource, SampledSource
 from relive.table.handle import TableHandle
 from relive.writing.writer import Writer
