@@ -1,4 +1,4 @@
-"""What reading returns: Batch, columns by name; and which these are."""
+"""Batch: the items that reading returns, as a mapping of column names to arrays."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ __all__ = ["Batch", "refuse_columns", "unknown_in_batch"]
 Keys = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
 
-_USUAL: Literal["batch"] = "batch"  # of weights(normalize=...)
+_USUAL: Literal["batch"] = "batch"  # weights(normalize=...)
 
 
 def unknown_in_batch(batch: Any, name: str) -> AttributeError:
-    """What asking a batch for this attribute raises: a column is named by batch[...], whatever others call it."""
+    """The error for an attribute that a batch does not have: a column is named by batch[...]."""
     if name.startswith("_"):
         return AttributeError(name)
     slip = for_column(name, batch._columns.names)
@@ -52,19 +52,23 @@ def unknown_in_batch(batch: Any, name: str) -> AttributeError:
 @refuses_attributes("Batch", unknown_in_batch)
 @final
 class Batch(Mapping[str, Any]):
-    """B gathered items: a mapping of column name -> array [B, ...] (stacked columns [B, k, ...], newest last).
+    """B gathered items: a mapping of column name -> array.
 
-    Of Sequences and Episodes [B, T, ...] ([B, T, k, ...]), with mask and lengths; of time_major ones what has a time
-    axis is [T, B, ...]. Of ragged Episodes [rows, ...], the rows of one item behind those of the other, with offsets.
-    Of groups of Episodes [B, G, T, ...].
+    | items | shape of a column |
+    |---|---|
+    | Transitions | [B, ...]; stacked [B, k, ...], the newest last |
+    | Sequences, Episodes | [B, T, ...]; stacked [B, T, k, ...]; with mask and lengths |
+    | the same, time_major | [T, B, ...] for a column with a time axis |
+    | ragged Episodes | [rows, ...], item after item, with offsets |
+    | groups of Episodes | [B, G, T, ...] |
 
-    Nested columns come back as they were declared, in dicts and tuples; batch["a/b"] is one of them.
-    item_keys: int64[B]. present: bool[B], which keys were still there (after gather; other rows mean nothing); None for
-    a sample, whose items all are. Arrays are the caller's own; pooled memory returns when the last of them is gone. Of
-    Episodes they are views of arrays with all max_length + bootstrap rows, whose memory they keep.
-    A pytree of torch and of jax, whose leaves are the columns: tree_map over a batch gives a batch, with the item_keys
-    and probabilities of the one it was made from as long as each leaf still has its axis of B items; after that, and
-    coming out of a function traced by jax, it has none, and asking for them is an error.
+    Nested columns are dicts and tuples, as they were declared; batch["a/b"] is one of them. The arrays belong to the
+    caller. Pooled memory returns to the pool when the last array of it is gone. Arrays of Episodes are views of arrays
+    with all max_length + bootstrap rows, and keep their memory.
+
+    A batch is a pytree of torch and of jax, with the columns as leaves: tree_map over a batch returns a batch. That
+    batch has the item_keys and probabilities of the first one as long as each leaf has its axis of B items. Otherwise,
+    and in a batch that leaves a function traced by jax, they are gone, and reading them raises UnknownAttribute.
     """
 
     __slots__ = (
@@ -91,7 +95,7 @@ class Batch(Mapping[str, Any]):
     ) -> None:
         self._columns = columns
         self._arrays = columns.trimmed(arrays) if columns.is_trimmed else arrays
-        self._item_keys: Keys | None = item_keys  # None: it is not known any more which items the rows are
+        self._item_keys: Keys | None = item_keys  # None: the rows no longer belong to known items
         self._probabilities = probabilities
         self._num_live_items = num_live_items
         self._present = present
@@ -106,7 +110,7 @@ class Batch(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         try:
             return self._arrays[self._columns.positions[name]]
-        except (KeyError, TypeError):  # a group of columns; a slice, an array: no name
+        except (KeyError, TypeError):  # a group of columns; or a slice or an array, which is no name
             pass
         return self._columns.group(name, self._arrays)
 
@@ -114,7 +118,7 @@ class Batch(Mapping[str, Any]):
         return iter(self._columns.tops)
 
     def __len__(self) -> int:
-        """The number of top-level columns, as of any mapping; num_items is the number of items."""
+        """The number of top-level columns, as for any mapping; num_items is the number of items."""
         return len(self._columns.tops)
 
     def __contains__(self, name: object) -> bool:
@@ -123,34 +127,38 @@ class Batch(Mapping[str, Any]):
         return name in self._columns.positions or any(n.startswith(name + "/") for n in self._columns.names)
 
     def flat(self) -> dict[str, Any]:
-        """{flat name: array}, nested columns as 'a/b'."""
+        """{flat name: array}, with nested columns as 'a/b'."""
         return dict(zip(self._columns.names, self._arrays, strict=True))
 
     # ---- the time axis, where items have one -----------------------------------------------------------------------
 
     @property
     def mask(self) -> Any:
-        """bool[B, T], [T, B] of time_major items, [rows] of ragged ones, [B, G, T] of groups: which rows are steps.
+        """Which rows are steps: bool[B, T]; time_major [T, B]; ragged [rows]; groups [B, G, T].
 
-        Raises UnknownColumn where it was not gathered.
+        Raises UnknownColumn if the mask was not gathered.
         """
         return self["mask"]
 
     @property
     def offsets(self) -> Any:
-        """int64[B + 1] of ragged items: rows offsets[i] to offsets[i + 1] are item i's. Others raise UnknownColumn."""
+        """int64[B + 1] of ragged items: rows offsets[i] to offsets[i + 1] belong to item i.
+
+        Raises UnknownColumn for other items.
+        """
         return self["offsets"]
 
     @property
     def lengths(self) -> Any:
-        """int64[B]: steps of each item; [B, G] of groups. Raises UnknownColumn where the mask was not gathered.
+        """Steps of each item: int64[B]; [B, G] for groups.
 
-        Of ragged items without bootstrap all rows are steps, and no mask is needed.
+        Raises UnknownColumn if the mask was not gathered. Ragged items without bootstrap need no mask, because all of
+        their rows are steps.
         """
         return self._columns.lengths(self)
 
     def of_sources(self, source: Keys, names: tuple[str, ...]) -> Batch:
-        """The same batch, of a mixture of sources of these names."""
+        """Marks this batch as one of a mixture, and returns it."""
         self._source, self._source_names = source, names
         return self
 
@@ -164,17 +172,20 @@ class Batch(Mapping[str, Any]):
 
     @property
     def present(self) -> npt.NDArray[np.bool_] | None:
-        """bool[B]: which keys were still there, after a gather; None for a sample, whose items all are."""
+        """bool[B] after a gather: which keys were still there; other rows mean nothing.
+
+        None after a sample: all are.
+        """
         return self._present if self._item_keys is not None else self._without_items("present")
 
     @property
     def source(self) -> Keys | None:
-        """int64[B] of a mixture's batch: which source each item is of, by position in source_names; None of others'."""
+        """int64[B]: the source of each item, by position in source_names; None for a batch that is not of a mixture."""
         return self._source if self._item_keys is not None else self._without_items("source")
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """The names of a mixture's sources, in order; none of other batches."""
+        """The names of a mixture's sources, in order; () for other batches."""
         return self._source_names
 
     @property
@@ -192,7 +203,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def probabilities(self) -> Probabilities:
-        """float64[B], mass / total of each item at the draw. Raises NoProbabilities after a gather by keys."""
+        """float64[B]: mass / total of each item at the draw. Raises NoProbabilities after a gather by keys."""
         if self._probabilities is None:
             raise NoProbabilities() if self._item_keys is not None else self._without_items("probabilities")
         return self._probabilities
@@ -202,10 +213,22 @@ class Batch(Mapping[str, Any]):
 
     @refuses_unknown
     def weights(self, beta: float, normalize: Literal["batch"] | None = _USUAL, **unknown: NoReturn) -> Any:
-        """Importance weights float32[B]: (N p) ** -beta, divided by their maximum in this batch.
+        """Importance weights float32[B]: how much each item counts, so that a draw by priority stays unbiased.
 
-        beta >= 0. normalize=None does not divide (for use across ranks). A numpy array, or a tensor beside the columns
-        of a batch from to_torch. Raises NoProbabilities after a gather by keys, InvalidConfig.
+            weight = (N p) ** -beta, divided by the largest weight of this batch
+
+        Args:
+            beta: exponent, >= 0.
+            normalize: 'batch' divides by the maximum; None does not, for use across ranks.
+
+        Returns:
+            A numpy array; a tensor on the same device for a batch from to_torch.
+
+        Raises:
+            NoProbabilities: the batch was gathered by keys.
+            InvalidConfig: beta or normalize has another type or value.
+
+        Source: Schaul et al. 2016, section 3.4.
         """
         if unknown:
             refuse_unknown(self.weights, unknown)
@@ -217,7 +240,7 @@ class Batch(Mapping[str, Any]):
             beta = finite("beta", beta, 0.0)
         probabilities = self._probabilities
         if probabilities is None:
-            probabilities = self.probabilities  # says why there are none
+            probabilities = self.probabilities  # raises the error that explains it
         weights = _core.importance_weights(probabilities, self._num_live_items, beta, normalize is not None)
         if self._device is None:
             return weights
@@ -226,10 +249,13 @@ class Batch(Mapping[str, Any]):
     # ---- other batches from this one -------------------------------------------------------------------------------
 
     def rows(self, which: slice | npt.NDArray[Any]) -> Batch:
-        """A batch of some of its items: a slice (views) or an index array (copies).
+        """A batch of some of its items.
 
-        Rows are at random positions, so any slice is a fair sample. weights() of it divides by its own maximum. A time
-        axis stays as long as it is.
+        Items are at random positions, so any slice is a fair sample. weights() of the new batch divides by its own
+        maximum. A time axis keeps its length.
+
+        Args:
+            which: a slice, which gives views; or an index array, which copies.
         """
         keys, present = self.item_keys, self._present
         some = Batch(
@@ -245,10 +271,15 @@ class Batch(Mapping[str, Any]):
 
     @names_arguments
     def to_torch(self, device: Any = None) -> Batch:
-        """The same batch with torch tensors as columns; item_keys and probabilities stay numpy.
+        """The same batch with torch tensors as columns; item_keys and probabilities stay numpy arrays.
 
-        device None or 'cpu': tensors over the same memory, nothing is copied. A CUDA device: copied through pinned
-        memory without waiting, ordered before later work on the current stream. Needs torch.
+        Args:
+            device: None or 'cpu': tensors over the same memory, without a copy. A CUDA device: copied through pinned
+                memory without waiting, ordered before later work on the current stream.
+
+        Raises:
+            MissingPackage: torch is not installed.
+            InvalidConfig: torch knows no such device.
         """
         torch = torch_itself()
         try:
@@ -264,7 +295,7 @@ class Batch(Mapping[str, Any]):
         batch._device = device
         return batch
 
-    __eq__ = object.__eq__  # of a mapping it would compare arrays, which have no truth value
+    __eq__ = object.__eq__  # a mapping would compare arrays, which have no truth value
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
@@ -280,16 +311,16 @@ class Batch(Mapping[str, Any]):
 
 @final
 class _Rest:
-    """What of a batch is no leaf. Batches of the same columns have equal ones: no function is compiled twice for them.
+    """The part of a batch that is no leaf. It is equal for batches with equal columns, so that functions compile once.
 
-    It holds no array of the batch's columns, whose memory is free when they are gone.
+    It keeps no array of the batch's columns, so that their memory is free when the columns are gone.
     """
 
     __slots__ = ("batch", "num_rows")
 
     def __init__(self, batch: Batch, num_rows: int) -> None:
         self.batch = batch
-        self.num_rows = num_rows  # of ragged items, before leaves were anything
+        self.num_rows = num_rows  # of ragged items, before leaves were replaced
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Rest):
@@ -310,9 +341,9 @@ def _rest(batch: Batch) -> _Rest:
 
 
 def _rebuilt(rest: _Rest, leaves: Iterable[Any], is_traced: bool) -> Batch:
-    """The batch with these leaves, which may be anything. Its rows are the items only where no leaf says otherwise.
+    """The batch with these leaves, which may be anything. It keeps its items only if every leaf has their axis.
 
-    In a function that is traced once for many batches, item_keys would be those of the first of them, for ever.
+    A function that is traced once for many batches would else see the item_keys of the first batch for ever.
     """
     arrays = list(leaves)
     torch = sys.modules.get("torch")
@@ -332,7 +363,7 @@ def _rebuilt(rest: _Rest, leaves: Iterable[Any], is_traced: bool) -> Batch:
 
 
 def refuse_columns(names: Iterable[str]) -> None:
-    """batch.<name> of these columns says how a column is named, instead of Python's error without a way out."""
+    """Makes batch.<name> of these columns raise an error that says how a column is named."""
     refuse_names(Batch, names, unknown_in_batch)
 
 

@@ -1,4 +1,4 @@
-"""Which columns a batch has, with their nesting and their time axis; one value for all batches of a selection."""
+"""The columns of a batch, with their nesting and their time axis: one value for all batches of a selection."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ __all__ = ["Columns", "Selection", "TimeAxis"]
 @final
 @dataclasses.dataclass(frozen=True)
 class TimeAxis:
-    """How the arrays of a batch show the time of its items, where these have one.
+    """How the arrays of a batch show the time of its items, if the items have a time axis.
 
-    is_trimmed: it ends with the longest item of a batch (of Episodes); mask is among the names then. num_behind: rows
-    behind the last step that items show. time_major: it stands before the axis of items. is_ragged: rows of items lie
-    end to end; offsets is the last of the names then, unless it was named. crosses: a window may be of more episodes.
-    is_grouped: an item is several episodes, whose axis stands between that of items and time.
+    Attributes:
+        is_trimmed: the axis ends with the longest item of a batch (Episodes); then mask is among the names.
+        num_behind: rows after the last step that items show.
+        time_major: the time axis stands before the batch axis.
+        is_ragged: the rows of items lie end to end; then offsets is among the names, last unless it was named.
+        crosses: a window may cross the ends of episodes.
+        is_grouped: an item is several episodes, whose axis stands between the batch axis and time.
     """
 
     is_trimmed: bool = False
@@ -39,11 +42,13 @@ class TimeAxis:
 
 @final
 class Columns:
-    """The names of a batch's columns in order, with their nesting; one for all batches of a selection.
+    """The names of a batch's columns in order, with their nesting; one object for all batches of a selection.
 
-    is_trimmed, num_behind, is_ragged: see TimeAxis. timed: whether an array has a time axis, if items have one.
-    item_axes: of each array the axis of items, 1 where a time axis stands before it.
-    as_they_are: the same for batches made from a batch, whose time axis is not cut again.
+    Attributes:
+        is_trimmed, num_behind, is_ragged, is_grouped: as in TimeAxis.
+        timed: for each array, whether it has a time axis, if items have one.
+        item_axes: for each array, the position of its batch axis: 1 if a time axis stands before it.
+        as_they_are: the same for batches made from a batch, whose time axis is not trimmed again.
     """
 
     __slots__ = (
@@ -82,19 +87,19 @@ class Columns:
         self.positions = {name: position for position, name in enumerate(names)}
         self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
         self.spec = spec
-        self.windows = windows  # names that stand before those of columns
+        self.windows = windows  # names that stand before the names of columns
         uncut = dataclasses.replace(axis, is_trimmed=False, num_behind=0)
         self.as_they_are: Columns = Columns(names, spec, uncut, windows) if axis.is_trimmed else self
 
     @property
     def time_axis(self) -> int:
-        """Of mask and every column with a time axis. Raises UnknownColumn where there is no mask."""
+        """The time axis of the mask and of every column that has one. Raises UnknownColumn without a mask."""
         if self.is_grouped:
             return 2
         return 1 - self.item_axes[self.positions["mask"]] if "mask" in self.positions else 1
 
     def sizes(self, num_items: int, num_rows: int) -> list[int]:
-        """How long each array is along its axis of items, or of their rows."""
+        """The length of each array along its axis of items, or of their rows."""
         if not self.is_ragged:
             return [num_items] * len(self.names)
         sizes = [num_rows if timed else num_items for timed in self.timed]
@@ -102,7 +107,7 @@ class Columns:
         return sizes
 
     def num_rows(self, arrays: Iterable[Any]) -> int:
-        """Of ragged arrays, the rows of all items. Leaves of a tree without a shape say nothing."""
+        """The rows of all items of ragged arrays. Leaves of a tree may have no shape; they are skipped."""
         shapes = (getattr(array, "shape", ()) for array, timed in zip(arrays, self.timed, strict=True) if timed)
         return next((shape[0] for shape in shapes if shape), 0) if self.is_ragged else 0
 
@@ -135,7 +140,7 @@ class Columns:
         return pairs
 
     def trimmed(self, arrays: list[Any]) -> list[Any]:
-        """The arrays, or tensors, without the time steps in which no item has a row, as views."""
+        """The arrays or tensors, as views, without the time steps in which no item has a row."""
         mask = arrays[self.positions["mask"]]
         if 0 in mask.shape:
             return arrays
@@ -144,26 +149,26 @@ class Columns:
         steps = np.flatnonzero(np.asarray(on_host(is_shown)))
         first, end = (int(steps[0]), int(steps[-1]) + 1) if steps.size else (0, 0)
         times = mask.shape[axis]
-        end = min(times, end + self.num_behind)  # the row behind an episode's last step has its last state
+        end = min(times, end + self.num_behind)  # the row after an episode's last step has the last state
         if first == 0 and end == times:
             return arrays
         cut = (*(slice(None),) * axis, slice(first, end))
         return [a[cut] if timed else a for a, timed in zip(arrays, self.timed, strict=True)]
 
     def lengths(self, batch: Mapping[str, Any]) -> Any:
-        """How many steps each item of a batch with these columns has."""
+        """The number of steps of each item of a batch with these columns."""
         if not self.is_ragged:
             return batch["mask"].sum(self.time_axis)
         offsets = batch["offsets"]
         if self.num_behind == 0:
             return offsets[1:] - offsets[:-1]
-        behind = batch["mask"].cumsum(0)  # steps up to each row, that one included
+        behind = batch["mask"].cumsum(0)  # steps up to each row, including that row
         steps = offsets * 0
         steps[offsets > 0] = behind[offsets[offsets > 0] - 1]
         return steps[1:] - steps[:-1]
 
     def group(self, name: Any, arrays: list[Any]) -> Any:
-        """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
+        """The nested columns below a name as dicts and tuples. Raises UnknownColumn if there are none."""
         if not isinstance(name, str):
             is_rows = isinstance(name, (int, np.integer, slice, np.ndarray))
             instead = "batch[column][rows], or batch.rows(rows) for all columns" if is_rows else ""
@@ -177,7 +182,7 @@ class Columns:
         return group
 
     def _is_whole_tuple(self, path: str) -> bool:
-        # A tuple of which only some members were gathered stays a dict by position: a shorter tuple would mislead.
+        # If only some members of a tuple were gathered, they stay a dict by position: a shorter tuple would mislead.
         window, _, rest = path.partition("/")
         column = rest if window in self.windows else path
         if not self.spec.is_tuple(column):
@@ -187,10 +192,10 @@ class Columns:
 
 
 class Selection(NamedTuple):
-    """Columns of an index, resolved once: as the core knows them, and as a batch shows them."""
+    """Columns of an index, resolved once: for the core, and for the batch that shows them."""
 
     core: SelectedColumns
     columns: Columns
     number: int  # of the index
-    goals: Any  # of Hindsight: how its batches are rewarded (relive.config.hindsight)
-    plain: dict[int, DrawRequest]  # draws of so many items without a condition, remembered
+    goals: Any  # with Hindsight: how batches get their rewards (relive.reading.rewards.Goals)
+    plain: dict[int, DrawRequest]  # remembered draws without a condition, by number of items
