@@ -382,7 +382,7 @@ class Writer(Closing):
     def _select(
         self, lanes: npt.ArrayLike, columns: dict[str, Any], priority: Any, axis: int
     ) -> tuple[Lanes | None, dict[str, Any], Any]:
-        """Lane ids (None: every lane in order); the columns and the priority with their lane axis cut to these lanes."""
+        """Lane ids (None: every lane in order); columns and priority with their lane axis cut to these lanes."""
         ids = self._lane_ids(lanes)
         if ids is None or len(ids) == self._num_lanes:
             return None if ids is None else ids.astype(np.int32), columns, priority
