@@ -81,7 +81,7 @@ class WindowColumn:
 @final
 @dataclass(frozen=True, init=False, repr=False)
 class Explicit(ItemsKind):
-    """Items are what create_items() makes of them: rows of one or more windows, and values of their own.
+    """Items that create_items() makes: rows of one or more windows, and values of their own.
 
     An item ends with its first row. Items need no next state, because the row after a window's last one is not part of
     it. An item may leave windows out and have fewer rows. The other rows of a window are zeros, and its mask is False

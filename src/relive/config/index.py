@@ -47,7 +47,7 @@ class Index:
     """One way to sample the steps of a table. A table may have several indexes over the same steps.
 
     Args:
-        items: what an item is: Transitions, Sequences, Episodes or Explicit.
+        items: the kind of its items: Transitions, Sequences, Episodes or Explicit.
         sampler: how items are drawn: Uniform, Prioritized, Fifo, Lifo, MaxPriority, MinPriority, RankBased, TopK, Fresh
             or Shuffle; for Transitions also Hindsight, for groups also PromptGroups.
         limiter: when draws and inserts wait: MinSize, SamplesPerInsert, Queue or StalenessBudget. table.set_limiter
@@ -72,7 +72,7 @@ class Index:
     indexes with them.
 
     max_wait_s: an item waits for late columns, or for its priority if initial='given'. A group waits for members, or
-    for their late columns. A dropped item never becomes an item of this index and no longer holds up the limiter;
+    for their late columns. A dropped item never becomes an item of this index and no longer makes the limiter wait;
     stats() counts it as timed_out. Its steps stay. Time runs from the step that completed the item's window (for a
     group, from the end of its first member). Overdue items leave at the next change of the table, or the next wait for
     it.
@@ -89,7 +89,7 @@ class Index:
     replacement=False: for samplers that draw by chance (Uniform, Prioritized, RankBased, TopK, Fresh with last or
     decay, PromptGroups by mean or variance). Items are drawn one after another, each in proportion to its share of the
     items that the batch does not have yet. batch.probabilities are those of the first draw. A draw of more items than
-    there are waits for them. A draw of more items than the index can hold raises RequestTooLarge. Samplers with an
+    there are waits for them. A draw of more items than the index has room for raises RequestTooLarge. Samplers with an
     order, and Shuffle, draw each item once in any case.
 
     Cost:

@@ -196,7 +196,7 @@ class Sequences(_OverLanes):
             always padded in front: state columns repeat the first state, all other columns are zeros.
         bootstrap: rows after those steps, to bootstrap from.
         period: loss begins at episode_step = k * period; None: `length`, so that windows do not overlap.
-        at_end: what becomes of a window that the end of its episode cuts short. 'pad': the window is padded. 'shift':
+        at_end: the fate of a window that the end of its episode cuts short. 'pad': the window is padded. 'shift':
             one more window ends with the episode instead. 'drop': the window is dropped. 'cross': the window runs on
             into the next episodes of the lane, as described below. Episodes that are shorter than `length` are padded,
             except with 'drop'.
@@ -310,7 +310,7 @@ class Episodes(_OverLanes):
     Args:
         max_length: the most steps of an item.
         bootstrap: 1: one more row, which has the state after the last step; 0: none.
-        too_long: what becomes of an episode with more steps. 'refuse': the step too many raises EpisodeTooLong. 'head':
+        too_long: the fate of an episode with more steps. 'refuse': the step too many raises EpisodeTooLong. 'head':
             the first max_length steps; the item exists as soon as these are written, also if the lane is cut later.
             'tail': the last max_length steps. 'random': max_length steps from a random one on; each start has the same
             probability, and the same seed and calls give the same start.

@@ -138,7 +138,7 @@ class LimiterKind(ABC):
     @property
     @abstractmethod
     def num_items(self) -> int:
-        """The items that the index must be able to hold."""
+        """The items that the index must have room for."""
 
     @property
     @abstractmethod
@@ -168,7 +168,7 @@ class LimiterKind(ABC):
 
     @abstractmethod
     def core_numbers(self) -> tuple[float, ...]:
-        """The same as numbers: the position of its class in LIMITERS, then what of_numbers takes."""
+        """The same as numbers: the position of its class in LIMITERS, then the numbers that of_numbers takes."""
 
 
 class WindowShape(NamedTuple):

@@ -64,7 +64,7 @@ class MinSize(LimiterKind):
 
     @property
     def num_items(self) -> int:
-        """The items that the index must be able to hold."""
+        """The items that the index must have room for."""
         return self.min_size
 
     # ---- over shards -----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class SamplesPerInsert(LimiterKind):
 
     @property
     def num_items(self) -> int:
-        """The items that the index must be able to hold."""
+        """The items that the index must have room for."""
         return self.min_size
 
     @property
@@ -281,7 +281,7 @@ class Queue(LimiterKind):
 
     @property
     def num_items(self) -> int:
-        """The items that the index must be able to hold."""
+        """The items that the index must have room for."""
         return self.max_size
 
     @property
@@ -359,7 +359,7 @@ class StalenessBudget(LimiterKind):
 
     @property
     def num_items(self) -> int:
-        """The items that the index must be able to hold."""
+        """The items that the index must have room for."""
         return 1
 
     def check_uses(self, max_times_sampled: int | None) -> None:
