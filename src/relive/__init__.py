@@ -1,4 +1,4 @@
-"""relive: experience replay, paged, shared between processes, prioritized."""
+"""relive: experience replay for reinforcement learning: paged, prioritized, and shared between processes."""
 
 from typing import TYPE_CHECKING, Any
 

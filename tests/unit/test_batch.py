@@ -11,7 +11,7 @@ import pytest
 from relive import ArraySpec, Batch, Draw, StepSpec
 from relive.core.protocol import ReplayBatch, ReplayDraw
 from relive.errors import InvalidConfig, NoProbabilities, UnknownColumn
-from relive.reading.batch import Columns
+from relive.reading.columns import Columns
 
 SPEC = StepSpec(
     {

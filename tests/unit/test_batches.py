@@ -16,7 +16,7 @@ import pytest
 import relive
 from relive import errors
 from relive.core.protocol import ReplayBatches
-from relive.reading.batch import Columns
+from relive.reading.columns import Columns
 
 SPEC = relive.StepSpec(
     {"observation": relive.ArraySpec((2,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}

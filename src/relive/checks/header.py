@@ -15,7 +15,7 @@ __all__ = ["field", "number", "seconds", "whole"]
 
 
 def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
-    """header[name], which must be there and of this kind, else BadMessage."""
+    """header[name], which must exist and have this type. Raises BadMessage."""
     value = header.get(name)
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -25,7 +25,7 @@ def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -
 
 
 def whole(header: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    """An integer field in [least, most], else BadMessage."""
+    """An integer field in [least, most]. Raises BadMessage."""
     value: int = field(header, name, int)
     if not least <= value <= most:
         raise BadMessage(f"header field {name!r}", f"an integer from {least} to {most}", str(value)[:40])
@@ -33,7 +33,7 @@ def whole(header: Mapping[str, Any], name: str, least: int, most: int) -> int:
 
 
 def number(header: Mapping[str, Any], name: str) -> float:
-    """A number field that is not NaN, else BadMessage."""
+    """A number field that is not NaN. Raises BadMessage."""
     value = float(field(header, name, (int, float)))
     if math.isnan(value):
         raise BadMessage(f"header field {name!r}", "a number", value)
@@ -41,7 +41,7 @@ def number(header: Mapping[str, Any], name: str) -> float:
 
 
 def seconds(header: Mapping[str, Any], name: str = "timeout_s") -> float:
-    """A number of seconds >= 0, else BadMessage. JSON has no infinity: null waits for ever."""
+    """A number of seconds >= 0. JSON has no infinity, so null means to wait for ever. Raises BadMessage."""
     if name in header and header[name] is None:
         return math.inf
     value = number(header, name)

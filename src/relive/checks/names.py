@@ -1,4 +1,4 @@
-"""Where wrong names are caught: UnknownArgument and UnknownAttribute instead of Python's errors without a way out."""
+"""Catches wrong names: UnknownArgument and UnknownAttribute name the right word, which Python's own errors do not."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = [
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type[Any])
-Worded = Callable[[Any, str], AttributeError]  # what asking an instance for a name raises
+Worded = Callable[[Any, str], AttributeError]  # makes the error of an instance and a name
 
-MISSING: Any = object()  # what stands where an argument was not given
+MISSING: Any = object()  # the value of an argument that was not given
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -32,7 +32,9 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 def names_arguments(called: Called) -> Called:
     """Decorates a class, function or method: a keyword that it does not take raises UnknownArgument, a TypeError.
 
-    Signature and types stay what they are. Costs one call of Python: not for what is called for every step or batch.
+    The signature and the types stay as they are.
+
+    Cost: one more Python call. Do not decorate calls that are made for every step or batch.
     """
     if isinstance(called, type):
         called.__init__ = _named(called.__init__, called.__name__)  # type: ignore[misc]
@@ -52,7 +54,7 @@ def _named(function: Called, name: str) -> Called:
             return function(*args, **kwargs)
         except TypeError:
             for argument in kwargs:
-                if argument not in known:  # then it was the call that failed, and nothing has been done
+                if argument not in known:  # then the call itself failed, before the function began
                     raise UnknownArgument(name, argument, known) from None
             raise
 
@@ -60,10 +62,10 @@ def _named(function: Called, name: str) -> Called:
 
 
 def refuses_unknown(method: Called) -> Called:
-    """Decorates a method called for every batch, which ends with **unknown: none of the cost of a wrapper.
+    """Decorates a method that is called for every batch and ends with **unknown; adds no wrapper and so no cost.
 
-    Its signature is shown without `unknown`. An argument that it needs and did not get comes as MISSING, so that the
-    one that stands in its place can be answered: with either of the two the method calls refuse_unknown.
+    The shown signature leaves `unknown` out. An argument that is needed and was not given arrives as MISSING. The
+    method then looks for a wrong keyword in its place. In both cases the method calls refuse_unknown.
     """
     signature = inspect.signature(method)
     known = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -74,9 +76,9 @@ def refuses_unknown(method: Called) -> Called:
 
 
 def refuse_unknown(method: Callable[..., Any], unknown: Mapping[str, Any]) -> NoReturn:
-    """Raises UnknownArgument for the first of the keywords that came to a bound method and are not its own.
+    """Raises UnknownArgument for the first keyword that a bound method does not take.
 
-    Where there is none an argument is missing: then it is Python's TypeError.
+    Without such a keyword an argument is missing: then raises the TypeError that Python would raise.
     """
     parameters = inspect.signature(method).parameters
     if unknown:
@@ -86,7 +88,7 @@ def refuse_unknown(method: Callable[..., Any], unknown: Mapping[str, Any]) -> No
 
 
 def columns_by_name(method: Called) -> Called:
-    """Decorates a method of a writer that takes columns by name only: values without one raise UnnamedColumns."""
+    """Decorates a method of a writer that takes columns by name only: a value without a name raises UnnamedColumns."""
 
     @functools.wraps(method)
     def call(self: Any, *values: Any, **columns: Any) -> Any:
@@ -98,9 +100,10 @@ def columns_by_name(method: Called) -> Called:
 
 
 def refuses_attributes(owner: str, worded: Worded | None = None) -> Callable[[Class], Class]:
-    """Decorates a class whose attributes are read too often for a __getattr__, which makes each of them slower.
+    """Decorates a class whose attributes are read too often for a __getattr__, which would slow down every read.
 
-    Names that are known slips raise what `worded` makes of instance and name: UnknownAttribute, where it is left out.
+    A name that is a known slip raises the error that `worded` makes of the instance and the name. Without `worded` that
+    is UnknownAttribute.
     """
 
     def decorate(kind: Class) -> Class:
@@ -117,14 +120,14 @@ def refuses_attributes(owner: str, worded: Worded | None = None) -> Callable[[Cl
 
 
 def refuse_names(kind: type[Any], names: Iterable[str], worded: Worded) -> None:
-    """The same for these names, of those that the class does not have."""
+    """Does the same for the given names, except for names that the class has."""
     for name in names:
         if name.isidentifier() and not name.startswith("_") and not any(name in vars(base) for base in kind.__mro__):
             setattr(kind, name, _Refused(name, worded))
 
 
 def unknown_attribute(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
-    """What a __getattr__ raises; known are the names that would do. For a private name, Python's own error."""
+    """The error that a __getattr__ raises. known: the names that exist. A private name gets Python's own error."""
     if name.startswith("_"):
         return AttributeError(f"{owner!r} has no attribute {name!r}")
     slip = slips.for_attribute(owner, name, known)
@@ -132,7 +135,7 @@ def unknown_attribute(owner: str, name: str, known: Iterable[str] = ()) -> Attri
 
 
 class _Refused:
-    """Stands under a name that an object does not have."""
+    """Takes the place of a name that an object does not have."""
 
     def __init__(self, name: str, worded: Worded) -> None:
         self._name, self._worded = name, worded

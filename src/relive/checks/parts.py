@@ -12,15 +12,22 @@ __all__ = ["from_parts", "refuse_unknown", "to_parts"]
 
 
 def to_parts(value: Any) -> dict[str, Any]:
-    """{'type': name of its class, option: value, ...} of a frozen dataclass: its to_dict(), or its plain fields."""
+    """A frozen dataclass as {'type': name of its class, option: value, ...}: by its to_dict(), or by its fields."""
     options = value.to_dict() if hasattr(value, "to_dict") else asdict(value)
     return {"type": type(value).__name__, **options}
 
 
 def from_parts(what: str, parts: Any, kinds: Sequence[type[Any]]) -> Any:
-    """The value that to_parts wrote, of one of these classes; options left out have their defaults.
+    """The value that to_parts wrote, of one of these classes. Options that are left out get their defaults.
 
-    Raises InvalidConfig, which says what is known, and what the class raises.
+    Args:
+        what: the value in words, for messages.
+        parts: the dict.
+        kinds: the classes that the value may have.
+
+    Raises:
+        InvalidConfig: the type or an option is unknown; the message lists the known ones.
+        ReliveError: anything that the class raises.
     """
     known = {kind.__name__: kind for kind in kinds}
     if not isinstance(parts, Mapping):
@@ -33,7 +40,7 @@ def from_parts(what: str, parts: Any, kinds: Sequence[type[Any]]) -> Any:
     refuse_unknown(f"option of {what}", options, [field.name for field in fields(kind)])
     try:
         return kind.from_dict(options) if hasattr(kind, "from_dict") else kind(**options)
-    except TypeError as problem:  # one that it needs is missing
+    except TypeError as problem:  # an option without a default is missing
         raise InvalidConfig(what, "every option that it needs", str(problem)) from None
 
 

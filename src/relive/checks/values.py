@@ -1,4 +1,4 @@
-"""Checks of single values, shared by the configs and the calls. Each returns the value in its plain type."""
+"""Checks of single values, which configurations and calls share. Each check returns the value in its plain type."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ __all__ = ["bytes_in_text", "finite", "flag", "integer", "is_text", "num_bytes",
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _MAX_INTEGER = 2**63 - 1
 _MAX_BYTES = 2**62
-_ENDLESS_S = 1e9  # as in the core; the system's own waits end near 9e9
-# What Python or numpy would turn into a number although it is none.
+_ENDLESS_S = 1e9  # as in the core; the waits of the system end near 9e9 seconds
+# Types that Python or numpy would turn into a number although their values are not numbers.
 _NO_NUMBERS = (bool, np.bool_, str, bytes, bytearray, np.timedelta64)
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def is_text(value: object, max_bytes: int) -> bool:
-    """Whether it is text of 1 to max_bytes bytes that every system can keep as a name: no NUL, no lone surrogate."""
+    """Whether the value is text of 1 to max_bytes bytes that can be a name on every system.
+
+    Such a text has no NUL and no lone surrogate.
+    """
     if not isinstance(value, str) or not value or "\0" in value:
         return False
     try:
@@ -33,14 +36,17 @@ def is_text(value: object, max_bytes: int) -> bool:
 
 
 def flag(what: str, value: object) -> bool:
-    """A bool (numpy's too), else InvalidConfig: texts and arrays have a truth value, but not one that was meant."""
+    """The value as a bool; numpy bools pass.
+
+    Raises InvalidConfig for other values: texts and arrays have a truth value, but not one that was meant.
+    """
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidConfig(what, "True or False", value)
     return bool(value)
 
 
 def integer(what: str, value: SupportsIndex, least: int, most: int = _MAX_INTEGER) -> int:
-    """An int (numpy integers too, bools not) in [least, most], else InvalidConfig."""
+    """The value as an int in [least, most]; numpy integers pass, bools do not. Raises InvalidConfig."""
     bounds = f"an integer >= {least}" if most == _MAX_INTEGER else f"an integer from {least} to {most}"
     if isinstance(value, _NO_NUMBERS):
         raise InvalidConfig(what, bounds, value)
@@ -48,7 +54,7 @@ def integer(what: str, value: SupportsIndex, least: int, most: int = _MAX_INTEGE
         raise InvalidConfig(what, f"{bounds}, written as one: {int(value):_}", value)
     try:
         number = operator.index(value)
-    except (TypeError, RuntimeError):  # a RuntimeError of tensors that hold no data
+    except (TypeError, RuntimeError):  # tensors without data raise RuntimeError
         raise InvalidConfig(what, bounds, value) from None
     if number > most:
         raise InvalidConfig(what, f"an integer from {least} to {most}", number)
@@ -58,7 +64,7 @@ def integer(what: str, value: SupportsIndex, least: int, most: int = _MAX_INTEGE
 
 
 def _number(value: SupportsFloat) -> float:
-    """The float that a real number is (arrays without axes too), NaN of everything else."""
+    """The value as a float, also from an array without axes; NaN for anything that is not a real number."""
     if isinstance(value, _NO_NUMBERS) or getattr(value, "ndim", 0) != 0:
         return math.nan
     try:
@@ -68,7 +74,7 @@ def _number(value: SupportsFloat) -> float:
 
 
 def finite(what: str, value: SupportsFloat, least: float, most: float = math.inf, above: bool = False) -> float:
-    """A finite float in [least, most] ((least, most] where above), else InvalidConfig."""
+    """The value as a finite float in [least, most], or in (least, most] if `above`. Raises InvalidConfig."""
     bounds = f"a finite number {'>' if above else '>='} {least:g}" + (f" and <= {most:g}" if most < math.inf else "")
     number = _number(value)
     if not math.isfinite(number) or number > most:
@@ -79,7 +85,7 @@ def finite(what: str, value: SupportsFloat, least: float, most: float = math.inf
 
 
 def bytes_in_text(text: str) -> float:
-    """The bytes that a text such as '40GiB' or '500 MB' names; NaN where it names none."""
+    """The number of bytes that a text such as '40GiB' or '500 MB' names; NaN for any other text."""
     compact = text.replace(" ", "").upper()
     digits = compact.rstrip("KMGTIB")
     try:
@@ -89,7 +95,7 @@ def bytes_in_text(text: str) -> float:
 
 
 def num_bytes(what: str, value: SupportsIndex | str) -> int:
-    """Bytes, given as an integer > 0 or as a text such as '2GiB'; else InvalidConfig."""
+    """A number of bytes, given as an integer > 0 or as a text such as '2GiB'. Raises InvalidConfig."""
     if not isinstance(value, str):
         return integer(what, value, 1, _MAX_BYTES)
     number = bytes_in_text(value)
@@ -99,7 +105,10 @@ def num_bytes(what: str, value: SupportsIndex | str) -> int:
 
 
 def timeout(value: SupportsFloat, what: str = "timeout_s") -> float:
-    """Seconds: 0 tries once, inf (and 30 years) waits for ever; negative and NaN are refused with InvalidConfig."""
+    """A number of seconds >= 0: 0 tries once, inf waits for ever, and so does 30 years or more.
+
+    Raises InvalidConfig for a negative number or NaN.
+    """
     seconds = _number(value)
     if seconds >= _ENDLESS_S:
         return math.inf

@@ -1,8 +1,12 @@
-"""Turns what a caller gives into arrays of exactly a column's shape and dtype, or refuses.
+"""Turns the values that a caller gives into arrays of exactly a column's shape and dtype, or refuses them.
 
-The casting rules: Python scalars and numpy's same_kind casts pass (float64 to float32, integers to floats); integers
-pass to other integer dtypes where every value fits; float to integer, complex to real and values out of range are
-refused. The core calls this for everything that is not already exact.
+The casting rules:
+
+- Python scalars pass, and so do numpy's same_kind casts (float64 to float32, integers to floats).
+- Integers pass to another integer dtype if every value fits.
+- Float to integer, complex to real, and values out of range are refused.
+
+The core calls this code for every value that is not already exact.
 """
 
 from __future__ import annotations
@@ -24,15 +28,15 @@ _ENDS = ("terminated", "truncated")
 class _Cell(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    unstack: int  # 1: the environment delivers single values
+    unstack: int  # 1: the environment gives single values
 
 
 @final
 class Normaliser:
-    """normalise(column, value, leading) of one writer: a C-contiguous array of shape leading + column shape.
+    """normalise(column, value, leading) for one writer: a C-contiguous array of shape leading + column shape.
 
-    leading: () or (M,) in append, (T,) or (T, M) in extend, T + 1 rows where a state column has them.
-    Columns: the declared ones, next_<state>, terminated, truncated, discount, priority.
+    leading is () or (M,) in append, and (T,) or (T, M) in extend; T + 1 rows where a state column has them. The columns
+    are the declared ones, next_<state>, terminated, truncated, discount and priority.
     """
 
     __slots__ = ("_cells", "_num_append_axes")
@@ -60,7 +64,7 @@ class Normaliser:
         if array.dtype != cell.dtype:
             array = cast(column, array, cell.dtype)
         elif array.dtype.num != cell.dtype.num:
-            array = array.view(cell.dtype)  # long and long long are equal to numpy, not to the core
+            array = array.view(cell.dtype)  # numpy takes long and long long for equal, the core does not
         return array if array.flags.c_contiguous else array.copy(order="C")
 
     def _fit(self, column: str, cell: _Cell, array: npt.NDArray[Any], leading: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -73,14 +77,17 @@ class Normaliser:
             if len(leading) == self._num_append_axes:
                 return np.full(leading, array)
             ends = np.zeros(leading, array.dtype)
-            ends[-1:] = array  # of an extend, a scalar speaks of the last row
+            ends[-1:] = array  # in extend, a scalar stands for the last row
             return ends
         expected = leading + cell.shape
         raise ShapeMismatch(column, expected, array.shape)
 
 
 def as_array(column: str, value: object) -> npt.NDArray[Any]:
-    """value as a numpy array (torch tensors too, detached and on the CPU), or DtypeMismatch / ShapeMismatch."""
+    """The value as a numpy array; torch tensors are detached and copied to the CPU.
+
+    Raises DtypeMismatch, ShapeMismatch.
+    """
     try:
         if hasattr(value, "detach") and hasattr(value, "cpu"):
             value = value.detach().cpu()  # a meta tensor has no data: NotImplementedError, which is a RuntimeError
@@ -98,7 +105,7 @@ def as_array(column: str, value: object) -> npt.NDArray[Any]:
 
 
 def cast(column: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """array in dtype by the rules above, or DtypeMismatch."""
+    """The array in another dtype by the rules above. Raises DtypeMismatch."""
     source = array.dtype
     if dtype.kind in "biu":
         if source.kind not in "biu":
@@ -120,7 +127,7 @@ def cast(column: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDAr
 
 
 def as_keys(items: Any) -> npt.NDArray[np.int64]:
-    """Keys int64[B], C-contiguous, or ShapeMismatch / DtypeMismatch."""
+    """Keys int64[B], C-contiguous. Raises ShapeMismatch, DtypeMismatch."""
     if hasattr(items, "item_keys"):
         raise InvalidConfig("item_keys", "keys int64[B]: the .item_keys of this one", items)
     keys = as_array("item_keys", items)
@@ -133,7 +140,10 @@ def as_keys(items: Any) -> npt.NDArray[np.int64]:
 def as_buffers(
     out: Mapping[str, npt.NDArray[Any]], outputs: list[tuple[str, str, tuple[int, ...], int, str]], num_items: int
 ) -> list[npt.NDArray[Any]]:
-    """The arrays of out in the order of a selection's outputs, each exactly what gather is to fill, or an error."""
+    """The arrays of `out` in the order of a selection's outputs, each exactly as gather fills it.
+
+    Raises InvalidConfig, UnknownColumn, DtypeMismatch, ShapeMismatch.
+    """
     if not isinstance(out, Mapping):
         raise InvalidConfig("out", "a batch, or a dict {flat name: array}", out)
     buffers = []
@@ -151,5 +161,5 @@ def as_buffers(
 
 
 def with_items(shape: tuple[int, ...], item_axis: int, num_items: int) -> tuple[int, ...]:
-    """The shape of an array of so many items, each of this shape."""
+    """The shape of an array of num_items items, each of this shape."""
     return (*shape[:item_axis], num_items, *shape[item_axis:])

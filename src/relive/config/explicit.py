@@ -1,4 +1,4 @@
-"""Explicit items: each is made by a call, of windows over the stored steps and of values of its own."""
+"""Explicit items: the caller makes them from stored rows, with values of their own."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from relive.errors import InvalidConfig, SpecError, UnknownColumn
 __all__ = ["Explicit", "Window", "WindowColumn"]
 
 MAX_WINDOWS = 32
-MAX_SPAN = 4096  # rows of the lane from the first to the last of a window
+MAX_SPAN = 4096  # rows of the lane from a window's first row to its last
 MAX_ITEMS = 2**31
 MAX_ITEM_BYTES = 4096  # of the item's own columns
 MAX_WINDOW_NAME = 47
-# What a window has for each of its rows, beside their columns.
+# The derived columns of a window's rows.
 ROW_NAMES = (
     "mask", "lane", "episode_step", "first", "terminated", "truncated", "discount", "policy_version", "staleness"
 )  # fmt: skip
-# Names that calls and batches have for something else.
+# Names that calls and batches use for something else.
 _TAKEN = RESERVED_NAMES | {"index", "windows", "mask", "item_keys", "probabilities", "present", *DERIVED_NAMES}
 
 
@@ -32,10 +32,15 @@ _TAKEN = RESERVED_NAMES | {"index", "windows", "mask", "item_keys", "probabiliti
 @final
 @dataclass(frozen=True)
 class Window:
-    """Rows of one lane that an item may have: at most `length` of them, each `stride` rows behind the one before.
+    """Rows of one lane that an item may have: at most `length` rows, each `stride` rows after the one before.
 
-    columns: names of columns and groups that a batch has of them by default; None: all.
-    length and stride from 1; (length - 1) * stride < 4096. Raises InvalidConfig; the table checks the columns.
+    Args:
+        length: the most rows, from 1; (length - 1) * stride < 4096.
+        columns: names of columns and groups that a batch has by default; None: all.
+        stride: distance between rows, from 1.
+
+    Raises:
+        InvalidConfig: an argument has another type or value. The table checks the columns that are named.
     """
 
     length: int
@@ -66,7 +71,7 @@ class Window:
 @final
 @dataclass(frozen=True)
 class WindowColumn:
-    """A column of one window, as a batch names it. is_usual: it comes when no columns are named."""
+    """A column of one window, as a batch names it. is_usual: a batch has it if no columns are named."""
 
     name: str
     is_usual: bool
@@ -76,15 +81,23 @@ class WindowColumn:
 @final
 @dataclass(frozen=True, init=False, repr=False)
 class Explicit(ItemsKind):
-    """Items are what create_items() makes them: rows of one or more windows, and values of their own.
+    """Items that create_items() makes: rows of one or more windows, and values of their own.
 
-    windows: {name: Window(length, columns, stride)}; a number stands for a Window of that length. In a batch they are
-    `name/column` [B, length, ...], `name/mask` bool[B, length]. One Window or number without a name: the columns keep
-    their own names, and mask. An item may leave windows out and give fewer rows; behind them are zeros, mask False.
-    columns: {name: ArraySpec} of the item's own values, [B, ...] in a batch; at most 4,096 bytes an item.
-    max_items: items that live at a time; the oldest, or the one that the index's remover chooses, ends where one more
-    comes. An item ends with its first row, too.
-    Items need no next state: what follows a window's last row is not part of it. Raises InvalidConfig, SpecError.
+    An item ends with its first row. Items need no next state, because the row after a window's last one is not part of
+    it. An item may leave windows out and have fewer rows. The other rows of a window are zeros, and its mask is False
+    there.
+
+    Args:
+        windows: {name: Window(length, columns, stride)}; a number stands for a Window of that length. A batch has
+            `name/column` [B, length, ...] and `name/mask` bool[B, length]. One Window or number without a name: the
+            columns keep their own names, and `mask`.
+        columns: {name: ArraySpec} of the item's own values, [B, ...] in a batch; at most 4,096 bytes an item.
+        max_items: the most items that live at a time. When one more comes, the oldest item ends, or the item that the
+            index's remover chooses.
+
+    Raises:
+        InvalidConfig: an argument has another type or value, or a name is taken.
+        SpecError: a column has a dtype or shape that is not stored.
     """
 
     one_table_only: ClassVar[OneTableOnly] = OneTableOnly(
@@ -112,11 +125,11 @@ class Explicit(ItemsKind):
 
     @property
     def is_named(self) -> bool:
-        """Whether the windows have names, which then stand before those of their columns."""
+        """Whether the windows have names, which stand before the names of their columns."""
         return "" not in self.windows
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises SpecError or UnknownColumn where the spec lacks what these items need."""
+        """Raises SpecError or UnknownColumn if the spec lacks a column that these items need."""
         for window in self.windows.values():
             window.expanded(spec)
         tops = {name.partition("/")[0] for name in spec.columns}
@@ -130,15 +143,15 @@ class Explicit(ItemsKind):
 
     @property
     def window_names(self) -> tuple[str, ...]:
-        """The names of the windows, where they have names."""
+        """The names of the windows, if they have names."""
         return tuple(self.windows) if self.is_named else ()
 
     def condition_columns(self, spec: StepSpec) -> Mapping[str, ArraySpec]:
-        """The items' own columns: their rows may be of many steps, of several lanes."""
+        """The items' own columns, because the rows of one item may be steps of several lanes."""
         return self.columns
 
     def batch_names(self, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...]) -> tuple[str, ...]:
-        """The columns that are named. A window's name stands for the columns that it has when none is named."""
+        """The named columns. The name of a window stands for the columns that it has when none is named."""
         known = {column.name: column.is_usual for column in self.batch_columns(spec)}
         if asked is None:
             return tuple(name for name, is_usual in known.items() if is_usual)

@@ -1,4 +1,4 @@
-"""Hindsight: transitions of goal-conditioned episodes, whose goal may be one that was reached later."""
+"""Hindsight: transitions of goal-conditioned episodes whose goal may be replaced by one that was reached later."""
 
 from __future__ import annotations
 
@@ -24,25 +24,38 @@ HindsightStrategy = Literal["future", "final", "episode"]
 @final
 @dataclass(frozen=True)
 class Hindsight(SamplerKind):
-    """Sampler of Transitions: some of those drawn get a goal that their episode reached (Andrychowicz et al. 2017).
+    """Sampler of Transitions: a part of the drawn items gets a goal that their episode reached.
 
-    goal: the column that says what was wanted, achieved: the state column of the same dtype and shape that says what
-    was reached; nested ones as 'observation/desired_goal'. Both come with each step of `sample`.
-    share in [0, 1]: a drawn item gets another goal with this probability, each by itself; 0.8 is k = 4 of the paper,
-    k / (k + 1). strategy: whose goal: 'future', the state behind a step from the item's own to its episode's last, each
-    as likely; 'final', the episode's last state; 'episode', the state behind any of the episode's steps (of those that
-    are still there: the table keeps the item's own and all later ones).
-    The goal then stands in the goal's column, and in its next_ column where it is a state; `relabelled` says whose is
-    another. reward is what sample(reward=) or batches(reward=) makes of it; all else is as it was stored, termination
-    and discount among it. gather() shows what was stored, and relabelled is False.
-    sampler: which items are drawn: Uniform, Prioritized, or another that an Index takes.
-    An item is one when its episode has ended; an episode that its lane's end cuts off has none. max_length: steps that
-    an episode may have (1 to 4,095); one more is refused (EpisodeTooLong). A lane keeps so many steps, so capacity is
-    at least that. n_step is 1 and nothing is stacked: a return of several steps is of one goal, and the core has no
-    reward for another. Of a Tiered table both columns have at most min_column_bytes each. An end wants its next state:
-    without one the state behind it, all zeros, is a goal.
-    Cost: an item O(steps to its episode's end).
-    Raises InvalidConfig; the table checks the columns it names.
+    A replaced goal appears in the goal's column, and in its next_ column if the goal is a state. The column
+    `relabelled` says which items have one. `reward` is what the function in sample(reward=) or batches(reward=)
+    computes. All other columns are as stored, also termination and discount. gather() returns the stored values, and
+    `relabelled` is False there.
+
+    Source: Andrychowicz et al. 2017, Hindsight Experience Replay.
+
+    Args:
+        goal: column of the wanted goal. Nested columns are named as 'observation/desired_goal'.
+        achieved: state column of the reached goal, with the dtype and shape of `goal`. `sample` returns both columns.
+        share: probability in [0, 1] that a drawn item gets another goal. Items are independent. The paper's k is share
+            = k / (k + 1): k = 4 is 0.8.
+        strategy: the state whose goal is taken. 'future': the state after a step from the item's own step to the last
+            step of its episode, each with the same probability. 'final': the last state of the episode. 'episode': the
+            state after any step of the episode that is still there (the table keeps the item's own step and all later
+            ones).
+        max_length: the most steps of an episode, 1 to 4,095. One more step is refused (EpisodeTooLong). A lane keeps so
+            many steps, so the capacity is at least max_length.
+        sampler: how items are drawn: Uniform, Prioritized, or another sampler of an Index.
+
+    A step becomes an item when its episode ends. An episode that is cut off with its lane has no items. Pass
+    next_<state> when an episode ends. If an episode terminates without a next state, the last state is a row of zeros,
+    and that row can be drawn as a goal. n_step is 1 and nothing is stacked: a return of several steps has one goal, and
+    the core cannot recompute the rewards of the others. On a Tiered table both columns have at most min_column_bytes
+    each.
+
+    Cost: O(steps to the end of the episode) an item.
+
+    Raises:
+        InvalidConfig: an argument has another type or value. The table checks the columns that are named.
     """
 
     replaces_goals: ClassVar[bool] = True
@@ -91,11 +104,11 @@ class Hindsight(SamplerKind):
         return self.sampler.one_table_only
 
     def sampler_config(self) -> dict[str, Any]:
-        """The sampler below as the core reads it; what is of the items says items_config."""
+        """The sampler below, as the core reads it; items_config has the rest."""
         return self.sampler.sampler_config()
 
     def items_config(self) -> dict[str, Any]:
-        """What the core reads over the Transitions' own: windows to the end of an episode that has ended."""
+        """Replaces parts of the configuration of the Transitions: windows to the end of an episode that has ended."""
         return {
             "items": "sequences",
             "length": self.max_length,
@@ -116,7 +129,7 @@ class Hindsight(SamplerKind):
         }
 
     def check_items(self, items: object) -> None:
-        """Raises InvalidConfig where the items are none that goals can be replaced of."""
+        """Raises InvalidConfig if the goals of these items cannot be replaced."""
         if not isinstance(items, Transitions):
             raise InvalidConfig("items of an index with Hindsight", "Transitions()", items)
         if items.n_step != 1:
@@ -125,7 +138,7 @@ class Hindsight(SamplerKind):
             raise InvalidConfig("stack of an index with Hindsight", "{}: it stacks nothing", items)
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises UnknownColumn or SpecError where the spec lacks what it needs."""
+        """Raises UnknownColumn or SpecError if the spec lacks a column that Hindsight needs."""
         for name in (self.goal, self.achieved):
             if name not in spec.columns:
                 raise UnknownColumn(name, tuple(spec.columns))
@@ -140,13 +153,13 @@ class Hindsight(SamplerKind):
             raise SpecError(f"column {self.goal!r}", f"dtype and shape of {self.achieved!r}, {achieved}", repr(goal))
 
     def to_dict(self) -> dict[str, Any]:
-        """Its options as plain values."""
+        """The options as plain values."""
         options = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**options, "sampler": to_parts(self.sampler)}
 
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> Hindsight:
-        """The Hindsight that to_dict wrote; options left out have their defaults. Raises InvalidConfig."""
+        """The Hindsight that to_dict wrote. Options that are left out get their defaults. Raises InvalidConfig."""
         options = dict(parts)
         if isinstance(options.get("sampler"), Mapping):
             options["sampler"] = from_parts("sampler of Hindsight", options["sampler"], SAMPLERS)

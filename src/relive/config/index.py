@@ -1,4 +1,4 @@
-"""An index: what an item is, how it is drawn, when, and how long it stays."""
+"""An index: what an item is, how and when it is drawn, and how long it stays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes
 DEFAULT_INDEX_NAME = "default"
 MAX_INDEXES = 8
 MAX_TIMES_SAMPLED = 65_529
-# The parts of an Index, and the classes that each may be of.
+# The parts of an Index, and the classes that each part may have.
 _KINDS: dict[str, tuple[type[Any], ...]] = {
     "items": (*ITEMS, Explicit),
     "sampler": (*SAMPLERS, Hindsight, PromptGroups),
@@ -35,8 +35,8 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
 }
 _VALUES = ("max_times_sampled", "max_items", "max_wait_s", "max_staleness", "where", "replacement")
 MAX_WAIT_S = 1e9
-_PAGE_ROWS = 8  # the fewest that a page has, but where each has one
-_ROWS_OF_A_HOLD = 256  # for so many of a block room is made at once
+_PAGE_ROWS = 8  # the fewest rows of a page, unless every page has one row
+_ROWS_OF_A_HOLD = 256  # room is made at once for so many rows of a block
 MAX_STALENESS = 2**32 - 1  # versions are below 2^32
 
 
@@ -44,43 +44,63 @@ MAX_STALENESS = 2**32 - 1  # versions are below 2^32
 @final
 @dataclass(frozen=True)
 class Index:
-    """One way to sample the steps of a table. A table may have several, over the same steps.
+    """One way to sample the steps of a table. A table may have several indexes over the same steps.
 
-    items: Transitions, Sequences, Episodes or Explicit. limiter: MinSize, SamplesPerInsert, Queue or
-    StalenessBudget; table.set_limiter changes it.
-    sampler: Uniform, Prioritized, Fifo, Lifo, MaxPriority, MinPriority, RankBased, TopK, Fresh or Shuffle; of
-    Transitions Hindsight, of groups PromptGroups.
-    remover: Fifo, Lifo, MinPriority, MaxPriority, Uniform, Prioritized or Reservoir: which items go where there are
-    more than max_items. Where it looks at priorities and the sampler does too, it has the sampler's `initial`, or
-    leaves it out. Explicit items and groups that wait hold a place each, which the remover does not see: they go when
-    max_items more have come; those that are used up go first. A remover but Fifo costs them 18.3 bytes an item.
-    max_items: items of this index that live at a time; the remover chooses which goes where one more is published,
-    the newcomer among them. Its step stays, for other indexes and for windows of its neighbours. None (only with Fifo):
-    as many as there are steps. Explicit items and groups have their own: Explicit(max_items=), Episodes(max_groups=).
-    While a call adds items a sampler may see up to 256 more. Costs 9.2 bytes a step and O(log8 steps) an item.
-    Where the capacity is reached the remover of a table's first index chooses, too (see steps_to_hold): pages that its
-    items need are passed over. With Fifo the oldest steps go, and the items of all indexes with them.
-    max_wait_s: an item that is whole and waits longer than so many seconds, for late columns, or for its priority where
-    initial='given', and a group that waits longer for members or for late columns of theirs, is dropped: never an item
-    of this index, and no longer in the limiter's way; stats() counts it as timed_out. Its steps stay. Time runs from
-    the step that made its window whole (a group: from its first member's end). What is overdue goes when somebody next
-    changes the table, or waits for it. None: for ever. Costs 9.2 bytes a step (an explicit item, a group).
-    max_staleness: an item goes when the learner's version (table.set_policy_version) is more than so many versions
-    ahead of its oldest row's (batch["staleness"] > max_staleness); what is too old when it is published goes before
-    the lock is given back. Its steps stay; stats() counts it as expired. set_policy_version returns when all of them
-    are gone; while it runs draws may still bring some. 0: items of the present version only. None: for ever. Costs 9.2
-    bytes a step (an explicit item, a group), and a look at each of its rows when an item is published.
-    where: a condition such as 'reward > 0 and lane < 4' (docs/where.md): a step whose item does not pass it is never an
-    item of this index, and stays for others; stats() counts it as filtered. It is asked when the item is published, of
-    the step that its key names. Of steps, not of Explicit items nor groups; staleness, which changes, is refused.
-    replacement: whether an item may come twice in a batch. False, with samplers that draw by chance (Uniform,
-    Prioritized, RankBased, TopK, Fresh with last or decay, PromptGroups that are weighed): one item after another, each
-    in proportion to its share of what the batch does not have yet; batch.probabilities are those of the first one. A
-    draw of more items than there are waits for them, and of more than the index can hold raises RequestTooLarge.
-    Samplers with an order, and Shuffle, bring each item once anyway.
-    max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
-    A limiter that asks for more samples of each item than max_times_sampled allows is refused.
-    Raises InvalidConfig.
+    Args:
+        items: the kind of its items: Transitions, Sequences, Episodes or Explicit.
+        sampler: how items are drawn: Uniform, Prioritized, Fifo, Lifo, MaxPriority, MinPriority, RankBased, TopK, Fresh
+            or Shuffle; for Transitions also Hindsight, for groups also PromptGroups.
+        limiter: when draws and inserts wait: MinSize, SamplesPerInsert, Queue or StalenessBudget. table.set_limiter
+            replaces it. A limiter that asks for more samples of an item than max_times_sampled allows is refused.
+        remover: which item leaves when there is one more than max_items: Fifo, Lifo, MinPriority, MaxPriority, Uniform,
+            Prioritized or Reservoir. If the remover and the sampler both look at priorities, the remover has the
+            sampler's `initial`, or leaves it out.
+        max_times_sampled: an item leaves after so many draws, counted exactly; None: no limit.
+        max_items: the most items that live at a time; None (only with Fifo): as many as there are steps.
+        max_wait_s: an item that waits longer than this many seconds is dropped; None: it waits for ever.
+        where: a condition such as 'reward > 0 and lane < 4' (docs/where.md). A step whose item does not pass is no item
+            of this index.
+        max_staleness: an item leaves when its oldest row is more than so many versions behind the learner; None: never.
+        replacement: whether an item may come twice in a batch.
+
+    max_items: the remover chooses among all items, the newcomer included. The step of a removed item stays, for other
+    indexes and for the windows of its neighbours. Explicit items and groups have their own number:
+    Explicit(max_items=), Episodes(max_groups=). Those that wait take a place each, which the remover does not see. They
+    leave when max_items more have come; items that are used up leave first. While a call adds items, a sampler may see
+    up to 256 items more. When the capacity is reached, the remover of a table's first index chooses there, too (see
+    steps_to_hold): pages that its items need are skipped. With Fifo the oldest steps leave, and the items of all
+    indexes with them.
+
+    max_wait_s: an item waits for late columns, or for its priority if initial='given'. A group waits for members, or
+    for their late columns. A dropped item never becomes an item of this index and no longer makes the limiter wait;
+    stats() counts it as timed_out. Its steps stay. Time runs from the step that completed the item's window (for a
+    group, from the end of its first member). Overdue items leave at the next change of the table, or the next wait for
+    it.
+
+    where: stats() counts the steps as filtered, and they stay for other indexes. The condition is checked when the item
+    is published, on the step that its key names. It is refused for Explicit items, for groups, and with `staleness`,
+    which changes.
+
+    max_staleness: staleness is batch["staleness"], and the learner's version is the one of table.set_policy_version. An
+    item that is too old when it is published leaves before the lock is released. Its steps stay; stats() counts it as
+    expired. set_policy_version returns when all of them have left; until then draws may still return some. 0: only
+    items of the present version.
+
+    replacement=False: for samplers that draw by chance (Uniform, Prioritized, RankBased, TopK, Fresh with last or
+    decay, PromptGroups by mean or variance). Items are drawn one after another, each in proportion to its share of the
+    items that the batch does not have yet. batch.probabilities are those of the first draw. A draw of more items than
+    there are waits for them. A draw of more items than the index has room for raises RequestTooLarge. Samplers with an
+    order, and Shuffle, draw each item once in any case.
+
+    Cost:
+        max_items: 9.2 bytes a step and O(log8 steps) an item. For explicit items and groups, a remover other than Fifo
+            costs 18.3 bytes an item.
+        max_wait_s: 9.2 bytes a step (an explicit item, a group).
+        max_staleness: 9.2 bytes a step (an explicit item, a group), and a look at each row of an item when it is
+            published.
+
+    Raises:
+        InvalidConfig: an argument has another type or value, or two arguments do not go together.
     """
 
     items: Items | Explicit = Transitions()
@@ -152,33 +172,37 @@ class Index:
 
     @property
     def has_priorities(self) -> bool:
-        """Whether its sampler or its remover looks at priorities: update_priorities may be called."""
+        """Whether its sampler or its remover looks at priorities: only then update_priorities works."""
         return self._initial is not None
 
     @property
     def draws_by_mass(self) -> bool:
-        """Whether items are drawn by masses that are their own; else the sampler goes by an order or by ranks."""
+        """Whether items are drawn by masses of their own; else by an order or by ranks."""
         return self.sampler.draws_by == "mass"
 
     @property
     def draws_by_priority(self) -> bool:
-        """Whether its sampler looks at priorities; its remover may, whether or not."""
+        """Whether its sampler looks at priorities. The remover may, in both cases."""
         return self.sampler.initial_priority is not None
 
     @property
     def drawn_by(self) -> SamplerKind:
-        """What chooses its items: of Hindsight, which chooses their goals, its own sampler."""
+        """The sampler that chooses the items; with Hindsight, which replaces goals, the sampler below it."""
         return self.sampler.drawn_by
 
     @property
     def steps_to_hold(self) -> int | None:
-        """Steps of capacity with which a table whose first index this is holds all max_items that its remover keeps.
+        """The capacity in steps at which the table keeps all max_items, if this is its first index; None: any.
 
-        For they lie apart: a page of 8 steps, the fewest that one has, stays as long as one of its items does, or an
-        item needs a row of it. With r rows beside its own that an item needs that is max_items x (1 + 1/2 + ... + 1/(8
-        + r)) with Uniform, and up to max_items x (8 + r) with the others, which may keep items of any age; with Lifo
-        max_items. And some pages for each open lane, and 256 steps for which room is made at once. None: the oldest
-        steps go whatever comes (Fifo, Explicit, groups of episodes).
+        Kept items lie apart. A page of 8 steps, the smallest one, stays as long as one of its items does, or as another
+        item needs a row of it. For items that need r rows besides their own, the capacity is
+
+            max_items x (1 + 1/2 + ... + 1/(8 + r))  with Uniform
+            max_items                                with Lifo
+            max_items x (8 + r)                      with any other remover, which may keep items of any age
+
+        and some pages for each open lane, and 256 steps, for which room is made at once. None where the oldest steps
+        leave in any case: Fifo, Explicit items, groups.
         """
         rows = _PAGE_ROWS + max(self.items.kept_back, self.items.num_rows)
         an_item = self.remover.steps_per_item(rows)
@@ -188,12 +212,12 @@ class Index:
 
     @property
     def _initial(self) -> InitialPriority | None:
-        """Of items that came without a priority; None where nothing looks at them."""
+        """The priority of items that came without one; None: neither sampler nor remover looks at priorities."""
         drawn = self.sampler.initial_priority
         return self.remover.initial_priority if drawn is None else drawn
 
     def _check_remover(self) -> None:
-        if self.remover.steps_per_item(_PAGE_ROWS) is None:  # the oldest go, with or without max_items
+        if self.remover.steps_per_item(_PAGE_ROWS) is None:  # the oldest steps leave, with or without max_items
             return
         name = type(self.remover).__name__
         if self.max_items is None and self.items.most is None:
@@ -203,7 +227,7 @@ class Index:
             raise InvalidConfig("initial of the remover", f"the sampler's, {initial!r}, or none", given)
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises SpecError or UnknownColumn where the spec lacks what this index needs."""
+        """Raises SpecError or UnknownColumn if the spec lacks a column that this index needs."""
         self.items.check_against(spec)
         self.sampler.check_against(spec)
         self._program(spec)
@@ -233,7 +257,7 @@ class Index:
         return is_given or self.items.is_grouped or any(column.late for column in spec.columns.values())
 
     def core_config(self, name: str, spec: StepSpec) -> dict[str, Any]:
-        """The index as the core reads it: what each of its parts says."""
+        """The index as the core reads it: the configurations of its parts, and its options."""
         return {
             "name": name,
             **self.items.core_config(spec),
@@ -263,7 +287,7 @@ class Index:
 
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> Index:
-        """The Index that to_dict wrote; parts left out have their defaults. Raises InvalidConfig."""
+        """The Index that to_dict wrote. Parts that are left out get their defaults. Raises InvalidConfig."""
         if not isinstance(parts, Mapping):
             raise InvalidConfig("an Index", "a dict of its parts", parts)
         refuse_unknown("part of an Index", parts, (*_KINDS, *_VALUES))
@@ -275,7 +299,10 @@ class Index:
 
 
 def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> dict[str, Index]:
-    """{name: Index} of what a user gave for index=, each checked against the spec. Raises InvalidConfig, SpecError."""
+    """{name: Index} from the argument index= of a table, each checked against the spec.
+
+    Raises InvalidConfig, SpecError.
+    """
     if index is None:
         index = Index()
     named = dict(index) if isinstance(index, Mapping) else {DEFAULT_INDEX_NAME: index}
@@ -291,17 +318,17 @@ def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> 
 
 
 def _part_of(value: object) -> str:
-    """'sampler=' of a sampler, and so on: the argument of an Index that it is; '' of anything else."""
+    """The argument of an Index that the value belongs to, such as 'sampler='; '' for any other value."""
     return next((f"{part}=" for part, kinds in _KINDS.items() if isinstance(value, kinds)), "")
 
 
 def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
-    """Raises CapacityTooSmall where a min_size could never be reached.
+    """Raises CapacityTooSmall if a min_size could never be reached.
 
-    A lane in a long episode keeps steps back that are stored and that no item begins at (kept_back of the items), and
-    items that must be whole windows begin steps_apart of each other. Stacks of other indexes cost it nothing. (A writer
-    that gives no next keeps its newest step back, too.) Of explicit items any number may stand on one step: they are
-    bounded by max_items.
+    A lane in a long episode keeps back stored steps that no item begins at (kept_back of the items). Items that must be
+    whole windows begin steps_apart of each other. Stacks of other indexes cost an index nothing. A writer that does not
+    give next_<state> also keeps its newest step back. Any number of explicit items may stand on one step: max_items
+    bounds them.
     """
     for name, one in indexes.items():
         items, min_size = one.items, one.limiter.num_items

@@ -1,4 +1,4 @@
-"""What one item is: which windows over the lanes are sampled."""
+"""The kinds of items: the windows over lanes that are sampled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_GROUPS = 4096  # in the core
 
 
 def _check_window(items: Any) -> None:
-    """gamma, stack and stack_pad, which all items over lanes have, checked and put in their usual types."""
+    """Checks gamma, stack and stack_pad, which all items over lanes have, and converts them to their usual types."""
     object.__setattr__(items, "gamma", finite("gamma", items.gamma, 0.0, 1.0))
     if not isinstance(items.stack, Mapping):
         raise InvalidConfig("stack", "a dict {state column: frames}", items.stack)
@@ -63,10 +63,10 @@ def _check_timed(items: Any, spec: StepSpec) -> None:
 
 
 class _OverLanes(ItemsKind):
-    """Items that follow from the steps of a lane: their columns are those of the steps."""
+    """Items that follow from the steps of a lane. Their columns are those of the steps."""
 
     def batch_names(self, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...]) -> tuple[str, ...]:
-        """The columns that are named, groups expanded, and those without which a batch could not be read."""
+        """The named columns with groups expanded, and the columns without which a batch could not be read."""
         if asked is None:
             return (*self._usual_names(spec), *more)
         states = () if self.is_grouped else tuple(f"next_{name}" for name in spec.state_columns)
@@ -78,9 +78,9 @@ class _OverLanes(ItemsKind):
                 raise UnknownColumn(str(name), known)
             flat.update(dict.fromkeys(matches))
         if self.is_trimmed:
-            flat["mask"] = None  # says how long the longest is
+            flat["mask"] = None  # the trimming reads it
         if self.is_ragged:
-            flat["offsets"] = None  # says whose the rows are
+            flat["offsets"] = None  # without them the rows of an item are not known
         return tuple(flat)
 
     def _usual_names(self, spec: StepSpec) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class _OverLanes(ItemsKind):
 
     @property
     def _masks(self) -> tuple[str, ...]:
-        if self.is_grouped:  # what records know of their rows
+        if self.is_grouped:  # records know no loss_mask
             return ("mask",)
         return ("mask", "loss_mask", *self._offsets) if self.has_time else ()
 
@@ -107,14 +107,26 @@ def _window_config(items: Any, spec: StepSpec) -> dict[str, Any]:
 @final
 @dataclass(frozen=True)
 class Transitions(_OverLanes):
-    """Items are transitions: a step, its n-step return and the state after it.
+    """Items are transitions: a step, its n-step return, and the state after it.
 
-    n_step: steps a return spans at most; m = min(n_step, steps to the end of the episode or lane), never across an end.
-    gamma in [0, 1]: reward out = sum over k < m of (product over j < k of gamma d_j) r_k, discount out = product over
-    k < m of gamma d_k, with d the stored discounts (default 1 - terminated): target = reward + discount * value(next).
-    stack: {state column or group: k}: the column and its next_ come as the last k values, [B, k, ...], newest last.
-    stack_pad: what stands before the episode's first value: 'repeat' it, or 'zeros'.
-    Raises InvalidConfig; the table checks the columns it names.
+    With m = min(n_step, steps to the end of the episode or of the lane), d the stored discounts (default 1 -
+    terminated) and r the rewards:
+
+        reward   = sum over k < m of (product over j < k of gamma d_j) r_k
+        discount = product over k < m of gamma d_k
+        target   = reward + discount * value(next)
+
+    An item never crosses the end of an episode. Items near an end are shorter.
+
+    Args:
+        n_step: steps of a return at most, 1 to 1,024.
+        gamma: discount factor in [0, 1].
+        stack: {state column or group: k}. The column and its next_ column have the last k values, [B, k, ...], the
+            newest last.
+        stack_pad: value before the first one of an episode: 'repeat' repeats the first, 'zeros' gives zeros.
+
+    Raises:
+        InvalidConfig: an argument has another type or value. The table checks the columns that are named.
     """
 
     n_step: int = 1
@@ -128,8 +140,9 @@ class Transitions(_OverLanes):
 
     @property
     def kept_back(self) -> int:
-        """Steps of one lane in a long episode that no item begins at: its oldest, whose stacks reach further back, and
-        its newest, whose windows are not complete.
+        """The most steps of one lane in a long episode that no item begins at.
+
+        These are the oldest ones, whose stacks reach further back, and the newest ones, whose windows are not complete.
         """
         return max(self.stack.values(), default=1) - 1 + self.n_step - 1
 
@@ -144,7 +157,7 @@ class Transitions(_OverLanes):
         return self.n_step > 1
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises SpecError or UnknownColumn where the spec lacks what these items need."""
+        """Raises SpecError or UnknownColumn if the spec lacks a column that these items need."""
         spec.expand_stack(self.stack)
         reward = spec.columns.get("reward")
         if self.n_step > 1 and reward is not None and (reward.kind != "step" or reward.dtype.kind != "f"):
@@ -159,27 +172,46 @@ class Transitions(_OverLanes):
 @final
 @dataclass(frozen=True)
 class Sequences(_OverLanes):
-    """Items are windows of one episode with a time axis, T = burn_in + length + bootstrap rows (as in R2D2, IMPALA).
+    """Items are windows over one episode, T = burn_in + length + bootstrap rows with a time axis (as in R2D2, IMPALA).
 
-    length: steps that carry loss. Loss begins at episode_step = k * period, period None: length, so that windows do not
-    overlap. burn_in: rows before those, to warm up a recurrent state. bootstrap: rows behind them, to bootstrap from.
-    Columns come as [B, T, ...], gamma * discount among them; kind="start" columns and lane as [B, ...], the start value
-    of the window's first row; kind="episode" columns as [B, ...], with at_end 'cross' as [B, T, ...]; policy_version as
-    [B, 2], the lowest and the highest of the window. mask bool[B, T] says which rows are steps; loss_mask, where it is
-    asked for, which of these carry loss: neither burn-in nor bootstrap, whichever pad and at_end. Where bootstrap
-    leaves a row for it, the row behind an episode's last step has the state after it (all else zero, not in the mask).
-    next_<state> may be asked for.
-    at_end: what becomes of windows whose length an episode's end cuts short: 'pad' them; 'shift': one more window ends
-    with the episode instead; 'drop'. Episodes shorter than length are padded, but for 'drop'. 'cross': windows run on
-    into the lane's next episodes. Loss then begins at every period-th step of the lane, counted on over its episodes;
-    the column first says where episodes begin, all rows are steps (the state behind an episode's last is its
-    next_<state>), and only what the lane's end cuts short, or its beginning leaves of burn_in, is padded. T is then at
-    most 2,048.
-    Burn-in that the episode's start leaves out is padded in front, always: state columns with the first state there,
-    all else with zeros. pad: where else padding stands, 'right' behind the rows or 'left' of them.
-    gamma, stack, stack_pad: as of Transitions; a stacked column comes as [B, T, k, ...].
-    time_major: whatever has a time axis comes as [T, B, ...], mask and stacked columns too; all else stays [B, ...].
-    The key of an item is that of its first step that carries loss. Raises InvalidConfig.
+    | column | shape in a batch |
+    |---|---|
+    | step and state columns | [B, T, ...]; a stacked column [B, T, k, ...] |
+    | discount | [B, T]: gamma * discount of each step |
+    | kind 'start' | [B, ...]: the value at the first row of the window |
+    | kind 'episode' | [B, ...]; with at_end='cross' [B, T, ...] |
+    | lane | [B] |
+    | policy_version | [B, 2]: the lowest and the highest of the window |
+    | mask | bool[B, T]: which rows are steps |
+    | loss_mask, if named | bool[B, T]: which rows carry loss: neither burn-in nor bootstrap, with any pad and at_end |
+    | next_<state>, if named | [B, T, ...] |
+
+    If bootstrap leaves a row for it, the row after an episode's last step has the state after that step; all other
+    cells of that row are zero, and the mask is False. The key of an item is the key of its first step that carries
+    loss.
+
+    Args:
+        length: steps that carry loss.
+        burn_in: rows before those steps, to warm up a recurrent state. Burn-in that would begin before the episode is
+            always padded in front: state columns repeat the first state, all other columns are zeros.
+        bootstrap: rows after those steps, to bootstrap from.
+        period: loss begins at episode_step = k * period; None: `length`, so that windows do not overlap.
+        at_end: the fate of a window that the end of its episode cuts short. 'pad': the window is padded. 'shift':
+            one more window ends with the episode instead. 'drop': the window is dropped. 'cross': the window runs on
+            into the next episodes of the lane, as described below. Episodes that are shorter than `length` are padded,
+            except with 'drop'.
+        pad: the side of all other padding: 'right', after the rows, or 'left', before them.
+        gamma: discount factor in [0, 1].
+        stack: as for Transitions.
+        stack_pad: as for Transitions.
+        time_major: arrays with a time axis are [T, B, ...], also mask and stacked columns; all others stay [B, ...].
+
+    With at_end='cross' loss begins at every period-th step of the lane, counted over its episodes. The column `first`
+    says where episodes begin, and all rows are steps. The state after an episode's last step is its next_<state>.
+    Padding appears only where the lane ends, or where burn-in begins before the lane. T is at most 2,048.
+
+    Raises:
+        InvalidConfig: an argument has another type or value. The table checks the columns that are named.
     """
 
     has_time: ClassVar[bool] = True
@@ -213,7 +245,7 @@ class Sequences(_OverLanes):
 
     @property
     def crosses(self) -> bool:
-        """Whether a window may be of several episodes."""
+        """Whether a window may cross the ends of episodes."""
         return self.at_end == "cross"
 
     @property
@@ -233,18 +265,19 @@ class Sequences(_OverLanes):
 
     @property
     def kept_back(self) -> int:
-        """Steps that no item begins at whatever the episodes are: none, as each may be an episode."""
+        """length - 1 with 'drop'. Else 0, because each step may be an episode."""
         return 0 if self.at_end != "drop" else self.length - 1
 
     @property
     def steps_apart(self) -> int:
-        """Steps from one item to the next at the least, whatever the episodes are: of whole windows in one episode a
-        period, in episodes of their own their length.
+        """The fewest steps between items, whatever the episodes are; more than 1 only with 'drop'.
+
+        Whole windows in one episode are a period apart, and windows in episodes of their own are `length` apart.
         """
         return 1 if self.at_end != "drop" else min(self.length, self.period or self.length)
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named as a mask."""
+        """Raises UnknownColumn if the spec lacks a column of these items, SpecError for a column named as a mask."""
         _check_timed(self, spec)
 
     def core_config(self, spec: StepSpec) -> dict[str, Any]:
@@ -269,29 +302,46 @@ class Sequences(_OverLanes):
 @final
 @dataclass(frozen=True)
 class Episodes(_OverLanes):
-    """Items are whole episodes, T = max_length + bootstrap rows (as for PPO, decision transformers, rollouts).
+    """Items are whole episodes, T = max_length + bootstrap rows (for PPO, decision transformers, rollouts).
 
-    An episode is an item when it has ended. One that its lane's end cuts off (the writer closes, or dies) is dropped.
-    too_long: of an episode of more than max_length steps, 'refuse' the step that would make it longer (EpisodeTooLong),
-    or keep its 'head' (then the item is there as soon as max_length steps are, also if the lane is cut), its 'tail', or
-    max_length steps from a 'random' one on: each start is as likely, and the same for the same seed and calls.
-    layout: 'padded': columns come as of Sequences, [B, T, ...] with a mask, T trimmed to the longest episode of the
-    batch. 'ragged': the rows of the episodes lie end to end, [rows, ...], and nothing is padded; batch.offsets int64
-    [B + 1] says where each begins, and behind them all how many rows there are. No pad, no time_major there.
-    bootstrap=1: one row more, which has the state after the last step. pad, gamma, stack, stack_pad, time_major: as of
-    Sequences.
-    The key of an item is that of its first step.
-    group_by, group_size, max_groups: an item is a group of group_size (1 to 64) episodes with the same value of the
-    column group_by (one int64 of kind 'episode'), from any lanes of any writer, in the order in which they ended; the
-    next episodes of that value open the next group. Columns come as [B, G, T, ...], those of kind 'episode' and 'start'
-    as [B, G, ...], mask bool[B, G, T], batch.lengths [B, G]; lane, num_steps and staleness [B, G], policy_version
-    [B, G, 2]. There are at most max_groups (1 to 4,096) groups at a time, those that wait for members among them: where
-    one more opens the oldest goes, or the one that the index's remover chooses. A group goes, too, with the first step
-    of it that makes room for newer ones; what went before it was complete is stats().dropped_groups. An episode is in
-    one group at most; whose first step is gone when it ends is in none. The key of a group is its own: none of a step.
-    too_long says which steps of a longer episode its member has, once it has ended. Such items have no bootstrap,
-    stack, pad, time_major or ragged layout.
-    Raises InvalidConfig.
+    An episode becomes an item when it ends. If its lane ends first (the writer closes or dies), the episode is dropped.
+    The key of an item is the key of its first step.
+
+    Args:
+        max_length: the most steps of an item.
+        bootstrap: 1: one more row, which has the state after the last step; 0: none.
+        too_long: the fate of an episode with more steps. 'refuse': the step too many raises EpisodeTooLong. 'head':
+            the first max_length steps; the item exists as soon as these are written, also if the lane is cut later.
+            'tail': the last max_length steps. 'random': max_length steps from a random one on; each start has the same
+            probability, and the same seed and calls give the same start.
+        pad: as for Sequences.
+        gamma: discount factor in [0, 1].
+        stack: as for Transitions.
+        stack_pad: as for Transitions.
+        time_major: as for Sequences.
+        layout: 'padded': columns are [B, T, ...] with a mask, and T is trimmed to the longest episode of the batch.
+            'ragged': the rows of the episodes lie end to end, [rows, ...], without padding. batch.offsets, int64[B +
+            1], has the first row of each episode, and last the number of all rows. Ragged items have no pad and no
+            time_major.
+        group_by: an int64 column of kind 'episode', shape (): an item is a group of episodes, as described below.
+        group_size: episodes of a group, 1 to 64.
+        max_groups: the most groups at a time, 1 to 4,096; groups that wait for members count.
+
+    Groups: an item is group_size episodes with the same value of group_by, from any lanes of any writer, in the order
+    in which they ended. The next episodes with that value open the next group.
+
+    - Columns are [B, G, T, ...], those of kind 'episode' and 'start' [B, G, ...]; mask bool[B, G, T]; batch.lengths,
+      lane, num_steps and staleness [B, G]; policy_version [B, G, 2].
+    - When one group more than max_groups opens, the oldest group goes, or the group that the index's remover chooses.
+    - A group also goes with its first step that makes room for newer ones. stats().dropped_groups counts the groups
+      that went before they were complete.
+    - An episode is in one group at most. An episode whose first step is gone when it ends is in none.
+    - The key of a group is its own and not the key of a step.
+    - too_long chooses the steps of a longer episode when the episode has ended.
+    - Groups have no bootstrap, stack, pad, time_major or ragged layout.
+
+    Raises:
+        InvalidConfig: an argument has another type or value. The table checks the columns that are named.
     """
 
     has_time: ClassVar[bool] = True
@@ -345,12 +395,12 @@ class Episodes(_OverLanes):
 
     @property
     def is_grouped(self) -> bool:
-        """Whether an item is several episodes of one value of a column."""
+        """Whether an item is several episodes with one value of a column."""
         return self.group_by is not None
 
     @property
     def steps_apart(self) -> int:
-        """Steps from one item to the next at the least: one, or as many as a group has episodes."""
+        """1, or the number of episodes of a group."""
         return self.group_size or 1
 
     @property
@@ -365,12 +415,12 @@ class Episodes(_OverLanes):
 
     @property
     def rows_behind(self) -> int:
-        """Rows behind an episode's last step that its item shows."""
+        """The option `bootstrap`."""
         return self.bootstrap
 
     @property
     def num_rows(self) -> int:
-        """T, before it is trimmed; where episodes are ragged the most rows that one has."""
+        """T before it is trimmed; for ragged episodes the most rows of one."""
         return self.max_length + self.bootstrap
 
     @property
@@ -385,7 +435,7 @@ class Episodes(_OverLanes):
 
     @property
     def one_table_only(self) -> OneTableOnly | None:
-        """Of groups."""
+        """The reason, for groups."""
         if not self.is_grouped:
             return None
         return OneTableOnly(
@@ -394,7 +444,7 @@ class Episodes(_OverLanes):
 
     @property
     def keys_are_steps(self) -> bool:
-        """Not of groups."""
+        """Whether items are no groups."""
         return not self.is_grouped
 
     @property
@@ -409,21 +459,22 @@ class Episodes(_OverLanes):
 
     @property
     def index_condition(self) -> str | None:
-        """None for groups."""
+        """'None', for groups."""
         return "None for groups of episodes" if self.is_grouped else None
 
     def condition_columns(self, spec: StepSpec) -> Mapping[str, ArraySpec] | None:
-        """Of groups the column that they form by."""
+        """The column that groups form by, for groups."""
         return None if self.group_by is None else {self.group_by: spec.columns[self.group_by]}
 
     @property
     def kept_back(self) -> int:
-        """Steps that no item begins at whatever the episodes are: as each may be one, those of a group but one."""
+        """The episodes of a group but one: each may have one step. Else 0."""
         return self.steps_apart - 1
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column that is not what it
-        must be, or that is named as a mask.
+        """Raises UnknownColumn if the spec lacks a column of these items.
+
+        Raises SpecError if a column has the wrong kind, dtype or shape, or is named as a mask.
         """
         _check_timed(self, spec)
         if self.group_by is None:
@@ -437,7 +488,7 @@ class Episodes(_OverLanes):
             )
 
     def core_config(self, spec: StepSpec) -> dict[str, Any]:
-        """The items as the core reads them: a sequence that begins with each episode, or groups of whole ones."""
+        """The items as the core reads them: a sequence that begins with each episode, or groups of whole episodes."""
         if self.is_grouped:
             return {
                 "items": "groups",
@@ -465,6 +516,6 @@ class Episodes(_OverLanes):
         }
 
 
-# What an Index takes; a class further is one name more here.
+# The kinds that an Index takes. A new class adds its name here.
 Items: TypeAlias = Transitions | Sequences | Episodes
 ITEMS = (Transitions, Sequences, Episodes)

@@ -1,7 +1,6 @@
 """The questions that other code asks about samplers, removers, limiters and items; each class answers for itself.
 
-Code outside of the class reads these answers and does not compare classes. A question without a default here is one
-that every new class must answer.
+Other code reads these answers and does not compare classes. Every new class must answer a question without a default.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class SamplerKind(ABC):
         """Raises SpecError or UnknownColumn where the spec lacks a column that the sampler needs."""
 
     def items_config(self) -> dict[str, Any]:
-        """What the core reads over the configuration of the items."""
+        """Options that replace those of the items, as the core reads them."""
         return {}
 
 
@@ -130,12 +129,16 @@ class RemoverKind(ABC):
 
 
 class LimiterKind(ABC):
-    """The answers of a limiter. One that works over shards also has the methods of fleet.draws.pace.Pace."""
+    """The answers of a limiter.
+
+    A limiter is sent as numbers: `core_numbers` writes them, and `num_numbers` and `of_numbers` of the class read them.
+    A limiter that works over shards also has the methods of relive.fleet.draws.pace.Pace.
+    """
 
     @property
     @abstractmethod
     def num_items(self) -> int:
-        """The items that the index must be able to hold."""
+        """The items that the index must have room for."""
 
     @property
     @abstractmethod
@@ -165,7 +168,7 @@ class LimiterKind(ABC):
 
     @abstractmethod
     def core_numbers(self) -> tuple[float, ...]:
-        """The same as numbers: the position of its class in LIMITERS, then what of_numbers takes."""
+        """The same as numbers: the position of its class in LIMITERS, then the numbers that of_numbers takes."""
 
 
 class WindowShape(NamedTuple):
@@ -236,7 +239,7 @@ class ItemsKind(ABC):
 
     @property
     def rows_behind(self) -> int:
-        """Rows after the last step of an episode that the item shows."""
+        """Rows after an episode's last step that the item shows."""
         return 0
 
     @property

@@ -1,4 +1,4 @@
-"""When sampling and inserting may go on."""
+"""Limiters: when draws and inserts must wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relive.errors import InvalidConfig, RequestTooLarge
 
 __all__ = ["LIMITERS", "Limiter", "MinSize", "Queue", "SamplesPerInsert", "StalenessBudget", "Totals", "limiter_of"]
 
-_MOST = 2**53  # what a float64 holds exactly: limiters travel as such
+_MOST = 2**53  # a float64 represents it exactly, and limiters travel as float64
 _EXACT = "it counts items exactly, under a lock that shards do not share"
 _INSTEAD = "use MinSize or SamplesPerInsert, or one table"
 
@@ -47,7 +47,11 @@ class Totals(Protocol):
 @final
 @dataclass(frozen=True)
 class MinSize(LimiterKind):
-    """A draw waits until min_size items are live; writers never wait. Raises InvalidConfig."""
+    """A draw waits until min_size items are live. Writers never wait.
+
+    Raises:
+        InvalidConfig: min_size is not an integer >= 1.
+    """
 
     num_numbers: ClassVar[int] = 1
     one_table_only: ClassVar[None] = None
@@ -60,7 +64,7 @@ class MinSize(LimiterKind):
 
     @property
     def num_items(self) -> int:
-        """Items that the index must be able to hold."""
+        """The items that the index must have room for."""
         return self.min_size
 
     # ---- over shards -----------------------------------------------------------------------------------------------
@@ -80,7 +84,7 @@ class MinSize(LimiterKind):
         return True
 
     def needs(self, num_items: int) -> str:
-        """The live items."""
+        """The live items, in words."""
         return f"{self.min_size} live items"
 
     # ---- for the core ----------------------------------------------------------------------------------------------
@@ -103,17 +107,27 @@ class MinSize(LimiterKind):
 @final
 @dataclass(frozen=True)
 class SamplesPerInsert(LimiterKind):
-    """Keeps items sampled / items inserted near samples_per_insert, making whichever side is ahead wait.
+    """Keeps items sampled / items inserted near samples_per_insert: the side that is ahead waits.
 
-    (Items sampled over all batches: samples_per_insert = replay ratio x batch size at one item a step.)
-    With difference d = inserted x samples_per_insert - sampled, a draw of n passes when live >= min_size and d - n >=
-    low, an insert of n when the first fill lasts (live + n <= min_size), or d + n x samples_per_insert <= high, or
-    live < min_size and n is worth no more than the window (n x samples_per_insert <= high - low);
-    low, high = samples_per_insert x min_size -/+ tolerance. tolerance None: the larger of 0.1 x samples_per_insert x
-    min_size and 1024. A draw and one row must fit the window high - low together, else both could wait for each other:
-    larger draws are refused, and blocks of rows worth more than the window. A block that does not fit the window beside
-    the draws that wait is let in by parts.
-    Raises InvalidConfig, also where the window is so small that no insert or no draw could ever pass.
+    With d = inserted x samples_per_insert - sampled, and low, high = samples_per_insert x min_size -/+ tolerance:
+
+        a draw of n passes     if live >= min_size and d - n >= low
+        an insert of n passes  if live + n <= min_size (the first fill),
+                               or d + n x samples_per_insert <= high,
+                               or live < min_size and n x samples_per_insert <= high - low
+
+    A draw and one row must fit the window high - low together; else each could wait for the other. So a larger draw is
+    refused, and so is a block of rows that is worth more than the window. A block that does not fit together with the
+    waiting draws is let in by parts. Items are counted over all batches: with one item a step, samples_per_insert =
+    replay ratio x batch size.
+
+    Args:
+        samples_per_insert: how often an item is sampled on average, > 0.
+        min_size: live items that any draw waits for.
+        tolerance: half the window, in samples; None: the larger of 0.1 x samples_per_insert x min_size and 1024.
+
+    Raises:
+        InvalidConfig: an argument has another type or value, or no draw or no insert could ever pass the window.
     """
 
     num_numbers: ClassVar[int] = 3
@@ -141,7 +155,7 @@ class SamplesPerInsert(LimiterKind):
 
     @property
     def num_items(self) -> int:
-        """Items that the index must be able to hold."""
+        """The items that the index must have room for."""
         return self.min_size
 
     @property
@@ -153,11 +167,11 @@ class SamplesPerInsert(LimiterKind):
 
     @property
     def window(self) -> float:
-        """high - low, in samples: a draw and a row must fit it together."""
+        """high - low, in samples. A draw and a row must fit it together."""
         return 2.0 * self.half_window
 
     def arithmetic(self) -> str:
-        """The window and how it came about, for messages."""
+        """The window and the numbers that it follows from, for messages."""
         middle = self.samples_per_insert * self.min_size
         return (
             f"samples_per_insert {self.samples_per_insert:g} x min_size {self.min_size} = {middle:g}, tolerance"
@@ -165,7 +179,7 @@ class SamplesPerInsert(LimiterKind):
         )
 
     def check_uses(self, max_times_sampled: int | None) -> None:
-        """Raises InvalidConfig where items are used up before they are sampled samples_per_insert times."""
+        """Raises InvalidConfig if items are used up before they are sampled samples_per_insert times."""
         if max_times_sampled is None or self.samples_per_insert <= max_times_sampled:
             return
         times, ratio = max_times_sampled, self.samples_per_insert
@@ -177,10 +191,10 @@ class SamplesPerInsert(LimiterKind):
             ratio,
         )
 
-    # ---- over shards: what passes on totals that somebody saw is not taken back ------------------------------------
+    # ---- over shards -----------------------------------------------------------------------------------------------
 
     def check_draw(self, num_items: int) -> None:
-        """Raises RequestTooLarge where a draw and one row do not fit the window together."""
+        """Raises RequestTooLarge if the draw and one row do not fit the window together."""
         if num_items > self.window - self.samples_per_insert:
             raise RequestTooLarge(num_items, self.window)
 
@@ -189,12 +203,12 @@ class SamplesPerInsert(LimiterKind):
         return totals.num_items >= self.min_size and self._balance(totals) - num_items >= self._low
 
     def check_insert(self, num_steps: int) -> None:
-        """Raises RequestTooLarge where a block is worth more than the window."""
+        """Raises RequestTooLarge if the block is worth more than the window."""
         if num_steps * self.samples_per_insert > self.window:
             raise RequestTooLarge(num_steps, self.window, self.arithmetic())
 
     def can_insert(self, totals: Totals, num_steps: int) -> bool:
-        """The first fill, or d + n x samples_per_insert <= high, with items that wait counted as inserted."""
+        """The first fill, or d + n x samples_per_insert <= high. Waiting items count as inserted."""
         live = totals.num_items + totals.pending
         if live + num_steps <= self.min_size or live < self.min_size:
             return True
@@ -202,7 +216,7 @@ class SamplesPerInsert(LimiterKind):
         return self._balance(totals) + worth <= self._low + self.window
 
     def needs(self, num_items: int) -> str:
-        """The live items and the corridor."""
+        """The live items and the corridor, in words."""
         return f"{self.min_size} live items, and {num_items} samples above {self._low:g}"
 
     def _balance(self, totals: Totals) -> float:
@@ -237,13 +251,19 @@ class SamplesPerInsert(LimiterKind):
 @final
 @dataclass(frozen=True)
 class Queue(LimiterKind):
-    """At most max_size items live at a time: an insert waits for room, a draw of n for n live items.
+    """At most max_size items live at a time: an insert waits for room, and a draw of n waits for n live items.
 
-    Nothing makes room but a draw that takes the last use of an item, so the index needs max_times_sampled (1: every
-    item is drawn once); what is deleted, or goes with old steps, makes room, too. The sampler says in which order they
-    are drawn. Items that wait for late columns or a priority have their place. A draw of more than max_size is refused,
-    and a block of steps of more items; a block that does not fit beside the draws that wait is let in by parts.
-    Raises InvalidConfig.
+    Only a draw that takes the last use of an item makes room, so the index needs max_times_sampled (1: every item is
+    drawn once). Items that are deleted, or that leave with old steps, make room, too. The sampler gives the order of
+    draws. Items that wait for late columns or a priority have their place. A draw of more than max_size items is
+    refused, and so is a block of steps with more items. A block that does not fit together with the waiting draws is
+    let in by parts.
+
+    Args:
+        max_size: the most live items, >= 1.
+
+    Raises:
+        InvalidConfig: max_size is not such a number.
     """
 
     num_numbers: ClassVar[int] = 1
@@ -261,7 +281,7 @@ class Queue(LimiterKind):
 
     @property
     def num_items(self) -> int:
-        """Items that the index must be able to hold."""
+        """The items that the index must have room for."""
         return self.max_size
 
     @property
@@ -271,15 +291,15 @@ class Queue(LimiterKind):
 
     @property
     def window(self) -> float:
-        """Items that a draw, or a block of steps, may ask for."""
+        """The most items of a draw, or of a block of steps."""
         return float(self.max_size)
 
     def arithmetic(self) -> str:
-        """The window and how it came about, for messages."""
+        """The window and the numbers that it follows from, for messages."""
         return f"a queue of {self.max_size} items"
 
     def check_uses(self, max_times_sampled: int | None) -> None:
-        """Raises InvalidConfig where the index does not count uses."""
+        """Raises InvalidConfig if the index does not count uses."""
         _check_counted(self, max_times_sampled)
 
     def core_config(self) -> dict[str, Any]:
@@ -300,16 +320,25 @@ class Queue(LimiterKind):
 @final
 @dataclass(frozen=True)
 class StalenessBudget(LimiterKind):
-    """Inserts wait for the learner's version: no more items than eta versions ahead of it can use.
+    """Inserts wait for the learner: writers make no more items than `eta` more versions of it can use.
 
-    An insert of n passes while inserted + pending + n - removed unused <= (eta + version + 1) x items_per_version.
-    version: what table.set_policy_version set last; setting it wakes the writers that wait. removed unused: items that
-    went without ever being drawn. items_per_version: items that one version of the learner uses. eta 0: those of the
-    present version alone (on policy). A draw waits for items only. A block is let in as far as the budget goes, to its
-    last item. The index needs max_times_sampled, by which the table knows what was drawn. Where a process is killed
-    between drawing an item and counting it, the budget grows by that item.
-    (Staleness control of asynchronous RL for language models: Fu et al. 2025, AReaL, arXiv 2505.24298.)
-    Raises InvalidConfig.
+    An insert of n passes while
+
+        inserted + pending + n - removed unused <= (eta + version + 1) x items_per_version
+
+    version is the version that table.set_policy_version set last; setting it wakes the waiting writers. `removed
+    unused` counts the items that left without ever being drawn. A draw waits for items only. A block is let in as far
+    as the budget goes, to its last item. The index needs max_times_sampled, by which the table knows which items were
+    drawn. If a process is killed between the draw of an item and its count, the budget grows by that item.
+
+    Args:
+        eta: versions ahead of the learner, >= 0. 0: only items of the present version (on policy).
+        items_per_version: items that one version of the learner uses, >= 1.
+
+    Raises:
+        InvalidConfig: an argument has another type or value.
+
+    Source: staleness control of asynchronous RL for language models, Fu et al. 2025, AReaL, arXiv 2505.24298.
     """
 
     num_numbers: ClassVar[int] = 2
@@ -330,11 +359,11 @@ class StalenessBudget(LimiterKind):
 
     @property
     def num_items(self) -> int:
-        """Items that the index must be able to hold."""
+        """The items that the index must have room for."""
         return 1
 
     def check_uses(self, max_times_sampled: int | None) -> None:
-        """Raises InvalidConfig where the index does not count uses."""
+        """Raises InvalidConfig if the index does not count uses."""
         _check_counted(self, max_times_sampled)
 
     def core_config(self) -> dict[str, Any]:
@@ -369,9 +398,9 @@ def _check_counted(limiter: Limiter, max_times_sampled: int | None) -> None:
 
 
 def limiter_of(numbers: Sequence[float]) -> Limiter:
-    """The limiter that core_numbers() gave; of SamplesPerInsert with its tolerance, given or not.
+    """The limiter that core_numbers() gave. SamplesPerInsert has its tolerance as a number.
 
-    Raises InvalidConfig where they are of none: the words of a region that was damaged.
+    Raises InvalidConfig if the numbers are those of no limiter: the memory of the region is damaged.
     """
     number, *values = numbers
     kind: Any = LIMITERS[int(number)] if 0 <= number < len(LIMITERS) else None

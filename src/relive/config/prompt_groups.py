@@ -1,4 +1,4 @@
-"""Whole groups of episodes, chosen by what their members got."""
+"""PromptGroups: whole groups of episodes, chosen by age or by the values of their members."""
 
 from __future__ import annotations
 
@@ -23,21 +23,34 @@ GroupChoice = Literal["recency", "mean", "variance"]
 @final
 @dataclass(frozen=True)
 class PromptGroups(SamplerKind):
-    """Sampler of groups, Episodes(group_by=...): whole groups by recency, or by the rewards of their members.
+    """Sampler of groups, Episodes(group_by=...): whole groups by age, or by the rewards of their members.
 
-    by 'recency': the newest groups first, as Lifo draws them. 'variance', 'mean': with probability mass / total, mass =
-    (that of the members' values of column `of`) ** priority_exponent, with replacement; a group whose variance (whose
-    mean) is not above 0 is never drawn. priority_exponent 0: each of the others is as likely. variance is that over all
-    members, 0 where they have the same value: such a group has no advantage, and no gradient, in GRPO and RLOO.
-    of: a column of one float, kind 'episode', or a step column, whose sum over the member's rows it is; a late one is
-    waited for, as a group is published when all its rows are filled. The value is taken then, once.
-    update_priorities gives a group another priority ('recency' has none: NoPriorities). Where no group has a mass the
-    draw waits, as if there were none.
-    Cost: at publication a look at each row of the group ('episode': at one of each member).
-    Raises InvalidConfig; the table checks the column.
+    | by | groups are drawn |
+    |---|---|
+    | 'recency' | the newest first, as Lifo draws |
+    | 'mean' | with probability mass / total, with replacement; mass = mean ** priority_exponent |
+    | 'variance' | the same with the variance over all members |
+
+    A group whose mean (variance) is not above 0 is never drawn. If all members have the same value, the variance is 0:
+    such a group has no advantage, and so no gradient, in GRPO and RLOO. If no group has a mass, a draw waits as if
+    there were no group.
+
+    Args:
+        by: 'recency', 'mean' or 'variance'.
+        of: column whose values count: one float of kind 'episode', or of kind 'step', which is summed over the member's
+            rows. A late column is waited for, because a group is published when all of its rows are filled. The value
+            is taken once, at that moment.
+        priority_exponent: exponent of the mean or variance, >= 0. With 0 all groups with a mass are equally likely.
+
+    update_priorities gives a group another priority; with 'recency' it raises NoPriorities.
+
+    Cost: at publication a look at each row of the group, or at one row of each member for kind 'episode'.
+
+    Raises:
+        InvalidConfig: an argument has another type or value. The table checks the column.
     """
 
-    one_table_only: ClassVar[None] = None  # its items say so
+    one_table_only: ClassVar[None] = None  # its items answer
 
     by: GroupChoice = "variance"
     of: str = "reward"
@@ -63,29 +76,29 @@ class PromptGroups(SamplerKind):
 
     @property
     def initial_priority(self) -> float | None:
-        """0 where groups have priorities: never used, as each group has its own when it is published."""
+        """0 if groups have priorities. It is never used, because a group has its own priority when it is published."""
         return 0.0 if self.is_weighed else None
 
     def sampler_config(self) -> dict[str, Any]:
-        """The sampler as the core reads it; what is of the groups says items_config."""
+        """The sampler as the core reads it; items_config has the rest."""
         if not self.is_weighed:
             return {"sampler": "lifo"}
         return {"sampler": "prioritized", "priority_exponent": self.priority_exponent or 1.0}
 
     def items_config(self) -> dict[str, Any]:
-        """What the core reads over the groups' own: what their priority is."""
+        """Adds the source of a group's priority to the configuration of the groups."""
         if not self.is_weighed:
             return {}
         return {"weight": self.by if self.priority_exponent else f"any_{self.by}", "weighed": self.of}
 
     def check_items(self, items: object) -> None:
-        """Raises InvalidConfig where the items are no groups."""
+        """Raises InvalidConfig if the items are not groups."""
         if not isinstance(items, Episodes) or not items.is_grouped:
             expected = "groups: Episodes(max_length, group_by=, group_size=, max_groups=)"
             raise InvalidConfig("items of an index with PromptGroups", expected, items)
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises UnknownColumn or SpecError where the spec lacks the column, unless it goes by recency."""
+        """Raises UnknownColumn or SpecError if the spec lacks the column; by recency no column is needed."""
         if not self.is_weighed:
             return
         column = spec.columns.get(self.of)

@@ -1,4 +1,4 @@
-"""How items are chosen: samplers choose what is drawn, removers what goes where an index holds too many."""
+"""The ways to choose items: a sampler chooses the items of a draw, a remover the items that leave a full index."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def _checked_initial(initial: Any) -> InitialPriority:
 @final
 @dataclass(frozen=True)
 class Uniform(SamplerKind, RemoverKind):
-    """Sampler: every live item with the same probability, with replacement.
+    """Sampler and remover: every item has the same probability.
 
-    Remover: any of the items there are, the one that came last among them, each as likely to go.
+    As a sampler it draws with replacement. As a remover it may also remove the item that came last.
     """
 
     draws_by: ClassVar[DrawsBy] = "mass"
@@ -70,7 +70,7 @@ class Uniform(SamplerKind, RemoverKind):
         return {"sampler": "uniform"}
 
     def steps_per_item(self, rows: int) -> float:
-        """The steps of kept items thin out evenly: the sum of 1 / k over the rows, and a tenth for chance."""
+        """The sum of 1 / k over the rows, as the steps of kept items thin out evenly, and a tenth more for chance."""
         return 1.1 * sum(1 / k for k in range(1, rows + 1))
 
     def remover_config(self) -> dict[str, Any]:
@@ -82,14 +82,21 @@ class Uniform(SamplerKind, RemoverKind):
 @final
 @dataclass(frozen=True)
 class Prioritized(_LooksAtPriorities, SamplerKind, RemoverKind):
-    """Sampler: items with probability mass / total, mass = priority ** priority_exponent, with replacement.
+    """Sampler and remover: an item has probability mass / total, mass = priority ** priority_exponent.
 
-    table.set_priority_exponent changes the sampler's exponent while it is in use.
-    Remover: an item goes with that probability; where all masses are 0, any.
-    initial: the priority of an item that came without one: 'max', the largest priority ever given (1 at first);
-    'given', the item waits, unpublished, until update_priorities or append gives one; or a number >= 0 that
-    float32 holds.
-    Raises InvalidConfig.
+    As a sampler it draws with replacement, and table.set_priority_exponent changes its exponent while it is in use. As
+    a remover it removes an item with that probability; if all masses are 0, any item.
+
+    Args:
+        priority_exponent: exponent of the priorities, >= 0.
+        initial: the priority of an item that came without one. 'max': the largest priority that was ever given (1 at
+            first). 'given': the item waits, unpublished, until update_priorities or append gives one. Or a number >= 0
+            that float32 can represent.
+
+    Raises:
+        InvalidConfig: an argument has another type or value.
+
+    Source: Schaul et al. 2016, Prioritized Experience Replay.
     """
 
     draws_by: ClassVar[DrawsBy] = "mass"
@@ -116,11 +123,13 @@ class Prioritized(_LooksAtPriorities, SamplerKind, RemoverKind):
 @final
 @dataclass(frozen=True)
 class Fifo(SamplerKind, RemoverKind):
-    """Sampler: the items that came first. Remover: the item that came first goes.
+    """Sampler: the items that came first. Remover: the item that came first leaves.
 
-    A batch of n is the n first ones, in order; where there are fewer, they come again from the first on. With
-    max_times_sampled=1 a queue: each comes once, and two samplers never get the same one. Cost: about 0.2 us an item.
-    Steps of a table without max_items go page by page: within page length x open lanes steps of exact order.
+    A batch of n has the first n items, in order. If there are fewer, they come again from the first on. With
+    max_times_sampled=1 the index is a queue: each item comes once, and two samplers never get the same item. The steps
+    of a table without max_items leave page by page, within page length x open lanes steps of the exact order.
+
+    Cost: about 0.2 us an item.
     """
 
     draws_by: ClassVar[DrawsBy] = "order"
@@ -132,7 +141,7 @@ class Fifo(SamplerKind, RemoverKind):
         return {"sampler": "fifo"}
 
     def steps_per_item(self, rows: int) -> None:
-        """None: the item that came first goes, with its steps."""
+        """None: items leave in the order of their steps."""
         return None
 
     def remover_config(self) -> dict[str, Any]:
@@ -144,7 +153,10 @@ class Fifo(SamplerKind, RemoverKind):
 @final
 @dataclass(frozen=True)
 class Lifo(SamplerKind, RemoverKind):
-    """Sampler: the items that came last, the newest first (see Fifo). Remover: the newcomer goes, older items stay."""
+    """Sampler: the items that came last, the newest first (see Fifo).
+
+    Remover: the newcomer leaves, older items stay.
+    """
 
     draws_by: ClassVar[DrawsBy] = "order"
     initial_priority: ClassVar[None] = None
@@ -155,7 +167,7 @@ class Lifo(SamplerKind, RemoverKind):
         return {"sampler": "lifo"}
 
     def steps_per_item(self, rows: int) -> int:
-        """Kept items are the oldest ones, in a row."""
+        """1: the kept items are the oldest ones, in a row."""
         return 1
 
     def remover_config(self) -> dict[str, Any]:
@@ -167,13 +179,17 @@ class Lifo(SamplerKind, RemoverKind):
 @final
 @dataclass(frozen=True)
 class MaxPriority(_LooksAtPriorities, SamplerKind, RemoverKind):
-    """Sampler: the items of the highest priorities. Remover: the item of the highest priority goes.
+    """Sampler: the items with the highest priorities. Remover: the item with the highest priority leaves.
 
-    A batch of n is the n best ones, the best first; where there are fewer, they come again from the best on. Among
-    equal priorities the item that came, or was updated, longest ago is the first (if 2**32 items and updates or fewer
-    lie between them).
-    initial: as Prioritized has it.
-    Raises InvalidConfig.
+    A batch of n has the n best items, the best first. If there are fewer, they come again from the best on. Among equal
+    priorities, the item that came or was updated longest ago is first, if at most 2**32 items and updates lie between
+    them.
+
+    Args:
+        initial: as for Prioritized.
+
+    Raises:
+        InvalidConfig: `initial` has another type or value.
     """
 
     draws_by: ClassVar[DrawsBy] = "order"
@@ -197,7 +213,7 @@ class MaxPriority(_LooksAtPriorities, SamplerKind, RemoverKind):
 @final
 @dataclass(frozen=True)
 class MinPriority(_LooksAtPriorities, SamplerKind, RemoverKind):
-    """As MaxPriority, of the lowest priorities: the best items of a remover stay."""
+    """The same as MaxPriority with the lowest priorities: as a remover, the best items stay."""
 
     draws_by: ClassVar[DrawsBy] = "order"
     one_table_only: ClassVar[None] = None
@@ -220,15 +236,19 @@ class MinPriority(_LooksAtPriorities, SamplerKind, RemoverKind):
 @final
 @dataclass(frozen=True)
 class Shuffle(SamplerKind):
-    """Sampler: without replacement, epoch by epoch, each epoch in an order of its own, shared by all processes.
+    """Sampler: epochs without replacement; each epoch has an order of its own, which all processes share.
 
-    What lives through an epoch comes exactly once in it, what comes or goes meanwhile at most once; what a process had
-    drawn when it died is lost to the epoch, so is what batches() drew ahead and nobody took. A batch that meets an
-    epoch's end goes on in the next one. The order follows from the table's seed and the epoch's number; the table keeps
-    8 bytes of it. probabilities are 1 / N live items.
-    A draw with where= is refused, and on a read-only handle every draw: it takes a turn. Raises ReadOnly there.
-    Cost: a permuted place and a miss of memory a slot, and as many slots an item as the index has to an item: a table
-    much emptier than its capacity, or with far more lanes than it needs, is slow.
+    - An item that is present for the whole epoch is drawn exactly once. An item that is added or removed during the
+      epoch is drawn at most once.
+    - A batch that reaches the end of an epoch continues in the next one.
+    - The order follows from the table's seed and the number of the epoch. The table keeps 8 bytes of it.
+    - probabilities are 1 / N for N live items.
+    - Items that a process had drawn when it died are lost to the epoch. So are items that batches() drew ahead and did
+      not hand out.
+    - A draw advances the epoch. So a read-only handle cannot draw: ReadOnly. A draw with where= is refused.
+
+    Cost: a permuted place and a cache miss a slot, and as many slots an item as the index has for each item. A table
+    that is much emptier than its capacity, or that has far more lanes than it needs, is slow.
     """
 
     draws_by: ClassVar[DrawsBy] = "order"
@@ -246,21 +266,27 @@ class Shuffle(SamplerKind):
 @final
 @dataclass(frozen=True)
 class RankBased(_LooksAtPriorities, SamplerKind):
-    """Sampler: by rank, with replacement: of n items the i-th best has mass (1 / i) ** priority_exponent.
+    """Sampler: by rank, with replacement: the i-th best of n items has mass (1 / i) ** priority_exponent.
 
-    How large a priority is does not matter, only which are larger: outliers draw no more than their rank gives them
-    (Schaul et al. 2016, the rank-based variant). As the paper, which keeps an array that is sorted now and then, it
-    ranks with a stated resolution: priorities that agree in their exponent and the first 7 bits behind it, so that they
-    differ by less than 1/128, are one class, as are all below 1.2e-38, 0 among them. A class stands on as many ranks as
-    it has members, which share the mass of these ranks equally: ties are fair, and batch.probabilities are exact:
+    Only the order of priorities counts and not their size, so an outlier is drawn no more often than its rank allows.
+    The paper keeps an array that is sorted from time to time. This sampler ranks with a stated resolution instead:
+    priorities that agree in their exponent and in the first 7 bits of their fraction form one class. They differ by
+    less than 1/128. All priorities below 1.2e-38, and 0, form one class, too. A class takes as many ranks as it has
+    members, and its members share the mass of these ranks equally. So ties are fair, and batch.probabilities are exact:
 
         p(item) = sum of mass over the ranks of its class / members / sum of mass over all ranks
 
-    priority_exponent: 0 to 10; the paper's is 0.7. 0 draws uniformly.
-    initial: as Prioritized has it.
-    Cost: up to twice the draw of Prioritized and three times its updates. Memory: 12.3 bytes a step, and up to 17 MB
-    where priorities are of very many classes. At most 1.7e9 steps in a table.
-    Raises InvalidConfig.
+    Args:
+        priority_exponent: 0 to 10; the paper uses 0.7; 0 draws uniformly.
+        initial: as for Prioritized.
+
+    Cost: up to twice the draw of Prioritized and three times its updates. Memory: 12.3 bytes a step, and up to 17 MB if
+    priorities fall into very many classes. A table can have at most 1.7e9 steps.
+
+    Raises:
+        InvalidConfig: an argument has another type or value.
+
+    Source: Schaul et al. 2016, the rank-based variant.
     """
 
     draws_by: ClassVar[DrawsBy] = "rank"
@@ -283,14 +309,20 @@ class RankBased(_LooksAtPriorities, SamplerKind):
 @final
 @dataclass(frozen=True)
 class TopK(_LooksAtPriorities, SamplerKind):
-    """Sampler: uniformly among the k items of the highest priorities, with replacement; the others are never drawn.
+    """Sampler: uniform among the k items with the highest priorities, with replacement. Other items are never drawn.
 
-    k: how many, an int >= 1, or a float in (0, 1]: that share of the items there are, rounded, at least one. Where
-    there are fewer than k, among all.
-    Priorities are ranked as by RankBased: those within 1/128 of the k-th share its places, so that each of its class is
-    drawn with probability (k - items of better classes) / members / k, and items of better classes with 1 / k.
-    initial: as Prioritized has it. Cost and memory: as RankBased.
-    Raises InvalidConfig.
+    Priorities have the classes of RankBased: items within 1/128 of the k-th one share the places that are left. An item
+    of that class has probability (k - items of better classes) / members / k, and an item of a better class 1 / k.
+
+    Args:
+        k: the number of items, an int >= 1; or a float in (0, 1]: that share of the present items, rounded, at least
+            one. If there are fewer items than k, all of them.
+        initial: as for Prioritized.
+
+    Cost: draws, updates and memory as for RankBased.
+
+    Raises:
+        InvalidConfig: an argument has another type or value.
     """
 
     draws_by: ClassVar[DrawsBy] = "rank"
@@ -326,10 +358,12 @@ def _checked_k(k: Any) -> int | float:
 @final
 @dataclass(frozen=True)
 class Reservoir(RemoverKind):
-    """Remover: what stays is a sample, drawn without replacement, of all items that ever came, each as likely.
+    """Remover: the kept items are a sample, without replacement, of all items that ever came, each equally likely.
 
-    Each item has a random number of its own, which follows from the table's seed and its place among those that came;
-    the items of the smallest numbers stay (a reservoir, Vitter 1985, by random keys, Efraimidis and Spirakis 2006).
+    Each item has a random number, which follows from the table's seed and the item's place among all that came. The
+    items with the smallest numbers stay.
+
+    Source: a reservoir (Vitter 1985) by random keys (Efraimidis and Spirakis 2006).
     """
 
     initial_priority: ClassVar[None] = None
@@ -346,18 +380,23 @@ _MOST_LAST = 2**52
 @final
 @dataclass(frozen=True)
 class Fresh(SamplerKind):
-    """Sampler: what is new. Fresh(): the items that came last, the newest first, which is Lifo().
+    """Sampler: new items. Fresh() draws the items that came last, the newest first, as Lifo() does.
 
-    last: any of the `last` items that came last and are there still, each with the same probability, with replacement;
-    nothing comes in the place of those that went.
-    decay: above 0 and at most 1: items with probability mass / total, mass = decay ** staleness, with replacement.
-    Staleness is counted in versions of the learner (table.set_policy_version; the writers stamp their steps with
-    them): the version of the learner less that of the item's oldest row, as batch["staleness"] has it. What its writer
-    stamped ahead of the learner has more mass than 1. What is 2 ** 488 times less likely than the newest that came, or
-    less, has the least mass there is.
-    Cost: last= an update of a tree more for each item that comes; decay= nothing at most versions, and a new mass for
-    every item each 512 / log2(1 / decay) versions, under the lock.
-    Raises InvalidConfig: both are given, or one of them is no such number.
+    Staleness is counted in versions of the learner (table.set_policy_version; writers stamp their steps with them): the
+    learner's version minus the version of the item's oldest row, as in batch["staleness"].
+
+    Args:
+        last: draws with replacement among the `last` newest items that are still there, each with the same probability.
+            No older item replaces one that is gone.
+        decay: in (0, 1]: draws with replacement, with probability mass / total, mass = decay ** staleness. A row that
+            its writer stamped ahead of the learner has a mass above 1. An item that is 2 ** 488 times less likely than
+            the newest one, or less likely still, has the smallest possible mass.
+
+    Cost: `last` updates a tree once more for each new item. `decay` costs nothing at most versions, and every 512 /
+    log2(1 / decay) versions a new mass for every item, under the lock.
+
+    Raises:
+        InvalidConfig: both options are given, or one is not such a number.
     """
 
     initial_priority: ClassVar[None] = None
@@ -375,12 +414,12 @@ class Fresh(SamplerKind):
 
     @property
     def draws_by(self) -> DrawsBy:
-        """By mass with `last` or `decay`, else the newest first."""
+        """By mass with `last` or `decay`; else the newest first."""
         return "order" if self.last is None and self.decay is None else "mass"
 
     @property
     def one_table_only(self) -> OneTableOnly | None:
-        """With `decay`."""
+        """The reason, with `decay`."""
         if self.decay is None:
             return None
         reason = "each shard counts staleness from a version of its own, so masses of two do not compare"
@@ -388,11 +427,11 @@ class Fresh(SamplerKind):
 
     @property
     def moves_masses(self) -> bool:
-        """With `decay`, whose masses fade with the learner's versions."""
+        """With `decay`: masses fade as the learner's version grows."""
         return self.decay is not None
 
     def shard_room(self, mass: float, num_items: int) -> int:
-        """With `last` the items that may be drawn have the mass 1, and the others none."""
+        """With `last`, the items that can be drawn have mass 1 and all others none."""
         return num_items if self.last is None else int(mass)
 
     def sampler_config(self) -> dict[str, Any]:
@@ -402,7 +441,7 @@ class Fresh(SamplerKind):
         return {"sampler": "lifo"} if self.decay is None else {"sampler": "fading", "decay": self.decay}
 
 
-# What an Index takes; a class further is one name more here.
+# The kinds that an Index takes. A new class adds its name here.
 Sampler: TypeAlias = (
     Uniform | Prioritized | Fifo | Lifo | MaxPriority | MinPriority | RankBased | TopK | Fresh | Shuffle
 )

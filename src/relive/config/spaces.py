@@ -1,4 +1,4 @@
-"""Gymnasium spaces read by their names and attributes, so that neither gymnasium nor its forks need be imported."""
+"""Reads Gymnasium spaces by their names and attributes, so that neither gymnasium nor its forks are imported."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
 
 
 def translate(space: object, path: str, convert: Callable[[str, Any, Any], Any]) -> Any:
-    """Rebuilds the nesting of a space (Dict -> dict, Tuple -> tuple) with convert(path, shape, dtype) at its leaves.
+    """Rebuilds the nesting of a space (Dict -> dict, Tuple -> tuple), with convert(path, shape, dtype) for its leaves.
 
-    Raises SpecError for a space that has no fixed shape (Text, Sequence, Graph, OneOf) or is no space.
+    Raises SpecError for a space without a fixed shape (Text, Sequence, Graph, OneOf), and for anything else.
     """
     space_any: Any = space
     kinds = {kind.__name__ for kind in type(space).__mro__}

@@ -1,7 +1,8 @@
-"""What one step holds: ArraySpec for a column, StepSpec for all of them.
+"""The columns of one step: ArraySpec describes a column, StepSpec describes all columns.
 
 A spec is a frozen value: it prints, compares, pickles, and goes to JSON and back. Columns may be nested in dicts and
-tuples; inside, a nested column has one flat name, its path joined by '/', such as 'observation/camera'.
+tuples. Inside the library a nested column has one flat name, the parts of its path joined by '/', such as
+'observation/camera'.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ __all__ = ["DERIVED_NAMES", "PER_ITEM_NAMES", "RESERVED_NAMES", "ArraySpec", "Ki
 
 Kind: TypeAlias = Literal["step", "state", "start", "episode"]
 
-# Columns computed or kept by the table itself; they come when named in columns=.
+# Columns that the table computes or keeps itself; a batch has them if columns= names them.
 DERIVED_NAMES = ("episode_step", "first", "lane", "policy_version", "staleness", "num_steps")
-# Of these, the ones that come once an item where items have a time axis.
+# Derived columns with one value an item, where items have a time axis.
 PER_ITEM_NAMES = ("lane", "policy_version", "staleness", "num_steps")
-# Names of arguments and of columns that every table has: no user column may take them.
+# Names of arguments, and of columns that every table has: no user column may have them.
 RESERVED_NAMES = frozenset(
     {"terminated", "truncated", "discount", "lanes", "priority", "timeout_s", "self", *DERIVED_NAMES}
 )
@@ -48,14 +49,24 @@ _MAX_STACK = 4096
 @final
 @dataclass(frozen=True, init=False, repr=False)
 class ArraySpec:
-    """One column: the shape and dtype of its value at one step, and its kind.
+    """One column of a step: the shape and dtype of one value, and when a value comes.
 
-    shape: of one value, without lane or time axes; () for a scalar. dtype: a fixed-size bool, integer, float or complex
-    dtype (native byte order). kind: 'step', one value a step (action, reward); 'state', one more after the last step of
-    an episode, and yields next_<name> (observations); 'start', kept for the step an item starts at (recurrent state);
-    'episode', one value an episode, given with each of its steps and the same in all of them (a task, a prompt).
-    late: a step column that append does not take: table.complete(keys, <name>=...) gives it afterwards, and no item is
-    drawn before all of its steps have theirs. Raises SpecError.
+    Args:
+        shape: shape of one value, without lane and time axes; () for a scalar.
+        dtype: a bool, integer, float or complex dtype of fixed size. It is stored in native byte order.
+        kind: when a value comes, as in the table below.
+        late: append does not take the column. `table.complete(keys, <name>=...)` fills it later, and no item is drawn
+            before all of its steps are filled. Only with kind 'step'.
+
+    | kind | a value comes | example |
+    |---|---|---|
+    | 'step' | with each step | action, reward |
+    | 'state' | with each step, and once more after an episode's last step; yields next_<name> | observation |
+    | 'start' | with each step, and is kept only for a step that an item starts at | recurrent state |
+    | 'episode' | with each step, and is the same in all steps of an episode | task, prompt |
+
+    Raises:
+        SpecError: an argument has another type, or a value is too large: 2**32 bytes, or 256 bytes if late.
     """
 
     shape: tuple[int, ...]
@@ -100,12 +111,18 @@ NestedSpecs: TypeAlias = "ArraySpec | Mapping[str, NestedSpecs] | Sequence[Neste
 class StepSpec:
     """The columns of one step, in order, with their nesting.
 
-    columns: {name: ArraySpec}, values may be dicts or tuples of further ones. Names are any text without '/', except
-    reserved ones at the top: terminated, truncated, discount (given at append, never declared), done, next_*, lanes,
-    priority, timeout_s, and the derived names. A top-level step column named 'reward' is the one that n-step returns
-    sum. unstack: {column: k} for state columns whose environment delivers stacks of the last k values, [k, *shape],
-    newest last: append takes such stacks and stores the newest. A group's name ('observation') speaks of all below it.
-    Raises SpecError.
+    Args:
+        columns: {name: ArraySpec}. A value may also be a dict or a tuple of more columns. A name is any text without
+            '/'. Reserved at the top level: terminated, truncated and discount (append takes them, and no spec declares
+            them), done, dones, next_*, lanes, priority, timeout_s, self, and the derived names (episode_step, first,
+            lane, policy_version, staleness, num_steps). The top-level step column 'reward' is the column that n-step
+            returns sum.
+        unstack: {state column: k} where the environment gives the last k values, [k, *shape], the newest last. append
+            takes such a stack and stores the newest value. The name of a group ('observation') stands for all columns
+            below it.
+
+    Raises:
+        SpecError: a name, a column or a stack is not allowed, or there are more than 128 columns.
     """
 
     __slots__ = ("_columns", "_tuples", "_unstack")
@@ -140,13 +157,19 @@ class StepSpec:
         unstack: Mapping[str, int] | None = None,
         float64_as: npt.DTypeLike | None = None,
     ) -> StepSpec:
-        """The spec of an environment: observation (state), action (step), reward (float32, step), then extras.
+        """The spec of an environment: observation (state), action (step), reward (float32, step), then the extras.
 
-        observation_space, action_space: Gymnasium Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of
-        them; of one environment (for a vector env: its single_observation_space and single_action_space).
-        extras: further columns, e.g. {"log_prob": ArraySpec((), "float32")}. unstack: as for StepSpec, of columns whose
-        space holds k stacked values on its first axis; the column gets the shape without that axis.
-        float64_as: the dtype in which float64 spaces are stored; None keeps float64. Raises SpecError.
+        Args:
+            observation_space: a Gymnasium Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of them. For
+                a vector environment, its single_observation_space.
+            action_space: the same for actions; for a vector environment, its single_action_space.
+            extras: more columns, such as {"log_prob": ArraySpec((), "float32")}.
+            unstack: as for StepSpec, for columns whose space has k stacked values on its first axis. The column gets
+                the shape without that axis.
+            float64_as: dtype in which float64 spaces are stored; None keeps float64.
+
+        Raises:
+            SpecError: a space, a name or a stack is not allowed.
         """
         replacement = None if float64_as is None else _checked_dtype(float64_as)
         stacks = _checked_stacks({} if unstack is None else unstack, "unstack")
@@ -190,7 +213,7 @@ class StepSpec:
 
     @property
     def unstack(self) -> Mapping[str, int]:
-        """Flat name -> k of the columns whose environment delivers stacks."""
+        """Flat name -> k, for the columns whose environment gives stacks."""
         return self._unstack
 
     @property
@@ -200,7 +223,7 @@ class StepSpec:
 
     @property
     def late_columns(self) -> tuple[str, ...]:
-        """Flat names of the late columns: those that table.complete takes, and append does not."""
+        """Flat names of the late columns, which table.complete fills."""
         return tuple(name for name, column in self._columns.items() if column.late)
 
     @property
@@ -210,16 +233,16 @@ class StepSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the columns of one step, as given (the table adds 16 B a step and rounds up)."""
+        """Bytes of the columns of one step, as given. The table adds 16 B a step and rounds up."""
         return sum(column.num_bytes for column in self._columns.values())
 
     def is_tuple(self, path: str) -> bool:
-        """Whether the group of this path ('observation', 'next_observation/arms') was declared as a tuple."""
+        """Whether the group at this path ('observation', 'next_observation/arms') was declared as a tuple."""
         is_text = isinstance(path, str)
         return is_text and (path in self._tuples or (path.startswith("next_") and path[5:] in self._tuples))
 
     def expand(self, name: str) -> tuple[str, ...]:
-        """The flat names that a name speaks of: itself, or every column of a group. UnknownColumn if there is none."""
+        """The flat names that a name stands for: the name itself, or every column of a group. Raises UnknownColumn."""
         if not isinstance(name, str):
             raise SpecError("name of a column", "text", name)
         if name in self._columns:
@@ -253,8 +276,8 @@ class StepSpec:
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON and TOML can hold; from_dict gives an equal spec back.
 
-        columns: as they were declared, dicts for groups, lists for tuples, {'shape', 'dtype', 'kind'} for an ArraySpec,
-        and 'late' where it is.
+        `columns` is nested as declared: a dict for a group, a list for a tuple, {'shape', 'dtype', 'kind'} for an
+        ArraySpec, and 'late' if the column is late.
         """
 
         def plain(node: Any) -> Any:
@@ -269,7 +292,7 @@ class StepSpec:
 
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> StepSpec:
-        """The spec that to_dict wrote; shape (), kind 'step' and late False may be left out. Raises SpecError."""
+        """The spec that to_dict wrote. shape (), kind 'step' and late False may be left out. Raises SpecError."""
         if not isinstance(parts, Mapping) or "columns" not in parts or set(parts) - {"columns", "unstack"}:
             got = sorted(map(str, parts)) if isinstance(parts, Mapping) else parts
             raise SpecError("a StepSpec", "columns, and unstack where that is wanted", got)
@@ -300,7 +323,7 @@ class StepSpec:
         }
 
     def _expand_stacks(self, stacks: Mapping[str, int], what: str) -> dict[str, int]:
-        """{flat state column: k} from {column or group: k}. Shared by unstack here and stack of an index."""
+        """{flat state column: k} from {column or group: k}, for `unstack` of a spec and `stack` of an index."""
         expanded: dict[str, int] = {}
         for name, stack in _checked_stacks(stacks, what).items():
             for column in self.expand(name):
@@ -310,7 +333,7 @@ class StepSpec:
         return expanded
 
     def expand_stack(self, stack: Mapping[str, int]) -> dict[str, int]:
-        """{flat state column: frames} of an index's stack option. Raises SpecError, UnknownColumn."""
+        """{flat state column: frames} from the option `stack` of an index. Raises SpecError, UnknownColumn."""
         return self._expand_stacks(stack, "stack")
 
 
@@ -318,7 +341,7 @@ class StepSpec:
 
 
 def nest(flat: Mapping[str, Any], is_tuple: Any) -> dict[str, Any]:
-    """{'a/b': x} -> {'a': {'b': x}}; groups for which is_tuple(path) holds become tuples."""
+    """{'a/b': x} -> {'a': {'b': x}}. A group for which is_tuple(path) is true becomes a tuple."""
     root: dict[str, Any] = {}
     for name, value in flat.items():
         *groups, leaf = name.split("/")
@@ -340,15 +363,15 @@ Groups: TypeAlias = "dict[str, str | Groups]"
 
 
 def groups_of(names: Iterable[str]) -> dict[str, Groups]:
-    """{'a': {'b': 'a/b'}} of 'a/b': where the parts of each nested argument go. Flat names are left out."""
+    """{'a': {'b': 'a/b'}} from 'a/b': the flat names for the parts of each nested argument. Flat names are left out."""
     targets = nest({name: name for name in names if "/" in name}, lambda path: False)
     return cast("dict[str, Groups]", targets)
 
 
 def spread(name: str, value: Any, targets: Groups, into: dict[str, Any]) -> None:
-    """Flattens one nested argument of append: dicts, and tuples by position, under 'name/key'.
+    """Flattens one nested argument of append, a dict or a tuple, into entries 'name/key'.
 
-    Parts that nobody declared go under their flat names too, for the caller to refuse.
+    Parts that no spec declares also get flat names, for the caller to refuse.
     """
     if isinstance(value, (tuple, list)) and "0" in targets:
         value = {str(position): part for position, part in enumerate(value)}
@@ -372,7 +395,7 @@ def _flatten(node: Any, path: str, flat: dict[str, ArraySpec], tuples: set[str])
         flat[path] = node
         return
     parts: Iterator[tuple[str, Any]]
-    if len(path.encode()) > MAX_NAME_BYTES:  # before a dict that holds itself leads deeper
+    if len(path.encode()) > MAX_NAME_BYTES:  # first: a dict that contains itself would lead deeper
         raise SpecError(f"group {path[:40]!r}...", f"a name of at most {MAX_NAME_BYTES} bytes", len(path.encode()))
     if isinstance(node, Mapping):
         parts = iter(node.items())
@@ -391,7 +414,7 @@ def _flatten(node: Any, path: str, flat: dict[str, ArraySpec], tuples: set[str])
 
 
 def _declared(node: Any, path: str) -> Any:
-    """Columns from plain values: a dict that names a dtype is a column, any other dict a group, a list a tuple."""
+    """Columns from plain values: a dict that has a dtype is a column, any other dict a group, a list a tuple."""
     if isinstance(node, (list, tuple)):
         return tuple(_declared(part, f"{path}/{position}") for position, part in enumerate(node))
     if not isinstance(node, Mapping):
@@ -412,7 +435,7 @@ def _check_top_name(name: object) -> None:
         raise SpecError("name of a column", "text", name)
     if name in ("terminated", "truncated", "discount"):
         raise SpecError(f"column {name!r}", "it not to be declared: every append takes it", name)
-    if name in ("done", "dones"):  # a table whose episodes never end would be learnt from without an error
+    if name in ("done", "dones"):  # else a table whose episodes never end would be learnt from without an error
         expected = "no column for it: an end is given to every append, as terminated= or, by a time limit, truncated="
         raise SpecError(f"column {name!r}", expected, name)
     if name.startswith("next_"):
@@ -460,7 +483,7 @@ def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         raise SpecError("dtype", f"a dtype of numpy, such as {str(dtype).removeprefix('torch.')!r}", dtype)
     try:
         checked = np.dtype(dtype)
-    except (TypeError, ValueError, KeyError, SyntaxError, RecursionError):  # numpy has one for each way to be none
+    except (TypeError, ValueError, KeyError, SyntaxError, RecursionError):  # numpy raises any of these
         raise SpecError("dtype", expected, dtype) from None
     if checked.kind not in "biufc" or checked.itemsize > 16 or checked.char in "gG":
         raise SpecError("dtype", expected, str(checked))

@@ -1,4 +1,4 @@
-"""Where a table's bytes live."""
+"""The places where a table's bytes can be."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ _MAX_PATH_BYTES = 4095
 @final
 @dataclass(frozen=True)
 class LocalMemory:
-    """Memory of this process: no name, gone with it; any number of threads, not usable in a forked child."""
+    """Memory of this process, without a name. The table ends with the process.
+
+    Any number of threads may use the table. A forked child may not.
+    """
 
     @property
     def path(self) -> None:
-        """No file holds the table."""
+        """None: the table is in no file."""
         return None
 
     def core_config(self) -> dict[str, Any]:
-        """The storage as the core reads it: nothing beside the path."""
+        """The storage as the core reads it: nothing except the path."""
         return {}
 
 
@@ -46,16 +49,25 @@ class LocalMemory:
 @final
 @dataclass(frozen=True)
 class SharedMemory:
-    """Memory shared by all processes of this machine under a name (the file /dev/shm/relive-<name>).
+    """Memory that all processes of this machine share under a name: the file /dev/shm/relive-<name>.
 
-    Others attach by name or by a pickled handle. The last clean close removes it, as does the end of the last process
-    that did not close; after a kill it stays until the name is opened again or `relive rm`. A reader that closes last
-    leaves it where a writer was killed, and where it may not write the file. In containers /dev/shm is often 64 MB:
-    docker run --shm-size.
-    overwrite: making a table replaces one of this name that nobody but this process is attached to; this process's own
-    handles on it are closed first, so a notebook's cell may run again. Where another process is attached NameTaken
-    names it, and nothing is changed. Without it only a table that nobody is attached to is replaced.
-    Raises InvalidConfig.
+    Other processes attach by the name or by a pickled handle.
+
+    - The last clean close removes the file. So does the end of the last process, if that process did not close its
+      handle.
+    - After a kill the file stays until the name is opened again, or until `relive rm`.
+    - A reader that closes last leaves the file if a writer was killed, or if the reader may not write the file.
+    - In containers /dev/shm is often 64 MB: use docker run --shm-size.
+
+    Args:
+        name: 1 to 200 bytes of text without '/'.
+        overwrite: a new table replaces a table of this name that no other process is attached to. Handles of this
+            process on the old table are closed first, so that a notebook cell can run again. If another process is
+            attached, NameTaken names it, and nothing changes. False: only a table that no process is attached to is
+            replaced.
+
+    Raises:
+        InvalidConfig: an argument has another type or value.
     """
 
     name: str
@@ -69,11 +81,11 @@ class SharedMemory:
 
     @property
     def path(self) -> str:
-        """The file that holds the table."""
+        """The file of the table."""
         return f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}{self.name}"
 
     def core_config(self) -> dict[str, Any]:
-        """The storage as the core reads it: nothing beside the path."""
+        """The storage as the core reads it: nothing except the path."""
         return {}
 
 
@@ -81,16 +93,27 @@ class SharedMemory:
 @final
 @dataclass(frozen=True)
 class Tiered:
-    """Memory of this process for what is young, a file for the rest: tables larger than memory.
+    """Memory of this process for new pages, and a file for older ones: for tables that are larger than memory.
 
-    directory: an existing folder on a local disk, for one nameless file that is gone with the process, however it ends.
-    ram_bytes: memory for large columns, in bytes or as '2GiB': the newest pages and what is read ahead share it.
-    Packed records, indexes and batches handed out come on top. Columns of more than min_column_bytes a row (scalars
-    never) are tiered; a spec without one stays in memory whole. staging_fraction: the part of ram_bytes for rows read
-    ahead, more for a long prefetch. io_threads: reads under way at a time. gathered_batches: of the `prefetch` batches
-    that batches() draws ahead, so many are also copied together; the others are being read.
-    One process, any number of threads; not attachable by name, not usable in a forked child. Raises InvalidConfig;
-    the table raises it where ram_bytes is too small for the spec, and SystemFailure where the folder will not do.
+    Only large columns are tiered. A spec without a large column stays in memory as a whole. Packed records, indexes and
+    the batches that were handed out need memory in addition to ram_bytes. One process with any number of threads may
+    use the table. Other processes cannot attach, and a forked child cannot use it.
+
+    Args:
+        directory: an existing folder on a local disk. The table makes one file without a name in it, which is gone when
+            the process ends, in any way.
+        ram_bytes: memory for large columns, in bytes or as '2GiB'. The newest pages and the rows that are read ahead
+            share it.
+        staging_fraction: part of ram_bytes for rows that are read ahead. Raise it for a long prefetch.
+        min_column_bytes: columns with more bytes a row than this are large. Scalars never are.
+        io_threads: reads that are under way at a time.
+        gathered_batches: batches of the `prefetch` of batches() that are also copied together. The rows of the others
+            are being read.
+
+    Raises:
+        InvalidConfig: an argument has another type or value; the table raises it if ram_bytes is too small for the
+            spec.
+        SystemFailure: the table raises it if the folder cannot be used.
     """
 
     directory: str | os.PathLike[str]
@@ -114,7 +137,7 @@ class Tiered:
 
     @property
     def path(self) -> None:
-        """No file of a name holds the table."""
+        """None: the table is in no file with a name."""
         return None
 
     def core_config(self) -> dict[str, Any]:

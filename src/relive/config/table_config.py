@@ -1,4 +1,4 @@
-"""TableConfig: everything that a table is made from, as one frozen value."""
+"""TableConfig: everything that a table is built from, as one frozen value."""
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ from relive.errors import FormatMismatch, InvalidConfig
 
 __all__ = ["TableConfig"]
 
-VERSION = 2  # of to_dict; raised where one version's dict would be misread by another
+VERSION = 2  # of to_dict; raised when another version would misread the dict
 MAX_PARTICIPANTS = 256
-MAX_LANES = 2**20  # the core's own limit
+MAX_LANES = 2**20  # as in the core
 
 
 @names_arguments
 @final
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class TableConfig:
-    """What a table is built from (Table.from_config), stored with, served and compared by.
+    """Everything that a table is built from (Table.from_config), as a frozen value.
 
-    spec, capacity, index, storage, max_lanes, timeout_s, seed: as relive.Table takes them. Kept as plain values: the
-    capacity in steps also where memory was given, index as {name: Index} also where one was, the first the default.
-    Prints, compares, hashes, pickles; dataclasses.replace makes a changed one.
-    Raises SpecError, InvalidConfig, CapacityTooSmall, UnknownColumn.
+    A table stores its configuration, a server sends it, and tables are compared by it. The arguments are those of
+    relive.Table. They are kept as plain values: `capacity` in steps, also if it was given as memory; `index` as {name:
+    Index}, also if one Index was given. The first index is the default. A configuration prints, compares, hashes and
+    pickles, and dataclasses.replace makes a changed one.
+
+    Raises:
+        SpecError, UnknownColumn: the spec lacks a column that an index needs.
+        InvalidConfig: an argument has another type or value.
+        CapacityTooSmall: the limiter of an index waits for more items than the capacity can have.
     """
 
     spec: StepSpec
@@ -90,8 +95,9 @@ class TableConfig:
 
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> TableConfig:
-        """The configuration that to_dict wrote. Options left out have their defaults; version, spec and capacity may
-        not be. Raises FormatMismatch for another version, and what TableConfig raises.
+        """The configuration that to_dict wrote. Options that are left out get their defaults.
+
+        version, spec and capacity are needed. Raises FormatMismatch for another version, and the errors of TableConfig.
         """
         if not isinstance(parts, Mapping):
             raise InvalidConfig("configuration of a table", "a dict", parts)
@@ -114,12 +120,12 @@ class TableConfig:
         return cls(StepSpec.from_dict(parts["spec"]), parts["capacity"], **options)
 
     def to_metadata(self) -> bytes:
-        """to_dict as the bytes that lie in a table's region and that a server tells."""
+        """to_dict as the bytes that are stored in a table's region and that a server sends."""
         return json.dumps(self.to_dict()).encode()
 
     @classmethod
     def from_metadata(cls, metadata: bytes) -> TableConfig:
-        """The configuration of a table that exists. Raises FormatMismatch where it is none that this version reads."""
+        """The configuration of a table that exists. Raises FormatMismatch if this version cannot read it."""
         try:
             parts = json.loads(metadata)
         except ValueError:
@@ -127,7 +133,7 @@ class TableConfig:
         return cls.from_dict(parts if isinstance(parts, dict) else {})
 
     def core_config(self) -> dict[str, Any]:
-        """The table as the core reads it: what each of its parts says."""
+        """The table as the core reads it: the parts that spec, indexes and storage give, and the options."""
         return {
             **self.spec.core_config(),
             "indexes": [one.core_config(name, self.spec) for name, one in self.index.items()],

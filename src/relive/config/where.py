@@ -1,9 +1,14 @@
-"""where=: a condition over the columns of an item, from its text to a small program that the core runs.
+"""A condition over the columns of an item, compiled from its text to a small program that the core runs.
 
-comparisons < <= > >= == != (chained as in Python), and, or, not, parentheses, + - * / of numbers, numbers, True, False
+A text consists of:
 
-A program is at most 32 operations in postfix order over values that are whole (int64) or real (float64): what type
-each operation works on is settled here, so that the core never asks. Which columns there are is settled here, too.
+- comparisons < <= > >= == !=, chained as in Python
+- and, or, not, and parentheses
+- + - * / of numbers
+- names of columns, numbers, True and False
+
+A program has at most 32 operations in postfix order, over whole numbers (int64) and real numbers (float64). This code
+settles the type of each operation and checks the names of the columns, so that the core does neither.
 """
 
 from __future__ import annotations
@@ -24,11 +29,11 @@ __all__ = ["MAX_OPERATIONS", "MAX_TEXT", "Operation", "Where", "check_text", "wh
 
 MAX_OPERATIONS = 32  # here and in the core
 MAX_TEXT = 1000  # bytes
-_EXACT = 2**53  # a float64 holds every integer up to here
+_EXACT = 2**53  # a float64 represents every integer up to here
 
 _WHOLE, _REAL, _TRUTH = "a whole number", "a real number", "a condition"
 
-# What a step has by itself: its name, and the type of its value.
+# The derived columns of a step, and the types of their values.
 _DERIVED = {
     "lane": _WHOLE,
     "episode_step": _WHOLE,
@@ -40,7 +45,7 @@ _DERIVED = {
     "truncated": _TRUTH,
 }
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
-# The operation, and whether its operands change places.
+# The operation, and whether its operands are swapped.
 _COMPARISONS = {
     ast.Lt: ("less", False),
     ast.LtE: ("at_most", False),
@@ -53,7 +58,7 @@ _EXPECTED = "comparisons, and, or, not, + - * / of numbers, and parentheses"
 
 
 class Operation(NamedTuple):
-    """One step of a program: code, the column it loads (of code 'column'), the number it loads (of a constant)."""
+    """One operation of a program: its code, the column that it loads (code 'column'), or the number that it loads."""
 
     code: str
     column: str = ""
@@ -64,10 +69,13 @@ class Operation(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Where:
-    """A condition that was checked against the items it is about. text: as it was given. operations: in postfix order.
+    """A condition that was checked against the items that it filters.
 
-    changes: the derived columns that it asks for and that are not settled when an item is published: staleness changes
-    while it stands, num_steps is the length of its window.
+    Attributes:
+        text: the text as it was given.
+        operations: the program, in postfix order.
+        changes: derived columns of the program that are not settled when an item is published. `staleness` changes
+            while the item lives, and `num_steps` is the length of its window.
     """
 
     text: str
@@ -76,7 +84,10 @@ class Where:
 
 
 class _Part(NamedTuple):
-    """A compiled piece: operations that leave one value, and its type. constant: of a number, itself."""
+    """A compiled piece: operations that leave one value, and the type of that value.
+
+    constant: the number, if the piece is a number.
+    """
 
     operations: tuple[Operation, ...]
     type: str
@@ -84,7 +95,7 @@ class _Part(NamedTuple):
 
 
 def check_text(text: object) -> str:
-    """The text, where it is one and not too long. Raises InvalidConfig."""
+    """The text, if it is text of 1 to 1000 bytes. Raises InvalidConfig."""
     if isinstance(text, str) and is_text(text, MAX_TEXT):
         return text
     got = f"{text[:40]!r}... of {len(text)}" if isinstance(text, str) and len(text) > MAX_TEXT else text
@@ -92,10 +103,10 @@ def check_text(text: object) -> str:
 
 
 def where_of(text: object, spec: StepSpec, items: Items | Explicit) -> Where:
-    """The program of a text over items of a spec. Raises InvalidConfig, UnknownColumn; each names the column."""
+    """The program of a text, over items of a spec. Raises InvalidConfig or UnknownColumn, which name the column."""
     text = check_text(text)
     try:
-        ast.parse(text.strip(), mode="eval")  # before anything in it moves, for where an error is said to be
+        ast.parse(text.strip(), mode="eval")  # first, so that the offset of an error is that of the given text
         names = _Names(spec, items)
         named, paths = _with_paths_named(text.strip(), names)
         part = _Compiler(text, names, paths).part(ast.parse(named, mode="eval").body)
@@ -137,7 +148,7 @@ class _Names:
         return path not in self._own and any(name.startswith(f"{path}/") for name in self._spec.columns)
 
     def load(self, name: str) -> _Part:
-        """The operation that brings a column. Raises UnknownColumn, InvalidConfig."""
+        """The operation that loads a column. Raises UnknownColumn, InvalidConfig."""
         if name in self._derived:
             if name == "num_steps" and not self._items.has_time and not self._items.sums_rewards:
                 return _constant(1)
@@ -164,7 +175,7 @@ class _Names:
 
 
 def _refusal(column: ArraySpec) -> str | None:
-    """What a column that a condition names must be, where this one is not; None where it is."""
+    """The kind of column that a condition may name, in words, if this column is another one; else None."""
     if column.kind not in ("step", "episode"):
         return "a column of kind 'step' or 'episode'"
     if column.shape != ():
@@ -186,7 +197,7 @@ def _constant(value: int | float) -> _Part:
 
 
 def _with_paths_named(text: str, names: _Names) -> tuple[str, dict[str, str]]:
-    """The text with one name in the place of each 'a/b', which Python would take for a division; and {name: path}."""
+    """The text with a name in place of each 'a/b', which Python would take for a division; and {name: path}."""
     paths: dict[str, str] = {}
     mark = "path"
     while mark in text:
@@ -198,7 +209,7 @@ def _with_paths_named(text: str, names: _Names) -> tuple[str, dict[str, str]]:
             count = 1
             if names.is_group(parts[0]) and len(parts) > 1:
                 columns = [n for n in range(2, len(parts) + 1) if names.is_column("/".join(parts[:n]))]
-                count = max(columns, default=len(parts))  # the rest are divisors
+                count = max(columns, default=len(parts))  # the other parts are divisors
                 name = f"{mark}{len(paths)}"
                 paths[name] = "/".join(parts[:count])
                 kept.append(name)
@@ -215,7 +226,7 @@ _PATH = re.compile(r"(?<![\w.])[^\W\d]\w*(?:\s*/\s*\w+)+")
 
 @final
 class _Compiler:
-    """From nodes of Python's grammar to operations. paths: of the names that stand for columns in groups."""
+    """Compiles nodes of Python's grammar to operations. paths: the names that stand for columns in groups."""
 
     def __init__(self, text: str, names: _Names, paths: Mapping[str, str]) -> None:
         self._text, self._names, self._paths = text, names, paths
@@ -288,7 +299,7 @@ class _Compiler:
         left, right = self.part(a), self.part(b)
         if swapped:
             left, right, a, b = right, left, b, a
-        if _REAL not in (left.type, right.type):  # a truth is 0 or 1
+        if _REAL not in (left.type, right.type):  # a truth value is 0 or 1
             return (*left.operations, *right.operations, Operation(f"{code}_whole"))
         return (*self._real(left, a), *self._real(right, b), Operation(f"{code}_real"))
 

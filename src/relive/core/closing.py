@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` block."""
+"""The base of everything that a `with` block closes at its end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Self = TypeVar("Self", bound="Closing")
 
 
 class Closing(ABC):
-    """Owns something until close(), which a `with` block calls at its end, whatever ended it."""
+    """Owns something until close(). A `with` block calls close() at its end, also after an exception."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what is owned. Closing twice is harmless."""
+        """Gives back everything that is owned. Closing twice is harmless."""
 
     def __enter__(self: Self) -> Self:
         return self

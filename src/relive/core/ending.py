@@ -1,4 +1,4 @@
-"""What is closed when the process ends, whichever way: by the interpreter's end, or as a child of multiprocessing."""
+"""Calls that run when the process ends: at the end of the interpreter, or at the end of a child of multiprocessing."""
 
 from __future__ import annotations
 
@@ -19,45 +19,49 @@ _closers: list[Callable[[], None]] = []
 
 
 def at_end(closer: Closer) -> Closer:
-    """Calls closer when the process ends, the last one first, before the tables are closed that are still open."""
+    """Calls `closer` when the process ends, before the core closes the tables that are still open.
+
+    The closer that was registered last is called first.
+    """
     _closers.append(closer)
     return closer
 
 
 def _end() -> None:
-    # Threads that wait in the core stay there from end_of_process on, so whoever joins one comes before it.
-    with contextlib.ExitStack() as stack:  # each is called, whatever others raise
+    # From end_of_process on, threads that wait in the core stay there. A closer that joins a thread must run before.
+    with contextlib.ExitStack() as stack:  # each closer is called, whatever the others raise
         stack.callback(_core.end_of_process)
         while _closers:
             stack.callback(_closers.pop(0))
 
 
 class _ChildrenOfMultiprocessing:
-    """Children that multiprocessing forks leave by os._exit, past atexit; its own finalizers do run there.
+    """Runs the calls in children that multiprocessing forks: these leave by os._exit and skip atexit.
 
-    It clears them at a child's birth and then calls what was registered for after a fork, where they can be set anew.
-    Nothing is imported for it: where multiprocessing is not loaded, it forks nobody.
+    multiprocessing clears its finalizers at a child's birth, and then calls the functions that were registered for
+    after a fork. Those functions can register a finalizer again. Nothing is imported for this: a program that has not
+    loaded multiprocessing does not fork by it.
     """
 
     def __init__(self) -> None:
         self._is_registered = False
 
     def watch(self) -> None:
-        """In the parent, before it forks; and in a child that is about to be begun."""
+        """Runs in the parent before a fork, and in a child that is about to begin."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None and not self._is_registered:
             util.register_after_fork(self, _ChildrenOfMultiprocessing.begin)
             self._is_registered = True
 
     def watch_this(self) -> None:
-        """Where relive is imported: that may be a child which has begun already."""
+        """Runs when relive is imported, which may be inside a child that has already begun."""
         self.watch()
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
             self.begin()
 
     def begin(self) -> None:
-        """In the child."""
+        """Runs in the child."""
         sys.modules["multiprocessing.util"].Finalize(None, _end, exitpriority=-1000)  # after all that programs have
 
 

@@ -1,4 +1,4 @@
-"""Which processes of this machine hold a shared table, for messages: the core itself goes by the file's locks alone."""
+"""Finds the processes that use a shared table, for messages. The core itself relies on the file's locks alone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ __all__ = ["holders"]
 
 
 def holders(path: str) -> tuple[int, ...]:
-    """The processes that have a lock on this file, by number: those with a handle on it, readers too.
+    """The numbers of the processes that have a lock on this file: every process with a handle on it, readers too.
 
-    Those of other users, or of another namespace of process numbers, cannot be seen. Reads /proc once (milliseconds).
+    Processes of other users, or of another namespace of process numbers, cannot be seen.
+
+    Cost: one pass over /proc (milliseconds).
     """
     try:
         wanted = os.stat(path)
@@ -21,11 +23,11 @@ def holders(path: str) -> tuple[int, ...]:
     found = set()
     for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):
         try:
-            # By its inode: a file that was made nameless keeps that for its name here.
+            # Compared by inode, because a file without a name still shows one here.
             if os.readlink(descriptor).startswith(folder) and os.path.samestat(os.stat(descriptor), wanted):
                 with open(descriptor.replace("/fd/", "/fdinfo/")) as file:
                     if any(line.startswith("lock:") for line in file):
                         found.add(int(descriptor.split("/")[2]))
-        except OSError:  # it ended meanwhile, or is somebody else's
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return tuple(sorted(found))

@@ -1,4 +1,4 @@
-"""What a loader asks of a table's handle: whose draws its draws are, their numbers, and one more handle elsewhere."""
+"""The questions that a loader asks a table's handle."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ __all__ = ["Loadable"]
 
 
 class Loadable:
-    """A handle that draws alone, cannot be opened again, and does not number its draws, where it says nothing else."""
+    """The answers of a handle that draws alone, cannot be opened again and does not number its draws."""
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of whose draws those of this handle are slices; 1 of one that draws alone."""
+        """The ranks that share one draw with this handle; 1 for a handle that draws alone."""
         return 1
 
     def reopens(self) -> Callable[[int], Any] | None:
-        """What opens one more handle, in any process, that draws on a stream of this number; None where nobody can."""
+        """A function of a stream number that opens one more handle, in any process; None: no such function exists."""
         return None
 
     @property
     def next_draw(self) -> int | None:
-        """The number that the next draw of this handle takes; None where it is not this handle's to say."""
+        """The number that the next draw of this handle takes; None where another process numbers the draws."""
         return None
 
     def number_draws(self, number: int) -> None:
-        """The next draw takes this number, those behind it the next ones; nothing where numbers are a server's."""
+        """Gives the next draw this number, and later draws the following ones.
+
+        Does nothing where a server numbers the draws.
+        """
         return

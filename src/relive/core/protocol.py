@@ -1,9 +1,11 @@
-"""The interface that every table has, wherever its bytes live.
+"""The interface that every table has, wherever its bytes are.
 
-Programs and adapters type against these; relive.Table is the local one. Shapes are written with named axes: B items,
-L lanes of a writer, M lanes of one call, T time, k stacked values. Every blocking call ends at its deadline:
-timeout_s None is the table's default, 0 tries once, inf waits; then DeadlineExceeded. All methods may be called from
-any number of threads.
+Programs and adapters type against these protocols; relive.Table is the local implementation.
+
+- Shapes have named axes: B items, L lanes of a writer, M lanes of one call, T time, k stacked values.
+- Every blocking call ends at its deadline with DeadlineExceeded. timeout_s None is the table's default, 0 tries once,
+  inf waits for ever.
+- Any number of threads may call the methods of a table.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ Keys = npt.NDArray[np.int64]
 
 @runtime_checkable
 class ReplayDraw(Protocol):
-    """Items that were chosen, not yet gathered."""
+    """Items that were drawn and are not yet gathered."""
 
     item_keys: Keys  # [B]
-    num_live_items: int  # N: items that could have been drawn
+    num_live_items: int  # N: the items that could have been drawn
 
     @property
     def num_items(self) -> int:
@@ -36,17 +38,17 @@ class ReplayDraw(Protocol):
 
     @property
     def probabilities(self) -> npt.NDArray[np.float64]:
-        """[B], of each item in the draw."""
+        """float64[B]: the probability of each item in the draw."""
         ...
 
 
 @runtime_checkable
 class ReplayBatch(Protocol):
-    """A mapping of column name -> array [B, ...]; nested columns as dicts and tuples, or by 'a/b'."""
+    """A mapping of column name -> array [B, ...]; nested columns are dicts and tuples, or have names such as 'a/b'."""
 
     @property
     def item_keys(self) -> Keys:
-        """[B]."""
+        """int64[B]."""
         ...
 
     @property
@@ -56,12 +58,12 @@ class ReplayBatch(Protocol):
 
     @property
     def num_live_items(self) -> int:
-        """N: items that could have been drawn."""
+        """N: the items that could have been drawn."""
         ...
 
     @property
     def probabilities(self) -> npt.NDArray[np.float64]:
-        """[B], of each item in the draw."""
+        """float64[B]: the probability of each item in the draw."""
         ...
 
     def __getitem__(self, name: str) -> Any: ...
@@ -81,16 +83,25 @@ class ReplayBatch(Protocol):
 
 @runtime_checkable
 class ReplayWriter(Protocol):
-    """Lanes of one writer; used by one thread at a time. Closing cuts its lanes: they publish what they have."""
+    """The lanes of one writer, used by one thread at a time.
+
+    Closing cuts its lanes, which publish the items they have.
+    """
 
     def append(self, *, lanes: Any = None, priority: Any = None, timeout_s: float | None = None, **columns: Any) -> Any:
-        """One step of every lane, or of the lanes named. Returns keys int64[M], an int for a writer of one lane."""
+        """Writes one step of every lane, or of the named lanes.
+
+        Returns keys int64[M], or an int for a writer of one lane.
+        """
         ...
 
     def extend(
         self, *, lanes: Any = None, priority: Any = None, timeout_s: float | None = None, **columns: Any
     ) -> Keys:
-        """T steps of every lane, or of the lanes named. Returns keys int64[T, M], [T] for a writer of one lane."""
+        """Writes T steps of every lane, or of the named lanes.
+
+        Returns keys int64[T, M], or [T] for a writer of one lane.
+        """
         ...
 
     def end_episode(
@@ -102,11 +113,11 @@ class ReplayWriter(Protocol):
         timeout_s: float | None = None,
         **next_columns: Any,
     ) -> None:
-        """Ends the episode of every lane, or of the lanes named, after its last appended step."""
+        """Ends the episode of every lane, or of the named lanes, after its last appended step."""
         ...
 
     def abandon(self, lanes: Any = None, *, timeout_s: float | None = None) -> None:
-        """Drops the open episode of every lane, or of the lanes named: its steps and all items that have some of it."""
+        """Drops the open episode of every lane, or of the named lanes, and every item that shows one of its steps."""
         ...
 
     def create_item(
@@ -118,11 +129,11 @@ class ReplayWriter(Protocol):
         timeout_s: float | None = None,
         **columns: Any,
     ) -> int:
-        """Makes one item of an index with Explicit items, of rows that are named by their keys; its key."""
+        """Makes one item of an index with Explicit items, from rows that are named by their keys; returns its key."""
         ...
 
     def set_policy_version(self, version: int | None) -> None:
-        """Stamps the rows from now on with this version; None: with the table's."""
+        """Stamps the rows from now on with this version; None: with the table's version."""
         ...
 
     def close(self) -> None:
@@ -138,7 +149,7 @@ class ReplayWriter(Protocol):
 
 @runtime_checkable
 class ReplayBatches(Protocol):
-    """Batches gathered ahead in the background; an iterator inside its `with` block."""
+    """Batches that are gathered ahead in the background: an iterator, used inside its `with` block."""
 
     def __enter__(self) -> ReplayBatches: ...
 
@@ -151,21 +162,21 @@ class ReplayBatches(Protocol):
     def __next__(self) -> ReplayBatch: ...
 
     def close(self) -> None:
-        """Stops and gives back what was not handed out."""
+        """Stops, and gives back the batches that were not handed out."""
         ...
 
 
 @runtime_checkable
 class ReplayTable(Protocol):
-    """Steps in, items out. len() is the number of live steps."""
+    """Steps go in, items come out. len() is the number of live steps."""
 
     @property
     def spec(self) -> StepSpec:
-        """What a step holds."""
+        """The columns of a step."""
         ...
 
     def writer(self, num_lanes: int | None = None) -> ReplayWriter:
-        """A writer of num_lanes lanes; None: of one lane, whose arrays have no lane axis."""
+        """A writer with num_lanes lanes; None: one lane, whose arrays have no lane axis."""
         ...
 
     def sample(
@@ -178,20 +189,26 @@ class ReplayTable(Protocol):
         where: str | None = None,
         reward: Any = None,
     ) -> ReplayBatch:
-        """Draws and gathers num_items items, with replacement, at permuted positions: any slice is a fair batch.
+        """Draws num_items items with replacement and gathers them at permuted positions: any slice is a fair batch.
 
-        where: a condition that each of them passes. reward: of an index with Hindsight, rewards of other goals.
+        Args:
+            num_items: items of the batch.
+            columns: names of columns; None: the usual ones.
+            timeout_s: how long to wait; None: the table's default.
+            index: the name of an index; None: the first.
+            where: a condition that every item of the batch passes.
+            reward: with Hindsight: a function that computes the rewards of replaced goals.
         """
         ...
 
     def draw(
         self, num_items: int, timeout_s: float | None = None, *, index: str | None = None, where: str | None = None
     ) -> ReplayDraw:
-        """Draws without gathering; counts for the limiter."""
+        """Draws without gathering. Counts for the limiter."""
         ...
 
     def claim(self, own: Any, timeout_s: float | None = None) -> ReplayDraw:
-        """Counts a draw that the caller made, Draw.of(...), as draw would; what of it was there."""
+        """Counts a draw that the caller chose, Draw.of(...), as draw() would; returns the items that were there."""
         ...
 
     def keys(
@@ -212,7 +229,7 @@ class ReplayTable(Protocol):
         *,
         index: str | None = None,
     ) -> ReplayBatch:
-        """The columns of a draw or of keys int64[B]; present[B] says which were still there."""
+        """The columns of a draw, or of keys int64[B]. present[B] says which keys were still there."""
         ...
 
     def batches(
@@ -231,11 +248,11 @@ class ReplayTable(Protocol):
         ...
 
     def update_priorities(self, item_keys: Any, priorities: Any, *, index: str | None = None) -> int:
-        """Sets the priorities [B] of items [B]; returns how many were still there."""
+        """Sets the priorities [B] of items [B]; returns how many items were still there."""
         ...
 
     def complete(self, item_keys: Any, /, **columns: Any) -> int:
-        """Gives steps their late columns; returns how many were still there."""
+        """Fills the late columns of steps; returns how many steps were still there."""
         ...
 
     def create_items(
@@ -247,11 +264,11 @@ class ReplayTable(Protocol):
         timeout_s: float | None = None,
         **columns: Any,
     ) -> Keys:
-        """Makes items of an index with Explicit items, of rows that are named by their keys; keys int64[N]."""
+        """Makes items of an index with Explicit items, from rows named by their keys; returns keys int64[N]."""
         ...
 
     def delete(self, item_keys: Any) -> int:
-        """Removes steps, and Explicit items, by key; returns how many were still there."""
+        """Removes steps, or Explicit items, by key; returns how many were still there."""
         ...
 
     def clear(self) -> None:
@@ -259,19 +276,19 @@ class ReplayTable(Protocol):
         ...
 
     def set_policy_version(self, version: int) -> None:
-        """The version that rows are stamped with from now on."""
+        """Sets the version that rows are stamped with from now on."""
         ...
 
     def set_limiter(self, limiter: Any, *, index: str | None = None) -> None:
-        """The limiter of an index from now on."""
+        """Replaces the limiter of an index."""
         ...
 
     def set_priority_exponent(self, exponent: float, *, index: str | None = None) -> None:
-        """The exponent of a prioritized index from now on."""
+        """Changes the exponent of an index with a Prioritized sampler."""
         ...
 
     def priority_exponent(self, index: str | None = None) -> float:
-        """The present exponent of a prioritized index."""
+        """The present exponent of an index with a Prioritized sampler."""
         ...
 
     def limiter(self, index: str | None = None) -> Any:
@@ -283,7 +300,7 @@ class ReplayTable(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises CheckFailed where an invariant is broken. Costs a pass over the table."""
+        """Raises CheckFailed if an invariant is broken. Cost: a pass over the table."""
         ...
 
     def __len__(self) -> int: ...

@@ -23,7 +23,7 @@ class DrawRequest(NamedTuple):
     the fields by their order (cpp/bindings/table_binding.cpp).
     """
 
-    index_number: int  # the position of the index among the table's indexes
+    index_number: int  # position of the index among the table's indexes
     num_items: int
     selection: Any = None  # TableCore.select(...): the columns that are gathered; None: keys alone
     condition: Any = None  # TableCore.where(...): each item passes it; None: every item does

@@ -1,11 +1,12 @@
-"""What a handle asks of its core, wherever that core is: this machine's memory, or messages to another machine.
+"""The calls that a handle makes to its core: a region of this machine's memory, or messages to another machine.
 
-Three cores answer it: relive._core.CoreTable, the service's RemoteCore, and what a writer asks also its streamed one.
+Two cores answer them: relive._core.CoreTable and the service's RemoteCore. The service has one more core for writers,
+which streams.
 
-A verb that only takes numbers and arrays of items and gives back a plain value is a line of SimpleCalls: the client
-makes its messages, and the server reads them, from that line. Such a verb touches five places: the core
-(cpp/relive/table), its binding (cpp/bindings/table_binding.cpp), SimpleCalls here, the handle
-(relive/table/handle.py) and the interface that every table has (relive/core/protocol.py).
+A verb that takes numbers and arrays of items and returns a plain value is one line of SimpleCalls. The client makes its
+messages from that line, and the server reads them by it. Such a verb touches five places: the core (cpp/relive/table),
+its binding (cpp/bindings/table_binding.cpp), SimpleCalls here, the handle (a file of relive/table: reading, changing or
+looking) and the interface of all tables (relive/core/protocol.py).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 @final
 @dataclass(frozen=True)
 class Whole:
-    """An integer of the header, from least to most."""
+    """An integer field of the header, in [least, most]."""
 
     least: int
     most: int
@@ -56,7 +57,7 @@ class Whole:
 @final
 @dataclass(frozen=True)
 class Number:
-    """A number of the header that is not NaN."""
+    """A number field of the header that is not NaN."""
 
 
 @final
@@ -68,7 +69,7 @@ class IndexOf:
 @final
 @dataclass(frozen=True)
 class InBody:
-    """An array of one axis in the body, of one of these dtypes; any other comes as the last of them."""
+    """An array of one axis in the body, of one of these dtypes. Any other dtype is converted to the last of them."""
 
     dtypes: tuple[str, ...]
 
@@ -83,7 +84,7 @@ PolicyVersion = Annotated[int, Whole(0, 2**32 - 1)]
 
 
 def looks(function: Function) -> Function:
-    """Marks a simple call that changes nothing: a client may send it again where the answer was lost."""
+    """Marks a simple call that changes nothing: a client may send it again if the answer was lost."""
     function.__dict__["looks"] = True
     return function
 
@@ -92,7 +93,7 @@ def looks(function: Function) -> Function:
 
 
 class SimpleCalls(Protocol):
-    """Calls of numbers and arrays of items that give back a plain value of JSON. Each of them raises TableClosed."""
+    """Calls that take numbers and arrays of items and return a value that JSON can hold. Each raises TableClosed."""
 
     @looks
     def num_steps(self) -> int:
@@ -107,7 +108,7 @@ class SimpleCalls(Protocol):
     @property
     @looks
     def policy_version(self) -> int:
-        """What set_policy_version set last."""
+        """The version that set_policy_version set last."""
         ...
 
     @looks
@@ -127,19 +128,19 @@ class SimpleCalls(Protocol):
 
     @looks
     def check(self) -> None:
-        """Raises CheckFailed where an invariant is broken."""
+        """Raises CheckFailed if an invariant is broken."""
         ...
 
     def update_priorities(self, index: IndexNumber, keys: ItemKeys, priorities: Priorities) -> int:
-        """Sets priorities; how many of the items were still there."""
+        """Sets priorities; returns how many of the items were still there."""
         ...
 
     def complete(self, keys: ItemKeys, cells: LateCells) -> int:
-        """Gives rows their late columns, packed one behind the other; how many of the rows were still there."""
+        """Fills the late columns of rows; the cells lie row after row. Returns how many rows were still there."""
         ...
 
     def delete(self, keys: ItemKeys) -> int:
-        """Removes steps; how many of them were still there."""
+        """Removes steps; returns how many were still there."""
         ...
 
     def clear(self) -> None:
@@ -147,46 +148,48 @@ class SimpleCalls(Protocol):
         ...
 
     def set_policy_version(self, version: PolicyVersion) -> None:
-        """The version that rows are stamped with."""
+        """Sets the version that rows are stamped with."""
         ...
 
     def set_limiter(self, index: IndexNumber, numbers: LimiterNumbers) -> None:
-        """The limiter of an index from now on, as numbers, its kind first."""
+        """Replaces the limiter of an index; the numbers are its kind, then its values."""
         ...
 
     def set_priority_exponent(self, index: IndexNumber, exponent: Exponent) -> None:
-        """The exponent of a prioritized index from now on."""
+        """Changes the exponent of a prioritized index."""
         ...
 
 
 class SelectedColumns(Protocol):
-    """Columns of an index, resolved once by the core; opaque but for what comes out."""
+    """Columns of an index, resolved once by the core. Other code reads nothing of it but its outputs."""
 
     @property
     def outputs(self) -> list[tuple[str, str, tuple[int, ...], int, str]]:
-        """(name, numpy dtype, shape of one value, before which of its axes the axis of values stands, of what there is
-        one value) of each array: of each 'item', of each 'row' of all items, 'offset': of each item and one more.
+        """A tuple for each array: (name, numpy dtype, shape of one value, item_axis, per).
+
+        item_axis is the position of the batch axis in the array. per says what has one value: each 'item'; each 'row'
+        of all items; or 'offset', each item and one more.
         """
         ...
 
 
 class WriterCore(Protocol):
-    """Lanes of a table. Columns are flat names; lanes ids, or None for all in order. Used by one thread at a time."""
+    """The lanes of a table. Columns have flat names; lanes are ids, or None for all in order. One thread at a time."""
 
     def append(
         self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any, timeout_s: float
     ) -> Any:
-        """One step of each lane; keys."""
+        """Writes one step of each lane; returns keys."""
         ...
 
     def append_alike(self, columns: dict[str, Any], timeout_s: float) -> Any:
-        """append for all lanes, where names and order are those of the last one, checked then; else None."""
+        """append for all lanes, if names and order are those of the last checked append; else returns None."""
         ...
 
     def extend(
         self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any, timeout_s: float
     ) -> Any:
-        """A block of steps; keys."""
+        """Writes a block of steps; returns keys."""
         ...
 
     def end_episode(
@@ -197,15 +200,15 @@ class WriterCore(Protocol):
         lanes: npt.NDArray[np.int32] | None,
         timeout_s: float,
     ) -> None:
-        """The end of an episode."""
+        """Ends an episode."""
         ...
 
     def abandon(self, lanes: npt.NDArray[np.int32] | None, timeout_s: float) -> None:
-        """The episodes that the lanes have open are dropped."""
+        """Drops the open episodes of the lanes."""
         ...
 
     def set_policy_version(self, version: int | None) -> None:
-        """The version of the rows from now on; None: the table's."""
+        """Sets the version of the rows from now on; None: the table's version."""
         ...
 
     def close(self) -> None:
@@ -214,7 +217,7 @@ class WriterCore(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called, of it or of the table."""
+        """Whether the writer or its table was closed."""
         ...
 
     @property
@@ -224,34 +227,43 @@ class WriterCore(Protocol):
 
 
 class OpensWriters(Protocol):
-    """Who gives a Writer its core."""
+    """Gives a Writer its core."""
 
     def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
-        """Opens lanes. single: one lane, whose arrays have no axis for it. normalise: for what is not exact."""
+        """Opens lanes.
+
+        Args:
+            num_lanes: how many.
+            single: one lane, whose arrays have no lane axis.
+            normalise: converts values that are not exactly of a column's dtype and shape.
+        """
         ...
 
 
 class TableCore(SimpleCalls, OpensWriters, Protocol):
-    """A table as its handle sees it. timeout_s is a number here: 0 tries once, inf waits. Any number of threads."""
+    """A table as its handle sees it, used by any number of threads.
+
+    timeout_s is a number here: 0 tries once, inf waits for ever.
+    """
 
     @property
     def metadata(self) -> bytes:
-        """What TableConfig.to_metadata wrote."""
+        """The bytes that TableConfig.to_metadata wrote."""
         ...
 
     @property
     def path(self) -> str | None:
-        """Where others find the table: a file, an address; None where they cannot."""
+        """The file or the address by which others find the table; None: they cannot."""
         ...
 
     @property
     def stream(self) -> int:
-        """Which random numbers it draws with."""
+        """The number of the random stream that it draws with."""
         ...
 
     @property
     def read_only(self) -> bool:
-        """Whether it draws and gathers only, uncounted."""
+        """Whether it only draws and gathers, uncounted."""
         ...
 
     @property
@@ -264,27 +276,35 @@ class TableCore(SimpleCalls, OpensWriters, Protocol):
         ...
 
     def where(self, index: int, text: str, operations: list[Any]) -> Any:
-        """A condition (relive.config.where) on the items of an index, as requests to this core have it."""
+        """A condition (relive.config.where) on the items of an index, in the form that requests to this core have."""
         ...
 
     def draw(self, request: DrawRequest, timeout_s: float) -> DrawnItems:
-        """Draws items, gathers their columns where the request has a selection, and counts them as sampled."""
+        """Draws items and counts them as sampled; gathers their columns if the request has a selection."""
         ...
 
     def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]:
-        """Counts these items as drawn: which of them were there and not used up, live items."""
+        """Counts these items as drawn.
+
+        Returns:
+            Whether each item was there and not used up, bool[B]; live items.
+        """
         ...
 
     def list_items(
         self, index: int, first: int, count: int, where: Any = None
     ) -> tuple[Keys, npt.NDArray[np.uint64], Masses, int]:
-        """Of so many leaves of an index: keys, ages, ranks (the smaller the better) and the next leaf, 0: no more."""
+        """Lists the items of `count` leaves of an index, from leaf `first` on.
+
+        Returns:
+            Keys; ages; ranks (the smaller the better); the next leaf, or 0 at the end.
+        """
         ...
 
     def gather(
         self, selection: Any, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, npt.NDArray[np.bool_]]:
-        """Arrays of a selection of this core, into `out` where that is given, and which keys were there."""
+        """Arrays of a selection of this core, written into `out` if given; and which keys were there."""
         ...
 
     def create_items(
@@ -296,7 +316,7 @@ class TableCore(SimpleCalls, OpensWriters, Protocol):
         columns: Sequence[npt.NDArray[Any]],
         timeout_s: float,
     ) -> Keys:
-        """Explicit items, as relive.writing.new_items has their parts; keys."""
+        """Makes explicit items from the parts that relive.writing.new_items made; returns keys."""
         ...
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Structured errors: their types, fields and sentences; no check and no decision.
 
-Every error of the library is a ReliveError. Its fields are attributes, so programs decide by type and field and never
-by text; the sentence says what happened, what was expected, what came, and the way out. All errors pickle.
-The core knows codes and numbers only: it calls from_core, which chooses the class.
+Every error of the library is a ReliveError. Its fields are attributes, so a program decides by the type and the fields,
+and never by the text. The sentence states the fault, the expected value, the value received, and the way out. All
+errors pickle. The core knows codes and numbers only: it calls from_core, which chooses the class.
 """
 
 from relive.errors.arguments import (

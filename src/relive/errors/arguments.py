@@ -21,7 +21,7 @@ __all__ = [
 
 @final
 class SpecError(ReliveError, ValueError):
-    """A StepSpec or ArraySpec that cannot be. what names the part, e.g. a column."""
+    """A StepSpec or ArraySpec is not possible. what: the part of it, such as a column."""
 
     def __init__(self, what: str, expected: str, got: object) -> None:
         self.what = what
@@ -32,7 +32,7 @@ class SpecError(ReliveError, ValueError):
 
 @final
 class InvalidConfig(ReliveError, ValueError):
-    """A configuration value (or a call's argument) out of its range."""
+    """A configuration value, or an argument of a call, is out of its range."""
 
     def __init__(self, what: str, expected: str, got: object) -> None:
         self.what = what
@@ -43,21 +43,21 @@ class InvalidConfig(ReliveError, ValueError):
 
 @final
 class ShapeMismatch(ReliveError, ValueError):
-    """An array of another shape than its column, or argument, asks for."""
+    """An array has another shape than its column or argument."""
 
     def __init__(self, column: str, expected: object, got: object) -> None:
         self.column = column
         self.expected = plain(expected)
         self.got = plain(got)
         way_out = way_to_shape(self.expected, self.got, _is_argument(column))
-        if column.startswith("out["):  # of gather; a batch of Episodes shows fewer rows than its memory has
+        if column.startswith("out["):  # of gather: a batch of Episodes shows fewer rows than its memory has
             way_out = "; of Episodes with every row: give a dict of arrays, not a batch, whose time axis is cut"
         super().__init__(f"{_what(column)}: expected shape {self.expected}, got {self.got}" + way_out)
 
 
 @final
 class DtypeMismatch(ReliveError, TypeError):
-    """Values that the dtype of their column, or argument, cannot hold without loss."""
+    """The dtype of a column or argument cannot represent the values without loss."""
 
     def __init__(self, column: str, expected: str, got: object) -> None:
         self.column = column
@@ -85,7 +85,7 @@ def _what(column: str) -> str:
 
 @final
 class LaneError(ReliveError, ValueError):
-    """lanes= that does not fit the writer: shape, range, or a lane named twice."""
+    """lanes= does not fit the writer: its shape, its range, or a lane that is named twice."""
 
     def __init__(self, what: str, expected: str, got: object) -> None:
         self.what = what
@@ -96,7 +96,7 @@ class LaneError(ReliveError, ValueError):
 
 @final
 class InvalidPriority(ReliveError, ValueError):
-    """A priority that is NaN, infinite or negative; nothing of the call was applied."""
+    """A priority is NaN, infinite or negative. Nothing of the call was applied."""
 
     def __init__(self, position: int, value: float) -> None:
         self.position = position
@@ -109,7 +109,7 @@ class InvalidPriority(ReliveError, ValueError):
 
 @final
 class ForeignKey(ReliveError, ValueError):
-    """A key that this table never gave out; nothing of the call was applied."""
+    """This table never gave out the key. Nothing of the call was applied."""
 
     def __init__(self, position: int, key: int) -> None:
         self.position = position
@@ -121,7 +121,7 @@ class ForeignKey(ReliveError, ValueError):
 
 @final
 class NoPriorities(ReliveError, ValueError):
-    """Priorities for an index of which neither the sampler nor the remover looks at any."""
+    """Priorities were given to an index whose sampler and remover ignore priorities."""
 
     def __init__(self, index: object = None) -> None:
         self.index = index
@@ -133,7 +133,7 @@ class NoPriorities(ReliveError, ValueError):
 
 @final
 class NoProbabilities(ReliveError, ValueError):
-    """weights or probabilities of a batch that was gathered by keys, not drawn."""
+    """A batch that was gathered by keys, and not drawn, has no weights and probabilities."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""What every error stands on: the base class, and how fields become text."""
+"""The base class of all errors, and the text of their fields."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ _MAX_REPR = 400
 
 
 class ReliveError(Exception):
-    """Base of every error of the library. Attributes are the fields; str() is the sentence.
+    """Base of every error of the library. Its fields are attributes; str() is the sentence.
 
-    stored: rows of the append or extend that raised it which are stored: the first ones, step by step and in each step
-    lane by lane; items of the create_items that raised it which are made; 0 for all other calls. keys: int64[stored],
-    theirs; None where nothing is stored.
+    Attributes:
+        stored: rows that an append or extend stored before it raised the error: the first ones, step by step, and in
+            each step lane by lane. For create_items, the items that were made. Else 0.
+        keys: int64[stored], their keys; None if nothing is stored.
     """
 
     stored: int = 0
     keys: npt.NDArray[np.int64] | None = None
 
     def __init__(self, sentence: str) -> None:
-        # A lone surrogate, of a name that somebody gave, could not be printed.
+        # A lone surrogate, in a name that a caller gave, could not be printed.
         super().__init__(sentence.encode("utf-8", "backslashreplace").decode())
 
     def __str__(self) -> str:
@@ -48,7 +49,7 @@ def _restore(kind: type[ReliveError], args: tuple[Any, ...], fields: dict[str, A
 
 
 def way_to_shape(expected: object, got: object, is_argument: bool) -> str:
-    """What to do about an array of the wrong shape, as half a sentence; is_argument: it is no column."""
+    """The way out for an array of the wrong shape, as half a sentence. is_argument: the array is no column."""
     if not isinstance(expected, tuple) or not isinstance(got, tuple):
         return ""
     if got == (*expected, 1):
@@ -82,12 +83,12 @@ def _without_ones(shape: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _one_more(expected: tuple[Any, ...], got: tuple[Any, ...]) -> object:
-    """The size of the axis without which got would be as expected; 0 where there is none."""
+    """The size of the axis without which `got` would equal `expected`; 0 if there is no such axis."""
     return next((got[at] for at in range(len(got)) if got[:at] + got[at + 1 :] == expected), 0)
 
 
 def plain(value: object) -> object:
-    """The value where it certainly pickles and prints short, else its repr, as far as it has one."""
+    """The value, if it certainly pickles and prints short; else its repr, as far as it has one."""
     if _is_plain(value) or (isinstance(value, tuple) and all(_is_plain(part) for part in value)):
         return value
     if isinstance(value, np.ndarray) and value.ndim:
@@ -107,12 +108,12 @@ def _is_plain(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value as a sentence shows it."""
+    """A value in the form that a sentence shows."""
     return repr(value) if isinstance(value, str) and not value.startswith("<") else str(value)
 
 
 def bytes_text(num_bytes: float) -> str:
-    """A size for people."""
+    """A number of bytes with a unit, such as '1.5 GiB'."""
     for unit in ("B", "KiB", "MiB"):
         if abs(num_bytes) < 1024:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"

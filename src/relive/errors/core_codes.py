@@ -1,4 +1,4 @@
-"""Errors made from the status codes of the compiled core."""
+"""Errors that are made from the status codes of the compiled core."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ KIND_OF_CODE["SystemError"] = storage.SystemFailure
 
 
 def from_core(code: str, fields: Mapping[str, Any]) -> ReliveError:
-    """Returns (does not raise) the error of a core status: code as in status.hpp without its k, fields by name.
+    """Returns (does not raise) the error of a core status.
 
-    Never fails itself: a code or a set of fields that this version does not know gives a plain ReliveError with them
+    It never fails: an unknown code, or fields that this version does not know, give a plain ReliveError with the fields
     in its sentence and its attributes.
+
+    Args:
+        code: the code as in status.hpp, without its k.
+        fields: {name: value}.
     """
     kind = KIND_OF_CODE.get(code)
     if kind is not None:
@@ -31,7 +35,7 @@ def from_core(code: str, fields: Mapping[str, Any]) -> ReliveError:
         try:
             error = kind(**{name: value for name, value in fields.items() if name in named})
         except (TypeError, ValueError):
-            pass  # a core of another version left fields out; below says all that came
+            pass  # a core of another version left out fields; the plain error below shows all that came
         else:
             for name in fields.keys() - set(named):
                 setattr(error, name, fields[name])

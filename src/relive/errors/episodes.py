@@ -11,9 +11,9 @@ __all__ = ["AlreadyPublished", "CapacityTooSmall", "MissingNext", "SeamMismatch"
 
 @final
 class CapacityTooSmall(ReliveError, ValueError):
-    """The lanes that are open, or an index's min_size, need more steps than the table holds.
+    """The open lanes, or an index's min_size, need more steps than the table can keep.
 
-    arithmetic: how needed came about, where it is a min_size's.
+    arithmetic: the derivation of `needed`, if a min_size needs it.
     """
 
     def __init__(self, capacity: int, needed: int, lanes: int | None = None, arithmetic: str = "") -> None:
@@ -37,7 +37,7 @@ class CapacityTooSmall(ReliveError, ValueError):
 
 @final
 class SeamMismatch(ReliveError, ValueError):
-    """An append whose state differs from the next_<state> that the append before it gave."""
+    """The state of an append differs from the next_<state> that the append before it gave."""
 
     def __init__(self, lane: int, column: str) -> None:
         self.lane = lane
@@ -51,7 +51,7 @@ class SeamMismatch(ReliveError, ValueError):
 
 @final
 class MissingNext(ReliveError, ValueError):
-    """A truncated step without its next state."""
+    """A truncated step has no next state."""
 
     def __init__(self, lane: int) -> None:
         self.lane = lane
@@ -63,7 +63,7 @@ class MissingNext(ReliveError, ValueError):
 
 @final
 class AlreadyPublished(ReliveError, ValueError):
-    """end_episode on a lane whose last step is already an item, so that its end cannot be changed."""
+    """end_episode was called on a lane whose last step is already an item, so that its end cannot be changed."""
 
     def __init__(self, lane: int) -> None:
         self.lane = lane

@@ -1,4 +1,4 @@
-"""How an extra of the library is installed: a command that works for the copy of it that is running."""
+"""The command that installs an extra of the library for the copy of it that is running."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HERE = Path(__file__).resolve()
 
 
 def install_command(extra: str) -> str:
-    """pip, and what this copy came from: the checkout that it lies in, a folder, an address, or an index."""
+    """A pip command that names the origin of this copy: its checkout, a folder, an address, or an index."""
     checkout = _HERE.parents[2]
     if (checkout / "pyproject.toml").is_file() and _HERE.parents[1] == checkout / "src":
         return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
@@ -27,7 +27,7 @@ def install_command(extra: str) -> str:
 
 
 def _requirement(extra: str, origin: dict[str, Any]) -> str:
-    """What pip is told, by what it wrote down when it installed this copy (PEP 610); {}: it came from an index."""
+    """The requirement for pip, from the record that pip wrote for this copy (PEP 610); {}: it came from an index."""
     url = str(origin.get("url", ""))
     if not url:
         return f"relive[{extra}]"
@@ -41,8 +41,8 @@ def _requirement(extra: str, origin: dict[str, Any]) -> str:
 
 
 def _origin() -> dict[str, Any] | None:
-    """direct_url.json of the installed distribution, {} where it has none; None where nothing is installed."""
-    metadata = importlib.import_module("importlib.metadata")  # slow to load, and seldom wanted
+    """direct_url.json of the installed distribution; {} if it has none; None if nothing is installed."""
+    metadata = importlib.import_module("importlib.metadata")  # slow to load, and seldom needed
     try:
         text = metadata.distribution("relive").read_text("direct_url.json")
     except metadata.PackageNotFoundError:

@@ -20,7 +20,7 @@ __all__ = [
 
 @final
 class TooManyLanes(ReliveError, ValueError):
-    """More lanes than the table has free."""
+    """More lanes were asked for than the table has free."""
 
     def __init__(self, asked: int, free: int) -> None:
         self.asked = asked
@@ -33,7 +33,7 @@ class TooManyLanes(ReliveError, ValueError):
 
 @final
 class TooManyParticipants(ReliveError, ValueError):
-    """More attached handles than the table has slots."""
+    """More handles are attached than the table has slots for."""
 
     def __init__(self, max: int) -> None:
         self.max = max
@@ -45,7 +45,7 @@ class TooManyParticipants(ReliveError, ValueError):
 
 @final
 class TableClosed(ReliveError, ValueError):
-    """A call on a closed table."""
+    """The table handle is closed."""
 
     def __init__(self) -> None:
         super().__init__("this table handle is closed; attach again by name, or make a new table")
@@ -53,7 +53,7 @@ class TableClosed(ReliveError, ValueError):
 
 @final
 class WriterClosed(ReliveError, ValueError):
-    """A call on a closed writer."""
+    """The writer is closed."""
 
     def __init__(self) -> None:
         super().__init__("this writer is closed; open another with table.writer()")
@@ -61,7 +61,7 @@ class WriterClosed(ReliveError, ValueError):
 
 @final
 class ForkedHandle(ReliveError, RuntimeError):
-    """A handle that cannot be used in a forked child."""
+    """The handle cannot be used in a forked child."""
 
     def __init__(self, what: str = "this handle") -> None:
         self.what = what
@@ -74,7 +74,7 @@ class ForkedHandle(ReliveError, RuntimeError):
 
 @final
 class NotShareable(ReliveError, TypeError):
-    """A table of one process, LocalMemory or Tiered, that was to be pickled."""
+    """A table of one process, LocalMemory or Tiered, cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -85,7 +85,7 @@ class NotShareable(ReliveError, TypeError):
 
 @final
 class ReadOnly(ReliveError, PermissionError):
-    """A changing call on a table that was attached with read_only=True."""
+    """A call that changes the table was made on a handle that was attached with read_only=True."""
 
     def __init__(self) -> None:
         super().__init__("this table was attached with read_only=True; attach without it to write")
@@ -93,7 +93,7 @@ class ReadOnly(ReliveError, PermissionError):
 
 @final
 class CheckFailed(ReliveError, AssertionError):
-    """check() found a broken invariant: a defect of the library or damaged memory."""
+    """check() found a broken invariant: a defect of the library, or damaged memory."""
 
     def __init__(self, invariant: str = "", detail: object = "") -> None:
         self.invariant = invariant

@@ -1,4 +1,4 @@
-"""Errors of items that are more than a step. Public names, which relive.errors gives out."""
+"""Errors of items that have more than one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["EpisodeMismatch", "EpisodeTooLong", "RareItems", "RowGone", "RowsApa
 
 @final
 class EpisodeMismatch(ReliveError, ValueError):
-    """A step whose value of a column of kind 'episode' is not the one that its episode has; nothing was stored."""
+    """A step has another value in a column of kind 'episode' than its episode. Nothing was stored."""
 
     def __init__(self, lane: int, column: str) -> None:
         self.lane = lane
@@ -25,7 +25,7 @@ class EpisodeMismatch(ReliveError, ValueError):
 
 @final
 class EpisodeTooLong(ReliveError, ValueError):
-    """A step would make an episode longer than an index of Episodes(too_long='refuse') takes; nothing was stored."""
+    """A step would make an episode longer than Episodes(too_long='refuse') allows. Nothing was stored."""
 
     def __init__(self, lane: int, max_length: int) -> None:
         self.lane = lane
@@ -39,9 +39,13 @@ class EpisodeTooLong(ReliveError, ValueError):
 
 @final
 class RowGone(ReliveError, LookupError):
-    """A row that an explicit item should have is not there: it went, it is still to come, or it is no step.
+    """A row for an explicit item is not there: it is gone, it is still to come, or it is no step.
 
-    item: position in the call. window: its name. key: of the row that the window was named by. why: in words.
+    Attributes:
+        item: position in the call.
+        window: the name of the window.
+        key: the key that names the window's row.
+        why: the reason, in words.
     """
 
     def __init__(self, item: int, window: str, key: int, why: str = "") -> None:
@@ -57,9 +61,13 @@ class RowGone(ReliveError, LookupError):
 
 @final
 class RowsApart(ReliveError, ValueError):
-    """Rows that are no window of an explicit item, as they do not follow each other in one episode of one lane.
+    """Rows for a window of an explicit item do not follow each other in one episode of one lane.
 
-    item: position in the call. window: its name. key: of the row that the window was named by. why: in words.
+    Attributes:
+        item: position in the call.
+        window: the name of the window.
+        key: the key that names the window's row.
+        why: the reason, in words.
     """
 
     def __init__(self, item: int, window: str, key: int, why: str = "") -> None:
@@ -79,10 +87,14 @@ def _window_text(window: object) -> str:
 
 @final
 class RareItems(ReliveError, LookupError):
-    """A draw with where= met too few items that pass. Nothing of it counts: neither for the limiter nor as uses.
+    """Too few items passed the condition of a draw. Nothing of the draw counts, neither for the limiter nor as uses.
 
-    asked: items. found: how many passed. looked_at: items that were drawn and looked at, in proportion to mass. share:
-    of these, those that passed: about the share of the mass that does.
+    Attributes:
+        where: the condition.
+        asked: items of the draw.
+        found: items that passed.
+        looked_at: items that were drawn in proportion to mass and looked at.
+        share: the part of `looked_at` that passed: about the share of the mass that passes.
     """
 
     def __init__(self, where: str, asked: int, found: int, looked_at: int, share: float) -> None:

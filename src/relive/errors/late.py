@@ -1,4 +1,4 @@
-"""Errors of late columns: given to a writer, or a second time."""
+"""Errors of late columns: given to a writer, or given twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["AlreadyCompleted", "LateColumn"]
 
 @final
 class LateColumn(ReliveError, ValueError):
-    """A late column given to a writer, or one that is not late (is_late False) to complete."""
+    """A late column was given to a writer; or, with is_late False, a column that is not late was given to complete."""
 
     def __init__(self, column: str, is_late: bool = True) -> None:
         self.column = column
@@ -27,10 +27,12 @@ class LateColumn(ReliveError, ValueError):
 
 @final
 class AlreadyCompleted(ReliveError, ValueError):
-    """A step that has its late columns already, or is named twice in one call of complete.
+    """The late columns of a step are filled already, or the step is named twice in one call of complete.
 
-    position, key: of the step; column: the first late one. applied: 0, nothing of the call was applied; more, that many
-    were, before another call of complete came between and gave this step its own.
+    Attributes:
+        position, key: of the step.
+        column: the first late column.
+        applied: steps of this call that were filled before another call filled this one; 0: none.
     """
 
     def __init__(self, position: int, key: int, column: str = "", applied: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Errors of names that nobody knows: columns, arguments, attributes. Each says the name that would do."""
+"""Errors of unknown names: columns, arguments, attributes. Each error says the name that would do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MissingColumn", "UnknownArgument", "UnknownAttribute", "UnknownColum
 
 @final
 class MissingColumn(ReliveError, ValueError):
-    """A declared column that a call left out. given are the columns that came."""
+    """A call left out a declared column. given: the columns that came."""
 
     def __init__(self, column: str, given: Iterable[str] = ()) -> None:
         self.column = column
@@ -27,7 +27,12 @@ class MissingColumn(ReliveError, ValueError):
 
 @final
 class UnknownColumn(ReliveError, KeyError):
-    """A column name that nobody declared. known are the names that would do; instead is what to write, or ''."""
+    """No spec or item has a column of this name.
+
+    Attributes:
+        known: the names that exist.
+        instead: the name or code to write, or ''.
+    """
 
     def __init__(self, column: str, known: Iterable[str] = (), instead: str = "") -> None:
         self.column = column
@@ -41,9 +46,12 @@ class UnknownColumn(ReliveError, KeyError):
 
 @final
 class UnknownArgument(ReliveError, TypeError):
-    """A keyword that a class, function or method does not take. callee is its name, known are its arguments.
+    """A class, function or method does not take this keyword.
 
-    instead is what to write, or ''.
+    Attributes:
+        callee: its name.
+        known: its arguments.
+        instead: the name or code to write, or ''.
     """
 
     def __init__(self, callee: str, argument: str, known: Iterable[str] = ()) -> None:
@@ -58,7 +66,7 @@ class UnknownArgument(ReliveError, TypeError):
 
 @final
 class UnknownAttribute(ReliveError, AttributeError):
-    """An attribute that an object of the library does not have. instead is what to write, or ''."""
+    """An object of the library does not have this attribute. instead: the name or code to write, or ''."""
 
     def __init__(self, owner: str, attribute: str, instead: str = "", why: str = "") -> None:
         self.owner = owner
@@ -69,7 +77,7 @@ class UnknownAttribute(ReliveError, AttributeError):
 
 @final
 class UnnamedColumns(ReliveError, TypeError):
-    """Values without a name given to a call that takes columns by name, of which columns are declared."""
+    """A call that takes columns by name got values without a name. columns: the declared columns."""
 
     def __init__(self, callee: str, num_values: int, columns: Iterable[str] = ()) -> None:
         self.callee = callee

@@ -11,7 +11,7 @@ __all__ = ["MissingPackage"]
 
 @final
 class MissingPackage(ReliveError, ModuleNotFoundError):
-    """A part of the library needs a package that is not installed; command installs it."""
+    """A part of the library needs a package that is not installed. command: installs it."""
 
     def __init__(self, what: str, package: str, command: str) -> None:
         self.what = what

@@ -11,7 +11,7 @@ __all__ = ["BadMessage", "ServiceUnavailable", "StaleVersion", "Unacknowledged"]
 
 @final
 class ServiceUnavailable(ReliveError, ConnectionError):
-    """A server that is gone, hangs or cannot be reached. Whether it did what this call asked for is unknown."""
+    """A server is gone, hangs or cannot be reached. It is not known whether the server did the work of the call."""
 
     def __init__(self, address: str, waited_s: float, reason: str = "") -> None:
         self.address = address
@@ -26,7 +26,7 @@ class ServiceUnavailable(ReliveError, ConnectionError):
 
 @final
 class Unacknowledged(ReliveError, RuntimeError):
-    """Streamed steps that the server did not confirm; __cause__ is the error, reason its sentence."""
+    """The server did not confirm streamed steps. __cause__ is the error; reason is its sentence."""
 
     def __init__(self, num_calls: int, num_steps: int, reason: str) -> None:
         self.num_calls = num_calls
@@ -39,20 +39,20 @@ class Unacknowledged(ReliveError, RuntimeError):
 
 @final
 class StaleVersion(ReliveError, ValueError):
-    """Parameters of a version that is not above the newest one published: versions never go back."""
+    """The version of the parameters is not above the newest published one: versions never go back."""
 
     def __init__(self, version: int, newest: int) -> None:
         self.version = version
         self.newest = newest
         super().__init__(
             f"parameters of version {version}: expected a version above {newest}, the newest that is published; two"
-            " publishers share one count, and one that starts anew goes on from the count it left"
+            " publishers share one count, and one that starts again goes on from the count it left"
         )
 
 
 @final
 class BadMessage(ReliveError, ValueError):
-    """What came over the wire is no message of this version."""
+    """A message is none of this version."""
 
     def __init__(self, what: str, expected: str, got: object) -> None:
         self.what = what

@@ -1,7 +1,7 @@
-"""What users of other libraries write first, and what relive calls it: one table, read where a name is refused.
+"""Names that users of other libraries write first, and relive's names for them: one table, read for each refused name.
 
-A row is a place, the names that are tried there, what to write instead (code), and why where that is not plain. A name
-that no row knows is answered with the nearest one of those that would do.
+A row has a place, the names that are tried there, the code to write instead, and the reason if it is not plain. A name
+without a row is answered with the nearest existing name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PRIORITIZED = "Index(sampler=Prioritized(priority_exponent=...))"
 _WEIGHTS = "batch.weights(beta=...)"
 _RANDOM = "Table(..., seed=...)"
 
-# ---- arguments: whose, the names that are tried, what to write, why ------------------------------------------------
+# ---- arguments: of which class or call, the names that are tried, the code to write, the reason --------------------
 
 _CAPACITY = "buffer_size max_size size maxlen max_capacity total_size max_length replay_buffer_size num_steps"
 _ALPHA = "alpha exponent power per_alpha prioritized_replay_alpha"
@@ -143,7 +143,7 @@ _ARGUMENTS: tuple[tuple[str, str, str, str], ...] = (
     ("connect", "url host uri", "connect('grpc://host:7070/name')", ""),
 )
 
-# ---- attributes: whose, the names that are tried, what to write, why ------------------------------------------------
+# ---- attributes: of which class, the names that are tried, the code to write, the reason ----------------------------
 
 _ADD = "add insert append extend push put store record add_batch add_transition insert_batch"
 
@@ -231,8 +231,8 @@ _SAME_COLUMNS: tuple[str, ...] = (
     "truncated truncation truncations timeouts truncateds",
     "discount discounts gamma gammas",
 )
-# What is no column, or not under one name: the names that are tried, what to write, why. A row whose `instead` is the
-# name of a column counts where that column is known.
+# Names that stand for no column, or not for one column: the names that are tried, the code to write, the reason. A row
+# whose `instead` is the name of a column counts if that column is known.
 _COLUMNS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("done", "dones"), "terminated", "and truncated= where a time limit cut the episode"),
     (
@@ -255,13 +255,13 @@ _COLUMNS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 
 def for_argument(callee: str, name: str, known: Iterable[str]) -> Slip | None:
-    """What to write instead of this argument of this class, function or method; known are its arguments."""
+    """The code to write in place of an argument of this class, function or method. known: its arguments."""
     near = _nearest(name, known)
     return _ARGUMENT_OF.get((callee, name)) or (Slip(f"{near}=") if near else None)
 
 
 def for_attribute(owner: str, name: str, known: Iterable[str] = ()) -> Slip | None:
-    """What to write instead of this attribute of an owner ('Table', 'Batch', 'relive', ...)."""
+    """The code to write in place of an attribute of an owner ('Table', 'Batch', 'relive', ...)."""
     near = _nearest(name, known)
     return _ATTRIBUTE_OF.get((owner, name)) or (Slip(f"{owner.lower()}.{near}") if near else None)
 
@@ -272,7 +272,7 @@ def attributes(owner: str) -> tuple[str, ...]:
 
 
 def for_column(name: str, known: Iterable[str]) -> Slip | None:
-    """Which of the known columns, or what else, is meant by this name."""
+    """The known column, or the code, that this name stands for."""
     columns = dict.fromkeys(known)
     tops = dict.fromkeys(one.partition("/")[0] for one in columns)
     for meant in (name, *_SAME.get(name, ())):
@@ -289,7 +289,7 @@ def for_column(name: str, known: Iterable[str]) -> Slip | None:
 
 
 def for_missing(name: str, given: Iterable[str]) -> Slip | None:
-    """Which of the columns that came was meant to be this one."""
+    """The given column that was meant to be this one."""
     columns = tuple(given)
     same = next((one for one in columns if one in _SAME.get(name, ())), "")
     near = same or _nearest(name, columns, 0.8)
@@ -297,7 +297,7 @@ def for_missing(name: str, given: Iterable[str]) -> Slip | None:
 
 
 def said(slip: Slip | None) -> str:
-    """The way out as half a sentence, or nothing."""
+    """The way out as half a sentence; '' without one."""
     if slip is None:
         return ""
     is_name = slip.instead.replace("/", "_").isidentifier()
@@ -307,14 +307,14 @@ def said(slip: Slip | None) -> str:
 
 
 def _nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    is_next = name.startswith("next_")  # a state and the one after it are never each other's misspelling
+    is_next = name.startswith("next_")  # a state and its next_ column are never misspellings of each other
     candidates = [one for one in known if one.startswith("next_") == is_next]
     close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)
     return close[0] if close else ""
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """The nearest known name as half a sentence, or nothing."""
+    """The nearest known name as half a sentence; '' without one."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -329,5 +329,5 @@ _ATTRIBUTE_OF = {
     (owner, name): Slip(instead, why) for owner, names, instead, why in _ATTRIBUTES for name in names.split()
 }
 _SAME = {name: tuple(names.split()) for names in _SAME_COLUMNS for name in names.split()}
-# Names that columns have in one library or another.
+# Names of columns in other libraries.
 COLUMN_NAMES = (*_SAME, *(name for names, _, _ in _COLUMNS for name in names))

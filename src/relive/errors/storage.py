@@ -1,4 +1,4 @@
-"""Errors of storage: file systems without room, names of tables, files that are none."""
+"""Errors of storage: file systems without room, names of tables, files that are no tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FormatMismatch", "InUse", "NameTaken", "NoSuchTable", "NotARegion", 
 
 @final
 class StorageFull(ReliveError, OSError):
-    """The file system of the table has no room for it."""
+    """The file system has no room for the table."""
 
     def __init__(self, path: str, needs_bytes: int, has_bytes: int) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class StorageFull(ReliveError, OSError):
 
 @final
 class NameTaken(ReliveError, FileExistsError):
-    """A table of this name exists and somebody is attached to it: the processes pids, as far as they can be seen."""
+    """A table of this name exists, and a process is attached to it. pids: the attached processes that are visible."""
 
     def __init__(self, path: str, pids: Sequence[int] = ()) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class NameTaken(ReliveError, FileExistsError):
 
 @final
 class NoSuchTable(ReliveError, FileNotFoundError):
-    """No table of this name."""
+    """No table has this name."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class NoSuchTable(ReliveError, FileNotFoundError):
 
 @final
 class NotARegion(ReliveError, ValueError):
-    """A file that is no table, or a damaged one."""
+    """The file is no table, or a damaged one."""
 
     def __init__(self, path: str, what: str = "") -> None:
         self.path = path
@@ -71,7 +71,7 @@ class NotARegion(ReliveError, ValueError):
 
 @final
 class FormatMismatch(ReliveError, ValueError):
-    """A region of another format version, ABI or layout."""
+    """The region has another format version, ABI or layout."""
 
     def __init__(self, what: str, expected: object, got: object) -> None:
         self.what = what
@@ -79,13 +79,13 @@ class FormatMismatch(ReliveError, ValueError):
         self.got = plain(got)
         super().__init__(
             f"the region's {what} is {shown(self.got)}, this build reads {shown(self.expected)}; use the relive"
-            " version that made it, or make it anew"
+            " version that made it, or make it again"
         )
 
 
 @final
 class InUse(ReliveError, OSError):
-    """A table that cannot be removed because somebody is attached: the processes pids, as far as they can be seen."""
+    """A process is attached to the table, so it cannot be removed. pids: the attached processes that are visible."""
 
     def __init__(self, path: str, pids: Sequence[int] = ()) -> None:
         self.path = path
@@ -95,7 +95,7 @@ class InUse(ReliveError, OSError):
 
 @final
 class SystemFailure(ReliveError, OSError):
-    """A call to the operating system failed. what names the call, errno is what it left (0: nothing)."""
+    """A call of the operating system failed. what: the call. errno: its error number; 0: none."""
 
     def __init__(self, what: str, errno: int = 0) -> None:
         self.what = what
@@ -109,9 +109,9 @@ def _table_name(path: str) -> str:
 
 
 def _by(pids: tuple[int, ...]) -> str:
-    """Who has a table, as half a sentence."""
+    """The processes that use a table, as half a sentence."""
     if not pids:
-        return " by somebody"
+        return " by a process that is not visible here"
     if pids == (os.getpid(),):
         return " by this process"
     others = [str(pid) for pid in pids if pid != os.getpid()]

@@ -1,4 +1,4 @@
-"""Errors of calls that wait: deadlines, limits that can never pass."""
+"""Errors of calls that wait: deadlines, and limits that can never pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ __all__ = ["DeadlineExceeded", "RequestTooLarge", "WaitsForItself"]
 
 
 class DeadlineExceeded(ReliveError, TimeoutError):
-    """A call waited until its deadline. needs and has say what it waited for and what was there: numbers or texts."""
+    """A call waited until its deadline.
+
+    Attributes:
+        needs, has: the awaited quantity and the present one, as numbers or texts.
+        waited_s: seconds.
+        holder_pid: the process that owns the table's lock and does not go on; else None.
+    """
 
     def __init__(
         self, needs: object = "", has: object = "", waited_s: float = 0.0, holder_pid: int | None = None
@@ -41,11 +47,14 @@ class DeadlineExceeded(ReliveError, TimeoutError):
 
 @final
 class WaitsForItself(DeadlineExceeded):
-    """The only participant of a table waits for something that only it could do; told at once, not at the deadline."""
+    """The only participant of a table waits for something that only it could do.
+
+    Raised at once, not at the deadline.
+    """
 
     def _sentence(self) -> str:
         return (
-            f"this would wait for ever: {self._balance()}, and nobody but the caller could change that (no"
+            f"this would wait for ever: {self._balance()}, and only the caller could change that (no"
             " other participant is attached); write or sample first, loosen the limiter, or run the other side in"
             " another process or thread"
         )
@@ -53,12 +62,17 @@ class WaitsForItself(DeadlineExceeded):
 
 @final
 class RequestTooLarge(ReliveError, ValueError):
-    """A draw or an insert that would come to wait for ever: it does not fit the limiter's window.
+    """A draw or an insert does not fit the limiter's window, and so could wait for ever.
 
-    A draw shares the window with at least one row: where draw and row together are larger, both could come to wait for
-    each other.
-    none_twice: of a draw without replacement that asks for more items than it is sure to find, what bounds them; window
-    is how many that are. Else "".
+    A draw shares the window with at least one row: if the draw and the row together are larger, each could wait for the
+    other.
+
+    Attributes:
+        requested: items of the call.
+        window: the items that always pass.
+        arithmetic: the derivation of the window.
+        none_twice: for a draw without replacement of more items than are sure to exist, the number that bounds them;
+            `window` is how many exist for sure. Else ''.
     """
 
     def __init__(self, requested: float, window: float, arithmetic: str = "", none_twice: str = "") -> None:

@@ -27,7 +27,8 @@ from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClo
 from relive.fleet.agreement import Exchange
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import RankFailed, RankLost
-from relive.reading.batch import Batch, Selection
+from relive.reading.batch import Batch
+from relive.reading.columns import Selection
 from relive.reading.held_draws import HeldDraw, HeldDraws
 from relive.table.handle import TableHandle
 

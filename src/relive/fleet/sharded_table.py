@@ -23,8 +23,9 @@ from relive.fleet.core import Drawn, FleetCore
 from relive.fleet.mapped import MappedShard
 from relive.fleet.owner import OwnerWatch
 from relive.fleet.shards import Shard, Shards
-from relive.reading.batch import Batch, Columns
+from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S, BatchSource
+from relive.reading.columns import Columns
 from relive.reading.held_draws import HeldDraw
 from relive.table.handle import TableHandle
 from relive.table.table import Table, attach_path

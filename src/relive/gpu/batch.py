@@ -11,7 +11,8 @@ import torch
 from relive.checks.names import names_arguments
 from relive.checks.values import finite
 from relive.errors import InvalidConfig, NoProbabilities
-from relive.reading.batch import Columns, unknown_in_batch
+from relive.reading.batch import unknown_in_batch
+from relive.reading.columns import Columns
 
 __all__ = ["DeviceBatch", "DeviceDraw", "Gathered"]
 

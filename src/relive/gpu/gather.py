@@ -13,7 +13,7 @@ from relive.gpu.kernels.words import WANTED
 from relive.gpu.launch import Left, Rounds
 from relive.gpu.outputs import BatchRoom, OutputPlan
 from relive.gpu.region_view import RegionView
-from relive.reading.batch import Selection
+from relive.reading.columns import Selection
 
 __all__ = ["DeviceGather"]
 

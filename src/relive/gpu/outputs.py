@@ -21,7 +21,7 @@ from relive.gpu.layout_args import (
     column_named,
     job_words,
 )
-from relive.reading.batch import Selection
+from relive.reading.columns import Selection
 
 __all__ = ["BatchRoom", "Job", "Output", "OutputPlan"]
 

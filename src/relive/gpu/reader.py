@@ -24,7 +24,7 @@ from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds, facts_on
 from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, check_sampler, step_items_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView, registration_for
-from relive.reading.batch import Selection
+from relive.reading.columns import Selection
 from relive.table.table import Table, attach_path
 
 __all__ = ["DeviceReader"]

@@ -1,11 +1,14 @@
-"""Batches of a table as a dataset of torch: relive.loader(), for DataLoader and for torchdata's StatefulDataLoader.
+"""Batches of a table as a torch dataset: relive.loader(), for DataLoader and for torchdata's StatefulDataLoader.
 
-Numbers. The batches of all ranks and worker processes are numbered once: batch k of rank r of W has number
-first + k W + r, and worker w of n makes those with k = w modulo n, as DataLoader asks them in turn. A batch is the draw
-of that number on one stream, whoever draws it. So an equal table gives equal batches to any number of workers, no two
-ranks draw alike, and where W changes the new ranks go on behind the last number of the old ones.
+Numbers. The batches of all ranks and worker processes are numbered once:
 
-Where draws are numbered elsewhere, by a server or by ranks that draw slices of one draw, that numbering holds.
+- Batch k of rank r of W ranks has number first + k W + r.
+- Worker w of n makes the batches with k = w modulo n, the order in which DataLoader asks its workers.
+- A batch is the draw of that number on one stream, in whichever process it is drawn.
+
+So an equal table gives equal batches to any number of workers, and no two ranks draw alike. If W changes, the new ranks
+continue after the last number of the old ones. Where draws are numbered elsewhere, by a server or by ranks that draw
+slices of one draw, that numbering applies.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ __all__ = ["Loader", "Restored"]
 Restored: TypeAlias = Literal["continued", "repartitioned", "drawn anew"]
 
 _VERSION = 1
-_STREAM = 2**39  # of the handles that loaders open: no program's rank
-_FIRST_CALL = 2**40  # of their draws, far from those that a program makes by the same handle
+_STREAM = 2**39  # of the handles that loaders open; programs use smaller ranks
+_FIRST_CALL = 2**40  # of their draws, far from the draws that a program makes with the same handle
 _EPOCH_BITS = 32  # numbers of batches in a pass
 _NUMBERS = {"version": 1, "num_items": 1, "world": 1, "num_workers": 1, "first": 0, "batch": 0}  # of a state, at least
 _MADE = ("item_keys", "probabilities", "num_live_items", "weights")
@@ -40,13 +43,15 @@ _MADE = ("item_keys", "probabilities", "num_live_items", "weights")
 
 @final
 class Loader(IterableDataset[dict[str, Any]]):
-    """An endless dataset of whole batches of a table, made by relive.loader(), which says what they hold.
+    """An endless dataset of whole batches of a table, made by relive.loader(), which describes the batches.
 
-    Use it with batch_size=None: DataLoader(relive.loader(table, 256), batch_size=None, num_workers=2). Each worker
-    process opens a handle of its own, and closes it when its iteration ends. state_dict() and load_state_dict() are
-    those of torchdata's StatefulDataLoader, which calls them in its workers; without workers a program may, too.
-    A table in LocalMemory, and one whose draws are slices of a group's, is read in this process (num_workers=0), by the
-    handle that was given; no other thread draws by that handle meanwhile.
+    Use it with batch_size=None: DataLoader(relive.loader(table, 256), batch_size=None, num_workers=2).
+
+    - Each worker process opens a handle of its own, and closes it when its iteration ends.
+    - state_dict() and load_state_dict() are those of torchdata's StatefulDataLoader, which calls them in its workers.
+      Without workers a program may call them, too.
+    - A table in LocalMemory, and a table whose draws are slices of a group's, is read in this process (num_workers=0)
+      with the given handle. No other thread may draw with that handle meanwhile.
     """
 
     def __init__(
@@ -86,16 +91,18 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._table: TableHandle | None = table
         self._is_numbered = table.next_draw is not None
         self._first = 0  # the number of batch 0
-        self._batch: int | None = None  # which batch of this rank comes next here; None: this worker's first
+        self._batch: int | None = None  # the next batch of this rank here; None: this worker's first
         self._restored: Restored | None = None
 
     @property
     def restored(self) -> Restored | None:
-        """How load_state_dict went on here; None where it was not called.
+        """The result of load_state_dict; None if it was not called.
 
-        "continued": with the batches that would have come. "repartitioned": the ranks, or workers, are others now and
-        share what comes behind the last batch of the old ones. "drawn anew": a server numbers the draws, so what comes
-        is drawn as ever, but not the same as without the restart.
+        - "continued": the batches are those that would have come.
+        - "repartitioned": the ranks or workers are others now, and share the batches after the last one of the old
+          ones.
+        - "drawn anew": a server numbers the draws. The batches are drawn as ever, and are not the same as without the
+          restart.
         """
         return self._restored
 
@@ -111,14 +118,14 @@ class Loader(IterableDataset[dict[str, Any]]):
                 table.number_draws(_FIRST_CALL + self._first + self._batch)
             while True:
                 batch = self._numbered(table, self._batch, is_own)
-                self._batch += num_workers  # before it is handed out: a state that is asked for then counts it
+                self._batch += num_workers  # before it is handed out, so that a state taken then counts it
                 yield batch
         finally:
             if is_own:
                 table.close()
 
     def _handle(self) -> tuple[TableHandle, bool]:
-        """What is drawn from, and whether it is the loader's own."""
+        """The handle to draw with, and whether it belongs to the loader."""
         if self._reopened is not None:
             return self._reopened(_STREAM + self._stream), True
         if self._table is None or get_worker_info() is not None:
@@ -127,14 +134,14 @@ class Loader(IterableDataset[dict[str, Any]]):
         return self._table, False
 
     def _numbered(self, table: TableHandle, position: int, is_own: bool) -> dict[str, Any]:
-        if self._is_group:  # whose draws follow each other on every rank
+        if self._is_group:  # its draws follow each other on every rank
             return self._shown(table.sample(self.num_items, **self._reading))
         before = table.next_draw
         table.number_draws(_FIRST_CALL + self._first + position * self.world + self.rank)
         try:
             return self._shown(table.sample(self.num_items, **self._reading))
         finally:
-            if not is_own and before is not None and not table.closed:  # the program's own draws go on as they were
+            if not is_own and before is not None and not table.closed:  # the program's own draws keep their numbers
                 table.number_draws(before)
 
     def _shown(self, drawn: Any) -> dict[str, Any]:
@@ -148,17 +155,19 @@ class Loader(IterableDataset[dict[str, Any]]):
         return shown
 
     def set_epoch(self, epoch: int) -> None:
-        """Batches from now on are those of this pass (0 to 2**20), which no other pass has; before its iteration.
+        """Makes the batches from now on those of this pass, 0 to 2**20, which no other pass has.
 
-        Worker processes begin where the loader is that they were made from: a DataLoader with workers that is iterated
-        a second time brings the same draws again, unless this was called in between.
+        Call it before an iteration.
+
+        Worker processes begin at the position of the loader that they are made from. A DataLoader with workers that is
+        iterated a second time therefore makes the same draws again, unless set_epoch was called in between.
         """
         self._first, self._batch = integer("epoch", epoch, 0, 2**20) << _EPOCH_BITS, None
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Which batch comes next here, of whose stream; and how the last load_state_dict went on."""
+        """The number of the next batch with the table and stream that it belongs to, and the value of `restored`."""
         worker, num_workers = _worker()
         return {
             "version": _VERSION,
@@ -172,12 +181,18 @@ class Loader(IterableDataset[dict[str, Any]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where a loader was whose state this is; `restored` says how. Before the iteration.
+        """Continues from the state of a loader; `restored` says how. Call it before the iteration.
 
-        All ranks give the state of one moment, between the same two batches. The state of any rank will do where world
-        is another now. Raises InvalidConfig, and changes nothing: no such state, another table, index or size of
-        batches, or another world (or number of workers) than that of several workers, none of which knows how far its
-        rank was.
+        All ranks give states of one moment, between the same two batches. If the number of ranks is another one now,
+        the state of any rank will do.
+
+        Args:
+            state: the result of state_dict().
+
+        Raises:
+            InvalidConfig: the state is none, or is of another table, index or batch size. Or the number of ranks or
+                workers changed, and the state is that of one of several workers, which does not know how far its rank
+                was. Nothing changes.
         """
         given = _checked(state)
         for what, expected in (("table", self._digest), ("num_items", self.num_items)):
@@ -199,7 +214,7 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @property
     def _ranks(self) -> int:
-        """Ranks among which batches, or slices of them, are shared out."""
+        """The ranks that share the batches, or slices of them."""
         return self.world if self._table is None else max(self.world, self._table.num_ranks)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -217,7 +232,7 @@ def _worker() -> tuple[int, int]:
 
 
 def _checked(state: Any) -> dict[str, Any]:
-    """The parts of a state. Raises InvalidConfig where it is none."""
+    """The parts of a state. Raises InvalidConfig if it is none."""
     if not isinstance(state, Mapping):
         raise InvalidConfig("state of a loader", "what its state_dict() returned", state)
     if not isinstance(state.get("table"), str):

@@ -1,4 +1,4 @@
-"""Batches of several sources in exact shares: indexes of one table, or of several tables."""
+"""Mixture: batches of several sources in exact shares. Sources are indexes of one table, or several tables."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from relive.errors import (
     TableClosed,
 )
 from relive.over.shares import Counted, Shares
-from relive.reading.batch import Batch, Columns, Selection
+from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S, Batches
+from relive.reading.columns import Columns, Selection
 from relive.reading.draws import Draw
 from relive.reading.held_draws import HeldDraw, HeldDraws
 from relive.table.handle import TableHandle
@@ -47,7 +48,7 @@ class _Source(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """A batch in the making, held by every source that gave a part of it."""
+    """A batch that is being made. Every source that gave a part of it has its draw in flight."""
 
     parts: tuple[int, ...]  # items of each source
     drawn: dict[int, HeldDraw]  # of the sources that gave some
@@ -58,20 +59,28 @@ class _Taken(NamedTuple):
 @refuses_attributes("Mixture")
 @final
 class Mixture(Closing):
-    """Draws batches of which each source gives its share: `shares` {name: share}, numbers > 0 that sum to 1.
+    """Draws batches in which each source has its share of the items.
 
-    sources: a table, of which the names are indexes; or {name: table} or {name: (table, index)}, the tables local or
-    remote, each name of shares once. All sources must give equal columns: names, dtypes and shapes.
-    Over any number of batches, of whatever sizes, what each source gave stays less than 1 item from its share of all.
-    What is carried from batch to batch belongs to this object, and follows from the sizes of its batches alone.
-    A batch is drawn from all of its sources or from none: where one cannot give its part before the deadline the
-    others have back what was drawn, for their limiters and use counts as if it had never been.
-    batch.source int64[B] says by position in `names` which source an item is of. update_priorities routes by it.
-    probabilities: share x the probability in the source, of one item of the batch to be that one of that source;
-    num_live_items: of all sources; so weights(beta) are against the uniform draw from all of their items.
-    seed: of the places in a batch that items take. timeout_s: the default of calls; None: the first table's. Any number
-    of threads, one call at a time. The tables stay open when it is closed.
-    Raises InvalidConfig.
+    Over any number of batches of any sizes, the items of each source stay less than 1 item from its share of all. The
+    position is carried from batch to batch; it belongs to this object and follows from the sizes of its batches alone.
+    A batch is drawn from all of its sources, or from none: if one source cannot give its part before the deadline, the
+    draws of the others are given back, with their limiters and use counts as if they had never been made.
+
+    - batch.source, int64[B], is the source of each item by its position in `names`. update_priorities uses it.
+    - probabilities: share x the probability in the source, for one item of the batch to be that item.
+    - num_live_items counts the items of all sources. So weights(beta) are relative to the uniform draw from all items.
+
+    Any number of threads may use a mixture, one call at a time. The tables stay open when it is closed.
+
+    Args:
+        shares: {name: share}, numbers > 0 that sum to 1.
+        sources: a table, whose indexes have these names; or {name: table} or {name: (table, index)}, with local or
+            remote tables. All sources must have equal columns: names, dtypes and shapes.
+        timeout_s: the default deadline of calls, in seconds; None: the first table's.
+        seed: seed of the positions of items in a batch.
+
+    Raises:
+        InvalidConfig: an argument has another type or value, or the columns differ.
     """
 
     @names_arguments
@@ -107,13 +116,21 @@ class Mixture(Closing):
         *,
         where: str | Mapping[str, str] | None = None,
     ) -> Batch:
-        """Draws and gathers num_items items, each source its part, in random order: any slice is a fair sub-batch.
+        """Draws and gathers num_items items, each source its part, at random positions: any slice is a fair sub-batch.
 
-        where: a condition as a table's sample has it, of all sources, or {name: condition} of some.
+        Args:
+            num_items: items of the batch.
+            columns: as for a table's sample.
+            timeout_s: how long to wait until every source has its part; None: the mixture's default.
+            where: a condition as for a table's sample, for all sources; or {name: condition} for some.
 
-        Blocks until every source has its part, at most timeout_s, and holds nothing while it waits. Raises as a table's
-        sample, DeadlineExceeded with the name of the source; nothing is counted then. Of remote tables
-        ServiceUnavailable, too: where that comes while a batch is counted, what other sources gave is counted.
+        Raises:
+            DeadlineExceeded: a source, which the error names, did not have its part in time. Nothing is counted.
+            ServiceUnavailable: a remote table does not answer. If this happens while a batch is counted, the parts of
+                the other sources are counted.
+            ReliveError: the other errors of a table's sample.
+
+        Blocks: while it waits, no source has a draw in flight.
         """
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         selections = self._select(columns)
@@ -127,7 +144,7 @@ class Mixture(Closing):
     def draw(
         self, num_items: int, timeout_s: float | None = None, *, where: str | Mapping[str, str] | None = None
     ) -> Draw:
-        """Draws without moving data; blocks, counts and raises as sample does. gather(draw) brings the rows."""
+        """Draws without moving data; blocks, counts and raises as sample does. gather(draw) returns the rows."""
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         requests = self._requests(None, where)
         with self._turn(timeout_s) as ends:
@@ -145,9 +162,17 @@ class Mixture(Closing):
     def gather(
         self, items: Draw | npt.ArrayLike, columns: Sequence[str] | None = None, *, source: npt.ArrayLike | None = None
     ) -> Batch:
-        """The columns of a draw of this mixture, or of keys int64[B] with the source of each. Never waits, or counts.
+        """The columns of a draw of this mixture, or of keys. Never waits and never counts.
 
-        batch.present[B] says which were still there. Raises as a table's gather.
+        batch.present, bool[B], says which keys were still there.
+
+        Args:
+            items: a Draw of this mixture, or keys int64[B].
+            columns: as for a table's sample.
+            source: int64[B], the source of each key; None: that of the draw.
+
+        Raises:
+            ReliveError: the errors of a table's gather.
         """
         drawn = items if isinstance(items, Draw) else None
         keys = drawn.item_keys if drawn is not None else as_keys(items)
@@ -158,7 +183,7 @@ class Mixture(Closing):
         places: list[npt.NDArray[np.intp]] = []
         for number, (one, selection) in enumerate(zip(self._sources, selections, strict=True)):
             rows = np.flatnonzero(which == number)
-            if len(rows) or (not parts and number == len(self._sources) - 1):  # of no keys the arrays of none
+            if len(rows) or (not parts and number == len(self._sources) - 1):  # without keys: arrays of no items
                 some, present[rows] = one.table.gather_arrays(selection, keys[rows])
                 parts.append(some)
                 places.append(rows)
@@ -182,8 +207,8 @@ class Mixture(Closing):
     ) -> Batches:
         """An iterator of batches that a background thread draws and gathers ahead; see Table.batches.
 
-        Its batches and those of sample() share what is carried. Batches that are given back when it is closed leave the
-        mixture where it was, unless others were drawn meanwhile.
+        Its batches and those of sample() share the position of the mixture. When it is closed, batches that are given
+        back leave the position where it was, unless others were drawn meanwhile.
         """
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
@@ -196,12 +221,22 @@ class Mixture(Closing):
 
     @names_arguments
     def update_priorities(self, item_keys: npt.ArrayLike, priorities: Any, *, source: npt.ArrayLike) -> int:
-        """Sets the priorities [B] of items [B], each in the index of its source; returns how many were still there.
+        """Sets the priorities of items, each in the index of its source; returns how many were still there.
 
-        source: batch.source. Items of sources whose index has no priorities are passed over. Priorities and sources are
-        all checked before the first is applied; keys by each source when its turn comes, in the order of names: a
-        ForeignKey leaves what was applied before. Raises InvalidPriority, InvalidConfig, ShapeMismatch, ForeignKey,
-        NoPriorities (of all sources), ReadOnly, TableClosed.
+        Items of sources without priorities are skipped. Priorities and sources are all checked before the first
+        priority is set. Keys are checked by each source, in the order of names, so a ForeignKey leaves the priorities
+        that were set before.
+
+        Args:
+            item_keys: int64[B].
+            priorities: [B], finite, >= 0.
+            source: batch.source.
+
+        Raises:
+            InvalidPriority, InvalidConfig, ShapeMismatch: an argument has another type or value.
+            ForeignKey: a key belongs to no item of its source.
+            NoPriorities: no source has priorities.
+            ReadOnly, TableClosed: a table changes nothing, or is closed.
         """
         keys = as_keys(item_keys)
         which = self._checked_source(keys, source)
@@ -225,12 +260,12 @@ class Mixture(Closing):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the sources, in order: batch.source counts in it."""
+        """The names of the sources, in order: batch.source counts in it."""
         return self._shares.names
 
     @property
     def shares(self) -> dict[str, float]:
-        """{name: share}, as they are kept: their sum is 1."""
+        """{name: share}, normalised so that their sum is 1."""
         return dict(zip(self._shares.names, self._shares.shares, strict=True))
 
     @property
@@ -239,9 +274,9 @@ class Mixture(Closing):
         return self._closed
 
     def close(self) -> None:
-        """Ends its use; the tables stay open. Waits for a call of another thread, at most the mixture's timeout_s.
+        """Ends its use; the tables stay open. Closing twice is harmless.
 
-        Closing twice is harmless.
+        Blocks: for a call of another thread, at most the mixture's timeout_s.
         """
         self._closed = True
         if not self._lock.acquire(timeout=min(self._timeout_s, threading.TIMEOUT_MAX)):
@@ -279,7 +314,7 @@ class Mixture(Closing):
         return [DrawRequest(number, 0, selection, condition) for number, selection, condition in asked]
 
     def _select(self, columns: Sequence[str] | None) -> list[Selection]:
-        """The same columns of every source. Raises InvalidConfig where they differ, UnknownColumn."""
+        """The same columns of every source. Raises UnknownColumn, and InvalidConfig if they differ."""
         asked = columns if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
         if asked is not None and not all(isinstance(name, str) for name in asked):
             raise InvalidConfig("columns", "names of columns, or None for the usual ones", columns)
@@ -294,7 +329,7 @@ class Mixture(Closing):
 
     @contextmanager
     def _turn(self, timeout_s: float | None) -> Iterator[float]:
-        """One call at a time; yields when it must be over."""
+        """Lets one call at a time pass; yields the time at which the call must end."""
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         start = time.monotonic()
         ends = start + seconds
@@ -308,7 +343,10 @@ class Mixture(Closing):
             self._lock.release()
 
     def _take(self, draws: list[HeldDraws], requests: list[DrawRequest], num_items: int, ends: float) -> _Taken:
-        """All parts of a batch, held. Who waits holds nothing: it waits for the source that refused, alone."""
+        """All parts of a batch, in flight.
+
+        While it waits it has nothing in flight: it waits for the source that refused, alone.
+        """
         start = time.monotonic()
         parts, after = self._shares.parts(self._at, num_items)
         wanted = [number for number, part in enumerate(parts) if part]
@@ -337,7 +375,7 @@ class Mixture(Closing):
 
     def _give_back(self, draws: list[HeldDraws], drawn: Mapping[int, HeldDraw]) -> None:
         for number in drawn:
-            with suppress(ReliveError):  # what cannot be told gives back by itself: it closed, or its stream is over
+            with suppress(ReliveError):  # a source that is closed, or whose stream is over, gives back by itself
                 draws[number].give_back()
 
     def _commit(self, draws: list[HeldDraws], taken: _Taken) -> None:
@@ -351,7 +389,7 @@ class Mixture(Closing):
             raise
 
     def _places(self, taken: _Taken) -> tuple[list[npt.NDArray[np.intp]], npt.NDArray[np.int64]]:
-        """Where in the batch the items of each source go, and the source of each place."""
+        """The positions in the batch for the items of each source, and the source of each position."""
         order = self._rng.permutation(sum(taken.parts))
         places = np.split(order, np.cumsum(taken.parts)[:-1])
         source = np.empty(len(order), np.int64)
@@ -389,9 +427,9 @@ class Mixture(Closing):
 
 @final
 class _MixedSource:
-    """The next batches of a mixture, each held by all of its sources until commit or give_back.
+    """The next batches of a mixture, each in flight in all of its sources until commit or give_back.
 
-    Owner of draws of its own. Beside sample() it takes its turn.
+    Owner of draws of its own. Its calls and those of the mixture run one at a time.
     """
 
     def __init__(self, mixture: Mixture, requests: list[DrawRequest], columns: Columns, num_items: int) -> None:
@@ -400,11 +438,11 @@ class _MixedSource:
         self._columns = columns
         self._num_items = num_items
         self._draws = mixture._held_draws()
-        self._turn = threading.Lock()  # over the draws: what is handed out is committed while the next one is drawn
+        self._turn = threading.Lock()  # guards the draws: one batch is committed while the next one is drawn
         self._taken: deque[_Taken] = deque()  # the oldest first
 
     def ask(self, num_batches: int) -> None:
-        """Nothing begins before take()."""
+        """Does nothing: a batch begins in take()."""
 
     def take(self) -> Batch:
         """Draws and gathers."""
@@ -423,7 +461,7 @@ class _MixedSource:
             self._mixture._commit(self._draws, self._taken.popleft())
 
     def give_back(self, num_batches: int) -> None:
-        """Returns them, the newest first."""
+        """Gives batches back, the newest first."""
         with self._mixture._lock, self._turn:
             for _ in range(num_batches):
                 taken = self._taken.pop()
@@ -436,7 +474,7 @@ class _MixedSource:
 
 
 def _sources(names: tuple[str, ...], given: Any) -> list[_Source]:
-    """Where each name's items come from. Raises InvalidConfig."""
+    """The source of each name. Raises InvalidConfig."""
     if isinstance(given, TableHandle):
         for name in names:
             given.index_number(name)
@@ -459,7 +497,7 @@ def _source(name: str, given: Any) -> _Source:
 
 
 def _check_alike(first: str, one: Selection, name: str, other: Selection) -> None:
-    """Raises InvalidConfig where two sources' columns differ."""
+    """Raises InvalidConfig if the columns of two sources differ."""
     mine, theirs = list(one.core.outputs), list(other.core.outputs)
     what = f"columns of source {name!r}"
     for a, b in zip(mine, theirs, strict=False):
@@ -486,7 +524,7 @@ def _in_words(output: Sequence[Any]) -> str:
 def _join(
     shown: Columns, parts: list[list[npt.NDArray[Any]]], places: list[npt.NDArray[np.intp]]
 ) -> list[npt.NDArray[Any]]:
-    """One batch of several, the items of each at the places given."""
+    """One batch from several, with the items of each at the given positions."""
     if shown.is_ragged:
         return shown.rows(_end_to_end(shown, parts), np.argsort(np.concatenate(places)))
     num_items = sum(map(len, places))
@@ -501,7 +539,7 @@ def _join(
 
 
 def _end_to_end(shown: Columns, parts: list[list[npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:
-    """Ragged arrays, the items of one part behind those of the other."""
+    """Ragged arrays, with the items of one part after those of the other."""
     at = shown.positions["offsets"]
     joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     lengths = np.concatenate([np.diff(arrays[at]) for arrays in parts])

@@ -1,4 +1,4 @@
-"""Items that are written by themselves as steps come: patterns over a writer and create_items, and nothing else."""
+"""Explicit items that are made as steps are written, by patterns. Uses only a writer and create_items."""
 
 from __future__ import annotations
 
@@ -50,7 +50,16 @@ _ENDS = ("terminated", "truncated")
 @final
 @dataclass(frozen=True)
 class Condition:
-    """Whether a scalar step column, as it was given to append, compares so with a number. Raises InvalidConfig."""
+    """A comparison of a scalar step column, as append gets it, with a number.
+
+    Args:
+        column: the name of the column.
+        comparison: '==', '!=', '<', '<=', '>' or '>='.
+        value: the number.
+
+    Raises:
+        InvalidConfig: an argument has another type or value.
+    """
 
     column: str
     comparison: Comparison
@@ -65,7 +74,7 @@ class Condition:
             raise InvalidConfig("value of a Condition", "a number", self.value)
 
     def holds(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """bool[M] of values [M]."""
+        """bool[M] for values [M]."""
         result: npt.NDArray[np.bool_] = np.asarray(_COMPARE[self.comparison](values, self.value), np.bool_)
         return result
 
@@ -76,15 +85,23 @@ class Condition:
 class Pattern:
     """An item of an index with Explicit items, made with every step for which all conditions hold.
 
-    windows: {name: slice} of the episode's steps so far, as of a list whose last element is the new step: slice(-5,
-    None) the last five, slice(-3, -1) the two before it; a number n is slice(-n, None). The stride is the window's. One
-    alone where the index has one window without a name. Items have whole windows: none is made before the episode has
-    as many steps.
-    every, first: at the episode's steps first, first + every, ...; first None: the earliest at which all is whole.
-    at_end: True, only with steps that end their episode; False, only with others; None, with both.
-    where: Conditions that hold for the new step. columns: {an item's own column: the step column that it takes its
-    value from, of the new step}. priority: of the items. index: None, the one with Explicit items.
-    Raises InvalidConfig.
+    Items have whole windows: no item is made before the episode has as many steps.
+
+    Args:
+        windows: {name: slice} of the steps of the episode so far, as of a list whose last element is the new step:
+            slice(-5, None) is the last five steps, slice(-3, -1) the two before the new one. A number n is slice(-n,
+            None). A slice or number alone, if the index has one window without a name. The stride is that of the
+            index's window.
+        every: distance between the steps of an episode at which an item is made.
+        first: the first of those steps; None: the earliest one at which all windows are whole.
+        at_end: True: only at steps that end their episode; False: only at other steps; None: at both.
+        where: Conditions that hold for the new step.
+        columns: {own column of the item: step column}: the item has the value of the new step.
+        priority: of the items; None: the index's initial priority.
+        index: the name of the index; None: the only one with Explicit items.
+
+    Raises:
+        InvalidConfig: an argument has another type or value.
     """
 
     windows: Mapping[str, slice | int] | slice | int = field(hash=False)
@@ -122,12 +139,12 @@ class Pattern:
 
     @property
     def slices(self) -> Mapping[str, slice]:
-        """The windows, each a slice."""
+        """The windows, each as a slice."""
         return self.windows  # type: ignore[return-value]  # __post_init__ made them so
 
     @property
     def steps_back(self) -> int:
-        """Steps of an episode that an item of it reaches over, the new one included."""
+        """Steps of an episode that an item reaches over, including the new one."""
         return max(int(-part.start) for part in self.slices.values())
 
 
@@ -146,7 +163,7 @@ def _checked_slice(name: object, part: Any) -> slice:
 
 
 def _part(columns: Mapping[str, Any], name: str) -> Any:
-    """A column of a call by its flat name, where the call has it in dicts and tuples."""
+    """A column of a call by its flat name, also if the call has it in dicts and tuples."""
     if name in columns:
         return columns[name]
     part: Any = columns
@@ -156,19 +173,19 @@ def _part(columns: Mapping[str, Any], name: str) -> Any:
 
 
 class WritesItems(Protocol):
-    """What patterns ask of a table."""
+    """The call that patterns need of a table."""
 
     def create_items(self, windows: Any, **options: Any) -> Keys: ...
 
 
 @final
 class _Bound:
-    """A pattern on a table: which rows of the last steps its windows are."""
+    """A pattern on a table: the rows of the last steps that its windows have."""
 
     def __init__(self, pattern: Pattern, items: Explicit, index: str, step_columns: Mapping[str, Any]) -> None:
         self.pattern = pattern
         self.index = index
-        self.rows: dict[str, tuple[int, int]] = {}  # of each window: steps back to its first row, and how many it has
+        self.rows: dict[str, tuple[int, int]] = {}  # for each window: steps back to its first row, number of rows
         for name, part in pattern.slices.items():
             window = items.windows.get(name)
             if window is None:
@@ -190,7 +207,13 @@ class _Bound:
     def chosen(
         self, steps: npt.NDArray[np.int64], ends: npt.NDArray[np.bool_], columns: Mapping[str, npt.NDArray[Any]]
     ) -> npt.NDArray[np.intp]:
-        """Positions among the lanes of a call at which an item is due. steps: of the episode; ends: it ends here."""
+        """Positions among the lanes of a call at which an item is due.
+
+        Args:
+            steps: int64[M], the step of the episode.
+            ends: bool[M], whether the episode ends here.
+            columns: the columns that the conditions name, [M, ...].
+        """
         pattern = self.pattern
         due = (steps >= max(self.first, pattern.steps_back - 1)) & ((steps - self.first) % pattern.every == 0)
         if pattern.at_end is not None:
@@ -216,14 +239,14 @@ def _check_column(column: str, step_columns: Mapping[str, Any]) -> None:
 @final
 @dataclass(frozen=True)
 class _Due:
-    """Items that are to be made by one call."""
+    """Items that one call is to make."""
 
     bound: _Bound
     windows: dict[str, tuple[Keys, int]]
     columns: dict[str, npt.NDArray[Any]]
 
     def after(self, count: int) -> _Due:
-        """Those behind the first `count`."""
+        """The items after the first `count`."""
         windows = {name: (keys[count:], num_rows) for name, (keys, num_rows) in self.windows.items()}
         return _Due(self.bound, windows, {name: values[count:] for name, values in self.columns.items()})
 
@@ -231,15 +254,23 @@ class _Due:
 @names_arguments
 @final
 class PatternWriter(Closing):
-    """A writer beside which items are made by patterns: use it as the writer that it wraps, which it closes.
+    """A writer that also makes items by patterns. Use it in place of the writer that it wraps; it closes that writer.
 
-    table: where the items are made. writer: a Writer of the same table (one that streams has no keys in time).
-    patterns: any number, of one or several indexes. One thread at a time. Steps that end by end_episode() are ends,
-    too: patterns with at_end=True wait for it, those with at_end=False and None do not.
-    Where a limiter holds items back until the deadline, DeadlineExceeded is raised with `stored` rows and their keys:
-    the steps are stored, their items are made by the next call or by flush(). Items whose rows went before they could
-    be made are dropped, and counted: num_dropped. Raises InvalidConfig, UnknownColumn, MissingColumn.
-    Cost: some 10 us a call and pattern beside what append and create_items cost.
+    One thread at a time may use it. A step that end_episode() ends is an end, too: patterns with at_end=True wait for
+    that call, others do not. If a limiter does not let items in before the deadline, DeadlineExceeded has `stored` rows
+    and their keys: the steps are stored, and the next call or flush() makes their items. Items whose rows are gone
+    before the items could be made are dropped and counted in num_dropped.
+
+    Args:
+        table: the table of the items.
+        writer: a Writer of the same table. A writer that streams has its keys too late.
+        patterns: any number, of one or several indexes.
+
+    Raises:
+        InvalidConfig, UnknownColumn, MissingColumn: a pattern does not fit the table.
+        NoPriorities: a pattern has a priority, and its index has none.
+
+    Cost: some 10 us a call and pattern, in addition to append and create_items.
     """
 
     def __init__(self, table: TableHandle, writer: ReplayWriter, patterns: Sequence[Pattern]) -> None:
@@ -262,9 +293,9 @@ class PatternWriter(Closing):
         self._single = self.num_lanes is None
         self._num_lanes = self.num_lanes or 1
         self._depth = max(one.steps_back for one in some)
-        self._keys = np.zeros((self._num_lanes, self._depth), np.int64)  # of the last steps, step t at t % depth
-        self._steps = np.zeros(self._num_lanes, np.int64)  # of the episode that each lane has
-        self._last: dict[str, npt.NDArray[Any]] = {}  # what patterns take of the newest step of each lane, [L, ...]
+        self._keys = np.zeros((self._num_lanes, self._depth), np.int64)  # of the last steps; step t is at t % depth
+        self._steps = np.zeros(self._num_lanes, np.int64)  # of each lane's open episode
+        self._last: dict[str, npt.NDArray[Any]] = {}  # columns of each lane's newest step that patterns use, [L, ...]
         self._queue: list[_Due] = []
         self.num_dropped = 0
 
@@ -275,7 +306,7 @@ class PatternWriter(Closing):
         try:
             keys = self._writer.append(lanes=lanes, timeout_s=timeout_s, **columns)
         except ReliveError as problem:
-            if problem.keys is not None:  # the first lanes have their step
+            if problem.keys is not None:  # the first lanes stored their step
                 self._came(lanes, problem.keys, columns)
             raise
         self._came(lanes, np.atleast_1d(np.asarray(keys, np.int64)), columns)
@@ -283,7 +314,7 @@ class PatternWriter(Closing):
         return keys
 
     def extend(self, *, lanes: Any = None, timeout_s: float | None = None, **columns: Any) -> Keys:
-        """Refused: patterns look at every step, so append them one by one. Raises InvalidConfig."""
+        """Always raises InvalidConfig: patterns look at every step, so append steps one by one."""
         raise InvalidConfig("extend of a PatternWriter", "append, step by step", "a block of steps")
 
     def end_episode(self, *, lanes: Any = None, timeout_s: float | None = None, **options: Any) -> None:
@@ -291,22 +322,25 @@ class PatternWriter(Closing):
         self._writer.end_episode(lanes=lanes, timeout_s=timeout_s, **options)
         ids = self._ids(lanes)
         ids = ids[self._steps[ids] > 0]
-        self._steps[ids] -= 1  # of the step that ends, which was counted when it came
+        self._steps[ids] -= 1  # the last step was counted when it came
         self._choose(ids, np.ones(len(ids), np.bool_), asks_ends=True)
         self._steps[ids] = 0
         self._make(None, timeout_s)
 
     def abandon(self, lanes: Any = None, *, timeout_s: float | None = None) -> None:
-        """Writer.abandon: items that patterns made of the episodes end with them, and none comes any more."""
+        """Writer.abandon. The items that patterns made of the episodes end with them, and no more are made."""
         self._writer.abandon(lanes, timeout_s=timeout_s)
         self._steps[self._ids(lanes)] = 0
 
     def set_policy_version(self, version: int | None) -> None:
-        """As the writer's."""
+        """Writer.set_policy_version."""
         self._writer.set_policy_version(version)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Makes the items that a limiter held back. Raises DeadlineExceeded; what was made by then is made."""
+        """Makes the items that a limiter did not let in before.
+
+        Raises DeadlineExceeded; items that were made stay made.
+        """
         while self._queue:
             due = self._queue[0]
             pattern = due.bound.pattern
@@ -331,13 +365,13 @@ class PatternWriter(Closing):
 
     @property
     def num_lanes(self) -> int | None:
-        """Lanes of the writer; None: one lane, arrays without a lane axis."""
+        """Lanes of the writer; None: one lane, whose arrays have no lane axis."""
         lanes: int | None = self._writer.num_lanes
         return lanes
 
     @property
     def closed(self) -> bool:
-        """Whether the writer is."""
+        """Whether the writer is closed."""
         return bool(self._writer.closed)
 
     def close(self) -> None:
@@ -352,11 +386,11 @@ class PatternWriter(Closing):
     def _ids(self, lanes: Any) -> npt.NDArray[np.intp]:
         if lanes is None:
             return np.arange(self._num_lanes)
-        array = as_array("lanes", lanes)  # what is wrong with them the writer says
+        array = as_array("lanes", lanes)  # the writer has checked them
         return np.flatnonzero(array) if array.dtype == np.bool_ else array.astype(np.intp)
 
     def _came(self, lanes: Any, keys: Keys, columns: Mapping[str, Any]) -> None:
-        """A step came to the first len(keys) lanes of a call: notes it, and queues what is due with it."""
+        """Notes a step of the first len(keys) lanes of a call, and queues the items that are due with it."""
         named = self._ids(lanes)
         ids = named[: len(keys)]
         if not len(ids):
@@ -374,7 +408,7 @@ class PatternWriter(Closing):
         self._steps[ids] = np.where(ends, 0, self._steps[ids] + 1)
 
     def _of_lanes(self, name: str, value: Any, named: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
-        """The values of a column of a call that go to these lanes, [M, ...]."""
+        """The values of a column of a call for these lanes, [M, ...]."""
         array = as_array(name, False if value is None else value)
         if name in _ENDS and array.ndim == 0:
             return np.full(len(named), array)
@@ -383,7 +417,7 @@ class PatternWriter(Closing):
         return array if len(array) == len(named) else array[named]
 
     def _choose(self, ids: npt.NDArray[np.intp], ends: npt.NDArray[np.bool_], asks_ends: bool) -> None:
-        """Queues what is due with the newest steps of lanes. asks_ends: only what waited for the end."""
+        """Queues the items that are due with the newest steps of lanes. asks_ends: only those that wait for an end."""
         steps = self._steps[ids]
         values = {name: value[ids] for name, value in self._last.items()}
         for bound in self._bound:
@@ -406,12 +440,12 @@ class PatternWriter(Closing):
         try:
             self.flush(timeout_s)
         except DeadlineExceeded as problem:
-            problem.stored = 0 if keys is None else int(np.size(keys))  # of the call: its steps
+            problem.stored = 0 if keys is None else int(np.size(keys))  # the steps of the call
             problem.keys = None if keys is None else np.atleast_1d(np.asarray(keys, np.int64))
             raise
 
     def _drop(self, due: _Due, problem: RowGone) -> None:
-        """Leaves out an item whose row went."""
+        """Drops an item whose row is gone."""
         if problem.stored:
             self._queue[0] = due.after(problem.stored)
             return

@@ -1,4 +1,4 @@
-"""Shares of a mixture: how many items of each batch come from which source, exactly."""
+"""The shares of a mixture: how many items of each batch come from which source, exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOLERANCE = Fraction(1, 10**9)
 
 
 class Counted(NamedTuple):
-    """Where a mixture stands: items since the last time that all shares came out even, and of each source."""
+    """The position of a mixture: its items since all shares last came out even, in total and of each source."""
 
     num_items: int
     of_source: tuple[int, ...]
@@ -25,14 +25,18 @@ class Counted(NamedTuple):
 
 @final
 class Shares:
-    """Shares as whole numbers, weights[i] of `period` items: a share is the decimal number that it is written as.
+    """Shares as whole numbers: source i gives weights[i] of `period` items.
 
-    Over any number of items each source's total stays less than 1 item from its share of them, and so it does over
-    any number of batches, whatever their sizes. Of two sources it is rounding; of more, item by item, it is the turn
-    of a source whose total is below its share of the items, this one included; of those, of the one that would first
-    come to lack a whole item (Baruah et al. 1996, Proportionate progress; on one processor earliest deadline first
-    schedules it). All in whole numbers: nothing drifts. Cost: O(1) of two sources, else O(sources) an item, some us,
-    of batch sizes modulo the period.
+    A share is the decimal number that is written.
+
+    Over any number of items, the total of each source stays less than 1 item from its share. So it does over any number
+    of batches of any sizes. With two sources this is rounding. With more it is decided item by item: the candidates are
+    the sources whose totals are below their shares of the items, including this one; the candidate that would lack a
+    whole item first gives the item. All numbers are whole, so nothing drifts.
+
+    Cost: O(1) with two sources; else O(sources) an item, some us, for batch sizes modulo the period.
+
+    Source: Baruah et al. 1996, Proportionate progress. On one processor, earliest deadline first schedules it.
     """
 
     def __init__(self, shares: Mapping[str, float]) -> None:
@@ -55,11 +59,11 @@ class Shares:
 
     @property
     def begun(self) -> Counted:
-        """Before the first item."""
+        """The position before the first item."""
         return Counted(0, (0,) * len(self.names))
 
     def parts(self, at: Counted, num_items: int) -> tuple[tuple[int, ...], Counted]:
-        """How many of the next num_items come from each source, and where the mixture stands then."""
+        """The number of the next num_items items that come from each source, and the position after them."""
         if len(self.weights) == 2:
             return self._halves(at, num_items)
         periods, rest = divmod(num_items, self.period)
@@ -75,7 +79,7 @@ class Shares:
         return tuple(parts), Counted(time, tuple(totals))
 
     def _halves(self, at: Counted, num_items: int) -> tuple[tuple[int, ...], Counted]:
-        """Of two sources the first one's total is its share, rounded: half an item off at most, as is the other's."""
+        """With two sources the total of the first is its share, rounded: both are off by half an item at most."""
         time = at.num_items + num_items
         first = (2 * time * self.weights[0] + self.period) // (2 * self.period)
         parts = (first - at.of_source[0], time - first - at.of_source[1])

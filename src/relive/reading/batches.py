@@ -1,4 +1,4 @@
-"""Batches that a thread of their own brings before they are asked for, from wherever they come."""
+"""Batches that a thread of their own brings before the program asks for them, from any source."""
 
 from __future__ import annotations
 
@@ -16,45 +16,49 @@ from relive.reading.batch import Batch
 
 __all__ = ["SLICE_S", "BatchSource", "Batches"]
 
-SLICE_S = 0.2  # how long a source waits for the limiter before it says so
-_running: set[Batches] = set()  # for the end of the interpreter, which must not find a thread in the core
+SLICE_S = 0.2  # how long a source waits for the limiter in one call
+_running: set[Batches] = set()  # closed at the end of the interpreter, which must not find a thread in the core
 
 
 class BatchSource(Protocol):
-    """Where batches come from, each in flight for the limiter from the moment it is drawn until commit or give_back.
+    """The source of batches, each in flight for the limiter from its draw until commit or give_back.
 
-    take and give_back by one thread at a time; ask and commit by any, also during take, and they wait for nobody.
+    One thread at a time calls take and give_back. Any thread calls ask and commit, also during take; these two never
+    wait.
     """
 
     def ask(self, num_batches: int) -> None:
-        """So many more are wanted; where it is negative so many fewer: where that leaves none, take() ends soon."""
+        """Asks for num_batches more. A negative number asks for fewer; if none is wanted then, take() ends soon."""
         ...
 
     def take(self) -> Batch | None:
-        """The next batch that is wanted; None where none is any more, or it was given up.
+        """The next batch that is wanted. None: no batch is wanted any more, or the batch was given up.
 
-        Waits for the limiter at most SLICE_S, then raises DeadlineExceeded. After any error it may be called again.
+        Waits for the limiter at most SLICE_S, then raises DeadlineExceeded. It may be called again after any error.
         """
         ...
 
     def commit(self, was_late: bool) -> None:
-        """The oldest batch taken is handed out. was_late: somebody waited for it. Raises TableClosed: it is not."""
+        """Hands out the oldest batch that was taken. was_late: the program waited for it. Raises TableClosed."""
         ...
 
     def give_back(self, num_batches: int) -> None:
-        """So many batches that were taken are not handed out; neither is anything drawn and not taken yet."""
+        """Gives back num_batches taken batches, and everything that was drawn and not taken."""
         ...
 
 
 @final
 class Batches(Closing):
-    """An iterator of batches that are drawn and gathered ahead; use it in a `with` block, which starts and stops it.
+    """An iterator of batches that are drawn and gathered ahead. Use it in a `with` block, which starts and stops it.
 
-    Up to `prefetch` batches wait, drawn but counted as sampled only when handed out; closing gives the rest back to the
-    limiter. Their priorities are those at the time of the draw. next() waits for the next batch at most timeout_s, then
-    DeadlineExceeded; it may be called again. An error in the background is raised by next(), once; then the thread
-    tries again, also after ServiceUnavailable. Ends after close(). next() may be called from any thread.
-    Owner of the thread and of the waiting batches; _changed guards both, and nobody waits in the source under it.
+    - Up to `prefetch` batches wait. They are drawn, and count as sampled only when they are handed out. close() gives
+      the others back to the limiter. Their priorities are those at the draw.
+    - next() waits for the next batch at most timeout_s, then raises DeadlineExceeded; it may be called again.
+    - next() raises an error of the background thread once. Then the thread tries again, also after ServiceUnavailable.
+    - The iterator ends after close(). Any thread may call next().
+
+    Owner of the thread and of the waiting batches. The lock _changed guards both, and no call waits in the source while
+    it is taken.
     """
 
     def __init__(self, source: BatchSource, num_items: int, prefetch: int, device: Any, timeout_s: float) -> None:
@@ -65,9 +69,9 @@ class Batches(Closing):
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._ready: deque[Batch] = deque()
-        self._num_asked = 0  # batches that were asked for and are not ready
-        self._starved: DeadlineExceeded | None = None  # why the batch in the making does not come
-        self._error: BaseException | None = None  # of the thread, for who asks for a batch
+        self._num_asked = 0  # batches that are wanted and not ready
+        self._starved: DeadlineExceeded | None = None  # the reason why the next batch does not come
+        self._error: BaseException | None = None  # of the thread, for next() to raise
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._process = 0
@@ -87,7 +91,7 @@ class Batches(Closing):
 
     def __next__(self) -> Batch:
         if self._is_a_childs and not self._stopping:
-            raise ForkedHandle("an iterator of batches")  # before the lock: the thread may have held it at the fork
+            raise ForkedHandle("an iterator of batches")  # before the lock, which the fork may have copied taken
         start = time.monotonic()
         with self._changed:
             if self._thread is None and not self._stopping:
@@ -106,10 +110,13 @@ class Batches(Closing):
             return batch
 
     def close(self) -> None:
-        """Stops the thread, gives back what was not handed out. Waits for what is under way; twice is harmless."""
+        """Stops the thread and gives back the batches that were not handed out. Closing twice is harmless.
+
+        Blocks: until the call of the source that is under way ends.
+        """
         _running.discard(self)
         if self._is_a_childs or self._stopping:
-            self._stopping = True  # in a child thread and batches in flight are the parent's
+            self._stopping = True  # in a child, thread and batches in flight belong to the parent
             return
         with self._changed:
             self._stopping = True
@@ -125,11 +132,11 @@ class Batches(Closing):
         state = "closed" if self._stopping else "running" if self._thread is not None else "not started"
         return f"Batches({self._num_items} items, {len(self._ready)} of {self._prefetch} ready, {state})"
 
-    # ---- the consumer's side; _changed is held ---------------------------------------------------------------------
+    # ---- the consumer's side; _changed is taken --------------------------------------------------------------------
 
     @property
     def _is_a_childs(self) -> bool:
-        """Whether this is the copy that a fork made of one that runs in the parent."""
+        """Whether this is the copy in a forked child of an iterator that runs in the parent."""
         return self._thread is not None and self._process != os.getpid()
 
     def _ask(self, num_batches: int) -> None:
@@ -141,7 +148,7 @@ class Batches(Closing):
             raise StopIteration
         if self._error is not None:
             error, self._error = self._error, None
-            self._changed.notify_all()  # the thread waits until it is told
+            self._changed.notify_all()  # the thread waits for this
             raise error
 
     def _deadline_exceeded(self, waited_s: float) -> DeadlineExceeded:
@@ -174,11 +181,11 @@ class Batches(Closing):
             return not self._stopping
 
     def _take(self) -> Batch | None:
-        """One batch, or None where the limiter did not allow one within a slice."""
+        """One batch; None if the limiter did not allow one within a slice."""
         try:
             batch = self._source.take()
         except WaitsForItself:
-            # This thread never writes; whether anybody ever will is for the consumer's deadline to say.
+            # This thread never writes. If no other thread writes either, the consumer's deadline ends the wait.
             time.sleep(SLICE_S / 20)
             return None
         except DeadlineExceeded as error:

@@ -1,4 +1,4 @@
-"""Draw: which items were chosen, with which probabilities, before their rows are gathered."""
+"""Draw: drawn items with their probabilities, before their rows are gathered."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ Probabilities = npt.NDArray[np.float64]
 
 @final
 class Draw:
-    """Items that were drawn, not yet gathered: item_keys int64[B], probabilities float64[B], num_live_items.
+    """Items that were drawn and are not yet gathered. Pickles.
 
-    index is the name of the index they were drawn from; of one's own None, the table's first; of a mixture '', and
-    source int64[B] says of each item by position in source_names which source it is of (None, and no names, of a
-    table's). Pickles.
+    Attributes:
+        item_keys: int64[B].
+        probabilities: float64[B].
+        num_live_items: N, the live items at the draw.
+        index: the name of the index. None for the first index, in a draw of the caller; '' in a draw of a mixture.
+        source: of a mixture int64[B], the source of each item by position in source_names; else None.
+        source_names: the names of a mixture's sources; else ().
     """
 
     __slots__ = ("index", "item_keys", "num_live_items", "probabilities", "source", "source_names")
@@ -37,18 +41,25 @@ class Draw:
         self.source_names: tuple[str, ...] = ()
 
     def of_sources(self, source: Keys, names: tuple[str, ...]) -> Draw:
-        """The same draw, of a mixture of sources of these names."""
+        """Marks this draw as one of a mixture, and returns it."""
         self.source, self.source_names = source, names
         return self
 
     @classmethod
     def of(cls, keys: npt.ArrayLike, probabilities: npt.ArrayLike, index: str | None = None) -> Draw:
-        """The draw of one's own sampler: keys int64[B], each with the probability it was chosen with, float64[B].
+        """The draw of a sampler of your own.
 
-        index: the name of the index they are of; None: the table's first. gather(Draw.of(...)) brings the rows, and
-        weights() uses these probabilities; table.claim(Draw.of(...)) counts it first, for limiters and use counts.
-        num_live_items is 0 until the draw meets a table. Raises InvalidConfig where a probability is not in (0, 1],
-        ShapeMismatch, DtypeMismatch.
+        gather(Draw.of(...)) returns the rows, and weights() uses these probabilities. Pass the draw to table.claim()
+        first to count it for limiters and use counts. num_live_items is 0 until the draw meets a table.
+
+        Args:
+            keys: int64[B].
+            probabilities: float64[B], each in (0, 1]: the probability with which each key was chosen.
+            index: the name of the index; None: the table's first.
+
+        Raises:
+            InvalidConfig: a probability is not in (0, 1], or the index is no name.
+            ShapeMismatch, DtypeMismatch: keys or probabilities have another shape or dtype.
         """
         if index is not None and not isinstance(index, str):
             raise InvalidConfig("index", "a name, or None for the first", index)
@@ -65,15 +76,15 @@ class Draw:
 
     @property
     def num_items(self) -> int:
-        """B, the number of items drawn."""
+        """B, the number of drawn items."""
         return len(self.item_keys)
 
     def rows(self, which: slice | npt.NDArray[Any]) -> Draw:
-        """The draw of some of its items: a slice (a view) or an index array."""
+        """The draw of some of its items, by a slice (a view) or an index array."""
         some = Draw(self.item_keys[which], self.probabilities[which], self.num_live_items, self.index)
         return some if self.source is None else some.of_sources(self.source[which], self.source_names)
 
-    if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
+    if not TYPE_CHECKING:  # Python calls it for missing names only; a type checker must not see it
 
         def __getattr__(self, name: str) -> Any:
             raise unknown_attribute("Draw", name, dir(Draw))

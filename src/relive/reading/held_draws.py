@@ -1,4 +1,4 @@
-"""Draws that count when they are handed out: what somebody who draws from several places at once holds meanwhile."""
+"""Draws that are counted when they are handed out: needed by code that draws from several places at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["HeldDraw", "HeldDraws"]
 
 
 class HeldDraw(NamedTuple):
-    """What was drawn. arrays: of the selection, none of a draw without one."""
+    """The result of a draw. arrays: those of the selection; empty without one."""
 
     arrays: list[npt.NDArray[Any]]
     item_keys: npt.NDArray[np.int64]
@@ -22,20 +22,23 @@ class HeldDraw(NamedTuple):
 
 
 class HeldDraws(Protocol):
-    """Draws of a table, each in flight for the limiter until it is committed or given back. One thread at a time."""
+    """Draws of a table. Each is in flight for the limiter until it is committed or given back. One thread at a time."""
 
     def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
-        """Draws, and gathers where the request has a selection. Blocks and raises as sample does; 0 tries once."""
+        """Draws items, and gathers them if the request has a selection.
+
+        Blocks and raises as sample does; 0 tries once.
+        """
         ...
 
     def commit(self) -> None:
-        """The oldest draw that is held is handed out."""
+        """Hands out the oldest draw in flight."""
         ...
 
     def give_back(self) -> None:
-        """The newest draw that is held is given back: to the limiter, the uses it took, and the number of the draw."""
+        """Gives back the newest draw in flight: its items to the limiter, its uses, and the number of the draw."""
         ...
 
     def close(self) -> None:
-        """Gives back what is held. Closing twice is harmless."""
+        """Gives back all draws in flight. Closing twice is harmless."""
         ...

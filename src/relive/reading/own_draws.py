@@ -1,4 +1,4 @@
-"""What a sampler of one's own chooses from: the keys of an index, as its core lists them, in order."""
+"""The items that a sampler of the caller chooses from: the keys of an index, in order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ __all__ = ["Order", "checked_order", "listed"]
 
 Order: TypeAlias = Literal["age", "priority"]
 
-_LEAVES = 1 << 20  # looked at in one call of the core
+_LEAVES = 1 << 20  # of one call of the core
 
 
 def checked_order(order: Any, name: str, index: Index) -> bool:
-    """Whether the order is by priority. Raises InvalidConfig where it is no order, or the sampler knows none."""
+    """Whether the order is by priority.
+
+    Raises InvalidConfig if it is no order, or if the sampler ignores priorities.
+    """
     if not isinstance(order, str) or order not in ("age", "priority"):
         raise InvalidConfig("order of keys", "'age' or 'priority'", order)
     if order == "priority" and not index.draws_by_priority:

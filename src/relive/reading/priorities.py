@@ -1,4 +1,4 @@
-"""Priorities of items that are more than a step."""
+"""Priorities of items that have more than one step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,26 @@ __all__ = ["sequence_priority"]
 def sequence_priority(
     td_errors: Any, mask: Any, eta: float = 0.9, *, time_major: bool = False, offsets: Any = None
 ) -> Any:
-    """eta * max + (1 - eta) * mean of |td_errors| over the rows of each sequence that mask names.
+    """The priority of a sequence: eta * max + (1 - eta) * mean of |td_errors|, over the rows that the mask names.
 
-    td_errors [B, T] and mask bool [B, T]: numpy arrays or torch tensors, both of one kind; the result is [B], of that
-    kind. Of groups of episodes both are [B, G, T], and the rows of all G are looked at. time_major: both are [T, B].
-    offsets: batch.offsets of items that lie end to end; both are [rows] then. To leave burn-in out give the mask of the
-    rows that carry loss. A sequence without such a row has 0. eta in [0, 1].
-    Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning (2019), section 2.3.
-    Raises InvalidConfig, ShapeMismatch.
+    Pass the mask of the rows that carry loss to leave out burn-in. A sequence without such a row has priority 0.
+
+    Args:
+        td_errors: [B, T]; [T, B] if time_major; [B, G, T] for groups of episodes, whose G episodes count together;
+            [rows] with offsets. A numpy array or a torch tensor.
+        mask: bool of the same shape and kind.
+        eta: share of the maximum, in [0, 1].
+        time_major: the time axis comes first.
+        offsets: batch.offsets of ragged items.
+
+    Returns:
+        [B], of the kind of td_errors.
+
+    Raises:
+        InvalidConfig: an argument has another type or value.
+        ShapeMismatch: the shapes do not fit together.
+
+    Source: Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, section 2.3.
     """
     eta = finite("eta", eta, 0.0, 1.0)
     axis = 0 if flag("time_major", time_major) or offsets is not None else 1
@@ -43,7 +55,7 @@ def sequence_priority(
         flat = (num_items, num_episodes * num_rows)
         td_errors, mask = td_errors.reshape(flat), mask.reshape(flat)
     errors, named = abs(td_errors), mask != 0
-    # Not a product: what a network makes of padding may be nan or infinite.
+    # Not a product: the error of a padded row may be nan or infinite.
     errors = np.where(named, errors, 0) if isinstance(errors, np.ndarray) else errors.masked_fill(~named, 0)
     if offsets is not None:
         return _end_to_end(errors, named, offsets, eta)
@@ -54,7 +66,7 @@ def sequence_priority(
 
 
 def _end_to_end(errors: Any, named: Any, offsets: Any, eta: float) -> Any:
-    """The same, of errors [rows] that are 0 where they are not named. Items are as long as offsets say."""
+    """The same for errors [rows], which are 0 where the mask does not name them. offsets say how long items are."""
     starts = np.asarray(offsets.cpu() if hasattr(offsets, "cpu") else offsets)
     fits = starts.ndim == 1 and len(starts) > 0 and starts[0] == 0 and starts[-1] == len(errors)
     if not fits or (np.diff(starts) < 0).any():
@@ -67,7 +79,7 @@ def _end_to_end(errors: Any, named: Any, offsets: Any, eta: float) -> Any:
         total = np.bincount(whose, errors, num_items)
         count = np.bincount(whose[named], minlength=num_items)
     else:
-        # Half precision has too few digits to number items, to count rows, and to add many errors up.
+        # Half precision has too few digits to number items, to count rows, and to add up many errors.
         item = errors.new_tensor(whose, dtype=named[:0].long().dtype)
         largest = errors.new_zeros(num_items).scatter_reduce(0, item, errors, "amax")
         wide = errors.float() if errors.element_size() < 4 else errors

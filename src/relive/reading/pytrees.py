@@ -1,7 +1,7 @@
-"""Classes of the library as inner nodes of trees (pytrees) of torch and jax, registered with what a program loads.
+"""Registers classes of the library as inner nodes of trees (pytrees) with torch and jax, if a program has loaded them.
 
-Neither is imported here: register_loaded is called where an object of such a class is made and modules have been loaded
-since the last one, and registers the classes with those of the two that have been imported by then.
+Neither is imported here. Code that makes an object of such a class calls register_loaded if modules have been loaded
+since the last call. That registers the classes with the frameworks that have been imported by then.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ __all__ = ["Tree", "register_loaded", "seen", "trees"]
 
 
 class Tree(NamedTuple):
-    """How objects of a class come apart and are put together again."""
+    """How objects of a class come apart, and how they are put together again."""
 
-    names: Callable[[Any], Iterable[str]]  # of the leaves of an object, in order
+    names: Callable[[Any], Iterable[str]]  # the names of an object's leaves, in order
     leaves: Callable[[Any], list[Any]]
-    context: Callable[[Any], Any]  # what is no leaf; compares and hashes
-    build: Callable[[Any, Iterable[Any], bool], Any]  # from a context and leaves; whether they are traced, not values
+    context: Callable[[Any], Any]  # the part that is no leaf; compares and hashes
+    build: Callable[[Any, Iterable[Any], bool], Any]  # from a context and leaves; True: the leaves are traced
 
 
 trees: dict[type[Any], Tree] = {}
 
 _registered: set[str] = set()
-seen = [0]  # modules that were loaded when register_loaded was called last: as many now, and there is nothing to do
+seen = [0]  # loaded modules at the last call of register_loaded: with as many there is nothing to do
 
 
 def register_loaded() -> None:
-    """Registers `trees` with torch and jax as far as they are loaded. Any thread."""
+    """Registers `trees` with torch and jax, if they are loaded. Any thread may call it."""
     seen[0] = len(sys.modules)
     for name, register in _FRAMEWORKS.items():
         module = sys.modules.get(name)
-        # One that is being imported at the moment has its functions later.
+        # A module that is being imported at this moment does not have its functions yet.
         if name not in _registered and hasattr(module, "register_pytree_node"):
             _registered.add(name)
             for kind, tree in trees.items():
-                # ValueError where another thread was faster (a lock would outlive a fork); the others of a version that
-                # registers in another way: a batch is then a leaf, and all else goes on.
+                # ValueError: another thread was faster (a lock would outlive a fork). The others: a version that
+                # registers in another way; then a batch is a leaf, and the program goes on.
                 with contextlib.suppress(AttributeError, TypeError, ValueError):
                     register(module, kind, tree)
 

@@ -1,4 +1,4 @@
-"""Rewards of transitions whose goal hindsight replaced, computed where they are read."""
+"""The rewards of transitions whose goal Hindsight replaced, computed where the transitions are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RewardFunction: TypeAlias = Callable[[npt.NDArray[Any], npt.NDArray[Any], Any], 
 @final
 @dataclass(frozen=True)
 class Goals:
-    """How a batch of one selection of columns is given its rewards."""
+    """How the batches of one selection of columns get their rewards."""
 
     hindsight: Hindsight
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class Goals:
         return "reward" in self.names
 
     def check(self, reward: Any) -> None:
-        """Raises InvalidConfig where the rewards of a batch of these columns cannot be made of it."""
+        """Raises InvalidConfig if the function cannot compute the rewards of a batch of these columns."""
         if reward is None and self.has_reward:
             expected = (
                 "reward=function(achieved, goal, batch): this index draws steps with other goals than they were"
@@ -50,7 +50,7 @@ class Goals:
                 raise UnknownColumn(name, self.names, "reward= needs it: name it in columns=")
 
     def rewarded(self, batch: Batch, reward: RewardFunction | None) -> Batch:
-        """The batch, its rewards of other goals recomputed in place."""
+        """The batch with the rewards of replaced goals computed in place."""
         which = np.flatnonzero(batch["relabelled"]) if reward is not None else np.empty(0, np.int64)
         if reward is None or not which.size:
             return batch
@@ -65,7 +65,7 @@ class Goals:
 
 @final
 class RelabelledSource:
-    """Batches of another source with their rewards, made on the thread that takes them."""
+    """Batches of another source with their rewards, which are computed on the thread that takes them."""
 
     def __init__(self, source: BatchSource, goals: Goals, reward: RewardFunction | None) -> None:
         self._source = source
@@ -74,7 +74,7 @@ class RelabelledSource:
         self.ask, self.commit, self.give_back = source.ask, source.commit, source.give_back
 
     def take(self) -> Batch | None:
-        """As BatchSource.take(); what the function raises is raised here, and its batch is given back."""
+        """As BatchSource.take(). If the function raises, its batch is given back and the error is raised here."""
         batch = self._source.take()
         if batch is None:
             return None
@@ -87,10 +87,10 @@ class RelabelledSource:
 
 
 def goals_of(sampler: object, names: tuple[str, ...]) -> Goals | None:
-    """How batches of these columns are rewarded; None of an index without Hindsight."""
+    """How batches of these columns get their rewards; None for an index without Hindsight."""
     return Goals(sampler, names) if isinstance(sampler, Hindsight) else None
 
 
 def extra_columns(sampler: object) -> tuple[str, ...]:
-    """Names that items of an index have by its sampler."""
+    """The columns that the sampler adds to those of the items."""
     return ("relabelled",) if isinstance(sampler, Hindsight) else ()

@@ -1,4 +1,4 @@
-"""Where the batches of a local table come from: drawn and gathered at once, or drawn well ahead of their disk reads."""
+"""The batches of a local table: drawn and gathered at once, or drawn well ahead of their disk reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import final
 from relive._core import Claims, CoreTable, PlannedBatch
 from relive.core.request import DrawRequest
 from relive.errors import DeadlineExceeded, RareItems, TableClosed
-from relive.reading.batch import Batch, Columns
+from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
+from relive.reading.columns import Columns
 from relive.reading.held_draws import HeldDraw
 
 __all__ = ["DrawNumber", "LocalDraws", "PlannedSource", "SampledSource"]
@@ -18,10 +19,10 @@ __all__ = ["DrawNumber", "LocalDraws", "PlannedSource", "SampledSource"]
 
 @final
 class DrawNumber:
-    """The number that a draw ahead of its use takes. Given back with the draw, it leaves the next draw what it was:
+    """The number of a draw that is made ahead of its use. A draw that is given back gives back its number, too.
 
-    what a program draws then depends on what it was handed, and not on how far somebody drew ahead of it. The newest is
-    given back first; not where another draw of the handle came in between.
+    So the items that a program draws depend on the batches that it got, and not on how far a thread drew ahead. The
+    newest draw is given back first. A number is not given back if another draw of the handle came in between.
     """
 
     def __init__(self, core: CoreTable) -> None:
@@ -29,26 +30,26 @@ class DrawNumber:
         self._call = core.next_call
 
     def taken(self) -> None:
-        """The draw is made."""
+        """Notes that the draw was made."""
         if self._core.next_call != self._call + 1:
-            self._call = -1  # another thread drew beside it: whose number this was is not known
+            self._call = -1  # another thread drew at the same time: the number of this draw is not known
 
     def give_back(self) -> None:
-        """The draw was for nothing."""
+        """Notes that the draw was not used."""
         if self._call >= 0 and not self._core.closed:
             self._core.return_call(self._call)
 
 
 @final
 class LocalDraws:
-    """Draws from a local table, as HeldDraws says. Owner of what they hold."""
+    """Draws of a local table, as HeldDraws describes them. Owner of the draws in flight."""
 
     def __init__(self, core: CoreTable) -> None:
         self._core = core
         self._held: deque[tuple[DrawRequest, Claims, DrawNumber]] = deque()  # the oldest first
 
     def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
-        """One held draw."""
+        """Makes one draw, in flight."""
         claims, number = Claims(), DrawNumber(self._core)
         drawn = HeldDraw(*self._core.draw(request, timeout_s, claims=claims))
         number.taken()
@@ -56,35 +57,35 @@ class LocalDraws:
         return drawn
 
     def commit(self) -> None:
-        """Counts the oldest as sampled. Raises TableClosed: closing took everything back that was in flight."""
+        """Counts the oldest draw as sampled. Raises TableClosed: closing gave back every draw in flight."""
         request, claims, _ = self._held.popleft()
         self._core.commit_batch(request.index_number, request.num_items, claims, request.selection is not None)
 
     def give_back(self) -> None:
-        """Takes the newest back."""
+        """Gives back the newest draw."""
         request, claims, number = self._held.pop()
         if not self._core.closed:
             self._core.give_back_batch(request.index_number, request.num_items, claims)
             number.give_back()
 
     def close(self) -> None:
-        """Takes all of them back."""
+        """Gives back all draws."""
         while self._held:
             self.give_back()
 
 
 @final
 class SampledSource:
-    """Batches drawn and gathered in one step."""
+    """Batches that are drawn and gathered in one step."""
 
     def __init__(self, core: CoreTable, request: DrawRequest, columns: Columns) -> None:
         self._core = core
         self._request = request
         self._columns = columns
-        self._taken: deque[DrawNumber] = deque()  # of the batches that are in flight, the oldest first
+        self._taken: deque[DrawNumber] = deque()  # of the batches in flight, the oldest first
 
     def ask(self, num_batches: int) -> None:
-        """Nothing begins before take(), and that is short."""
+        """Does nothing: a batch begins in take(), which is short."""
 
     def take(self) -> Batch:
         """Draws and gathers."""
@@ -102,7 +103,7 @@ class SampledSource:
         self._taken.popleft()
 
     def give_back(self, num_batches: int) -> None:
-        """Returns them to the limiter, the newest first, with their numbers."""
+        """Gives batches back to the limiter, the newest first, with their numbers."""
         for _ in range(num_batches):
             self._taken.pop().give_back()
         if num_batches and not self._core.closed:
@@ -111,9 +112,10 @@ class SampledSource:
 
 @final
 class PlannedSource:
-    """The next batches of a tiered table, drawn and being read from the disk; take() puts the first of them together.
+    """The next batches of a tiered table: drawn, and being read from the disk. take() completes the first of them.
 
-    Owner of the planned batches, which are in flight for the limiter until commit or give_back. depth: how many.
+    Owner of the planned batches, which are in flight for the limiter until commit or give_back. depth: how many there
+    are.
     """
 
     def __init__(self, core: CoreTable, request: DrawRequest, columns: Columns, depth: int) -> None:
@@ -122,13 +124,16 @@ class PlannedSource:
         self._columns = columns
         self._depth = depth
         self._planned: deque[tuple[PlannedBatch, DrawNumber]] = deque()
-        self._taken: deque[DrawNumber] = deque()  # of the batches that take() gave and nobody has yet, the oldest first
-        self._lock = threading.Lock()  # over what follows
+        self._taken: deque[DrawNumber] = deque()  # of batches that take() returned and that are not handed out
+        self._lock = threading.Lock()  # guards the two attributes below
         self._current: PlannedBatch | None = None
         self._num_wanted = 0
 
     def ask(self, num_batches: int) -> None:
-        """Counts them; where none is wanted any more, what take() waits for is cancelled."""
+        """Counts the batches that are wanted.
+
+        If none is wanted any more, the batch that take() waits for is cancelled.
+        """
         with self._lock:
             self._num_wanted += num_batches
             if num_batches < 0 and self._num_wanted <= 0 and self._current is not None:
@@ -156,7 +161,7 @@ class PlannedSource:
         return None if made is None else Batch(self._columns, *made)
 
     def commit(self, was_late: bool) -> None:
-        """Counts a batch as sampled, and as late where it was."""
+        """Counts a batch as sampled, and as late if it was late."""
         if self._core.closed:
             raise TableClosed()  # closing took everything back that was in flight
         if was_late:
@@ -165,7 +170,7 @@ class PlannedSource:
         self._taken.popleft()
 
     def give_back(self, num_batches: int) -> None:
-        """Returns them to the limiter, and what was drawn and not taken."""
+        """Gives back these batches, and those that were drawn and not taken."""
         while self._planned:
             planned, number = self._planned.pop()
             planned.drop()
@@ -184,10 +189,10 @@ class PlannedSource:
             except (DeadlineExceeded, RareItems):
                 if not self._planned:
                     raise
-                return  # what is there first; should it stay so, whoever asks for more is told
+                return  # first the batches that exist; a later call raises the error if it lasts
             number.taken()
             self._planned.append((planned, number))
 
     def _return(self, num_items: int) -> None:
-        if num_items and not self._core.closed:  # closing the table gives everything back
+        if num_items and not self._core.closed:  # closing the table gives back every draw
             self._core.return_held(self._request.index_number, num_items)

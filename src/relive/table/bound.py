@@ -1,4 +1,4 @@
-"""What every part of a handle uses: the core below, what the table is, and what was resolved of it before."""
+"""The base of all parts of a handle: its core, its configuration, and the selections and conditions it has resolved."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from relive.core.loadable import Loadable
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import InvalidConfig, ReliveError, RequestTooLarge
-from relive.reading.batch import Columns, Selection
 from relive.reading.batches import BatchSource
+from relive.reading.columns import Columns, Selection
 from relive.reading.held_draws import HeldDraws
 from relive.reading.rewards import extra_columns, goals_of
 from relive.table.columns import asked_names, shown_columns
@@ -32,7 +32,7 @@ MAX_REMEMBERED = 256  # selections and conditions of a handle, and requests of a
 
 
 class Bound(Closing, Loadable):
-    """A handle's core and configuration. A subclass says where the core comes from, and what runs ahead."""
+    """The core and the configuration of a handle."""
 
     def _bind(self, core: TableCore, config: TableConfig, timeout_s: float) -> None:
         self._core = core
@@ -47,7 +47,7 @@ class Bound(Closing, Loadable):
         self._default_selection = self.select(None, None)
 
     def _bind_to(self, core: TableCore, timeout_s: float | None) -> None:
-        # To a core that is open already: what the table is comes from its metadata. Closes it where that is foreign.
+        # The metadata of the open core has the configuration. The core is closed if this version cannot read it.
         try:
             config = TableConfig.from_metadata(core.metadata)
         except ReliveError:
@@ -58,9 +58,9 @@ class Bound(Closing, Loadable):
     # ---- for the floors above --------------------------------------------------------------------------------------
 
     def select(self, index: str | None, columns: Sequence[str] | None) -> Selection:
-        """Columns of an index, resolved once and remembered. Raises UnknownColumn, InvalidConfig."""
+        """The columns of an index, resolved once and remembered. Raises UnknownColumn, InvalidConfig."""
         asked = None if columns is None else asked_names(columns)
-        number = self.index_number(index)  # first: what is no name may not even have a hash
+        number = self.index_number(index)  # first, because a value that is no name may have no hash
         selection = self._selections.get((index, asked))
         if selection is None:
             one = self._config.index[self._index_names[number]]
@@ -76,7 +76,7 @@ class Bound(Closing, Loadable):
         return self._core.gather(selection.core, np.ascontiguousarray(keys), None)
 
     def condition(self, number: int, where: str) -> Any:
-        """A condition on items of an index, as the core takes it; remembered. Raises InvalidConfig, UnknownColumn."""
+        """A condition on items of an index in the core's form; remembered. Raises InvalidConfig, UnknownColumn."""
         condition = self._conditions.get((number, where)) if isinstance(where, str) else None
         if condition is None:
             checked = where_of(where, self._spec, self._config.index[self._index_names[number]].items)
@@ -86,7 +86,7 @@ class Bound(Closing, Loadable):
         return condition
 
     def index_number(self, name: str | None) -> int:
-        """Which of the indexes it is, in their order; None: the first. Raises InvalidConfig."""
+        """The position of an index among the table's indexes; None: the first. Raises InvalidConfig."""
         if name is None:
             return 0
         if not isinstance(name, str) or name not in self._index_names:
@@ -108,7 +108,7 @@ class Bound(Closing, Loadable):
         return number
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
-        """The same error with the limiter's arithmetic: of the index named, else of the narrowest one."""
+        """The same error with the arithmetic of the index's limiter; without an index, of the narrowest limiter."""
         if error.none_twice:
             return error
         names = self._index_names if index is None else (index,)
@@ -121,10 +121,10 @@ class Bound(Closing, Loadable):
 
     @abstractmethod
     def held_draws(self) -> HeldDraws:
-        """Draws that are counted when they are handed out, or given back whole."""
+        """Draws that are counted when they are handed out, or given back as a whole."""
 
     @abstractmethod
     def _batch_source(
         self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
-        """Where batches of such draws come from, and how many of them wait here ready to be handed out."""
+        """The source of batches of such draws, and how many of them wait here, ready to be handed out."""

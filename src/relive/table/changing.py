@@ -34,10 +34,26 @@ class Changing(Bound):
     def update_priorities(
         self, item_keys: npt.ArrayLike, priorities: Any, *, index: str | None = None, **unknown: NoReturn
     ) -> int:
-        """Sets priorities [B] (finite, >= 0, taken as given) of items [B]; returns how many were still there.
+        """Sets the priorities of items; returns how many were still there.
 
-        The last of duplicates wins. Torch tensors are taken too. All are checked before the first is applied: raises
-        InvalidPriority, ForeignKey, ShapeMismatch, NoPriorities, ReadOnly, TableClosed.
+        All arguments are checked before the first priority is set.
+
+        Args:
+            item_keys: int64[B]. If a key comes twice, its last priority counts.
+            priorities: [B], finite, >= 0, taken as given: no absolute value and no epsilon is added. Torch tensors
+                pass.
+            index: the name of an index; None: the first.
+
+        Returns:
+            The number of items that were still there. Updates of items that are gone are counted in
+                stats().updates_stale.
+
+        Raises:
+            InvalidPriority: a priority is negative, NaN, or not finite as float32.
+            ForeignKey: a key belongs to no item of this table.
+            ShapeMismatch: keys and priorities have different shapes.
+            NoPriorities: neither the sampler nor the remover of the index looks at priorities.
+            ReadOnly, TableClosed: the handle changes nothing, or is closed.
         """
         if unknown or priorities is MISSING or item_keys is MISSING:
             refuse_unknown(self.update_priorities, unknown)
@@ -53,13 +69,22 @@ class Changing(Bound):
         return self._core.update_priorities(number, item_keys, priorities)
 
     def complete(self, item_keys: npt.ArrayLike, /, **columns: Any) -> int:
-        """Gives steps their late columns, once; returns how many of the steps were still there.
+        """Fills the late columns of steps, once; returns how many of the steps were still there.
 
-        item_keys: what append and extend returned, in any order, from any process: of any shape, or one key. columns:
-        every late column, [*keys' shape, *column's shape], nested ones as dicts and tuples. An item can be drawn once
-        all of its steps have theirs. Of more than 256 steps, other calls may see some completed before the others.
-        All are checked before the first is applied: raises AlreadyCompleted, ForeignKey, UnknownColumn, MissingColumn,
-        LateColumn, ShapeMismatch, DtypeMismatch, ReadOnly, TableClosed. Never waits for a limiter.
+        An item can be drawn when the late columns of all of its steps are filled. With more than 256 steps, other calls
+        may see some of them filled before the others. All arguments are checked before the first step is filled. Never
+        waits for a limiter.
+
+        Args:
+            item_keys: keys that append and extend returned, of any shape, or one key; in any order, from any process.
+            **columns: every late column, [*keys' shape, *column's shape]; nested ones as dicts and tuples.
+
+        Raises:
+            AlreadyCompleted: a step is filled already.
+            ForeignKey: a key belongs to no step of this table.
+            UnknownColumn, MissingColumn, LateColumn: a column is unknown, missing, or not late.
+            ShapeMismatch, DtypeMismatch: an array has another shape or dtype.
+            ReadOnly, TableClosed: the handle changes nothing, or is closed.
         """
         return self._core.complete(*self._late.pack(item_keys, columns))
 
@@ -74,18 +99,36 @@ class Changing(Bound):
     ) -> Keys:
         """Makes N items of an index with Explicit items, in order; returns their keys int64[N].
 
-        windows: {name: rows}, or the rows where the index has one window without a name. Rows are named by the keys
-        that append and extend returned: first keys int64[N], for windows of their full length; (first keys, number of
-        rows); (last keys, negative number): so many rows that end with it; int64[N, R]: each of them, a stride apart.
-        Windows left out, or of 0 rows, are not of the item. All rows that a window spans are steps of one lane.
-        Over rows that wait for late columns an item is made, too, and drawn once all of its rows have theirs.
-        priority: of the items, finite, >= 0, one for all or [N]. columns: [N, *shape] of every column of the items.
-        index None: the one index that has Explicit items. Several items may stand on one step.
-        Blocks while the index's limiter refuses, at most timeout_s. All items are checked before the first is made: an
-        error changes nothing, unless error.stored > 0: then the first ones are made, error.keys are theirs. Raises
-        RowGone, RowsApart, ForeignKey, UnknownColumn, MissingColumn, ShapeMismatch, DtypeMismatch, InvalidConfig,
-        InvalidPriority, NoPriorities, DeadlineExceeded, ReadOnly, TableClosed.
-        Cost: one lock for some 256 items; an item O(windows x pages they touch).
+        All rows that a window spans are steps of one lane. Several items may stand on one step. An item over rows that
+        wait for late columns is made, and can be drawn when all of its rows are filled. All items are checked before
+        the first is made: an error changes nothing, unless error.stored > 0. Then the first items are made, and
+        error.keys are their keys.
+
+        Args:
+            windows: {name: rows}; or the rows alone if the index has one window without a name. Rows are named by keys
+                that append and extend returned, in one of the forms below. A window that is left out, or has 0 rows, is
+                not part of the item.
+            index: the name of an index; None: the only index with Explicit items.
+            priority: finite, >= 0; one for all, or [N]; None: the index's initial priority.
+            timeout_s: how long to wait for the index's limiter, as for sample.
+            **columns: [N, *shape] of every own column of the items.
+
+        | rows | meaning |
+        |---|---|
+        | int64[N] | keys of first rows; windows have their full length |
+        | (int64[N], numbers) | keys of first rows, and the number of rows: one, or [N] |
+        | (int64[N], negative numbers) | keys of last rows, and the number of rows that end with them |
+        | int64[N, R] | each row by its key, a stride apart |
+
+        Raises:
+            RowGone, RowsApart: a row is gone, or the rows are not of one lane or not a stride apart.
+            ForeignKey: a key belongs to no row of this table.
+            UnknownColumn, MissingColumn, ShapeMismatch, DtypeMismatch: a column is wrong.
+            InvalidConfig, InvalidPriority, NoPriorities: an argument has another type or value.
+            DeadlineExceeded: the limiter did not let the items in in time.
+            ReadOnly, TableClosed: the handle changes nothing, or is closed.
+
+        Cost: one lock for each 256 items; O(windows x pages that they touch) an item.
         """
         number, items = explicit_index(self._config.index, index)
         new = new_items(items, windows, priority, columns)
@@ -94,28 +137,42 @@ class Changing(Bound):
 
     @names_arguments
     def delete(self, item_keys: npt.ArrayLike) -> int:
-        """Removes these steps from every index at once; returns how many were there. Raises ForeignKey, ReadOnly.
+        """Removes these steps from every index at once; returns how many were there.
 
-        The key of an Explicit item removes that item alone; items that stand on a step that is removed stay.
+        The key of an Explicit item removes that item alone. Items that stand on a removed step stay.
+
+        Raises:
+            ForeignKey: a key belongs to no step or item of this table.
+            ReadOnly, TableClosed: the handle changes nothing, or is closed.
         """
         return self._core.delete(as_keys(item_keys))
 
     def clear(self) -> None:
-        """Removes all steps; lanes, priorities' maximum and counters go on. Raises ReadOnly, TableClosed."""
+        """Removes all steps. Lanes, the largest priority and the counters go on. Raises ReadOnly, TableClosed."""
         self._core.clear()
 
     def set_policy_version(self, version: int) -> None:
-        """The learner's version (0 to 2**32 - 1): rows are stamped with it, staleness is counted from it."""
+        """Sets the learner's version, 0 to 2**32 - 1: rows are stamped with it, and staleness is counted from it."""
         self._core.set_policy_version(integer("version", version, 0, 2**32 - 1))
 
     @names_arguments
     def set_limiter(self, limiter: Limiter, *, index: str | None = None) -> None:
-        """The limiter of an index from now on, for every process; who waits is judged anew.
+        """Replaces the limiter of an index, for every process. Waiting calls are judged by the new one.
 
-        Its corridor begins anew, too: as though the present items, min_size at most, had been inserted and none of them
-        drawn. table.config stays what the table was made from; table.limiter() says the present one.
-        Raises InvalidConfig where the index cannot have it, CapacityTooSmall, RequestTooLarge where a draw that waits
-        now could never pass; then nothing changes. DeadlineExceeded, ReadOnly, TableClosed.
+        Its corridor begins again: as though the present items, min_size at most, had been inserted and none of them
+        drawn. table.config stays the configuration that the table was made from; table.limiter() returns the present
+        limiter.
+
+        Args:
+            limiter: the new limiter.
+            index: the name of an index; None: the first.
+
+        Raises:
+            InvalidConfig: the index cannot have this limiter. Nothing changes.
+            CapacityTooSmall: its min_size could never be reached. Nothing changes.
+            RequestTooLarge: a waiting draw could never pass. Nothing changes.
+            DeadlineExceeded, ReadOnly, TableClosed: the lock was not free in time, or the handle changes nothing or is
+                closed.
         """
         number = self.index_number(index)
         name = self._index_names[number]
@@ -125,21 +182,33 @@ class Changing(Bound):
 
     @names_arguments
     def set_priority_exponent(self, exponent: float, *, index: str | None = None) -> None:
-        """The exponent of an index with a Prioritized sampler from now on, for every process: mass = priority ** it.
+        """Changes the exponent of an index with a Prioritized sampler, for every process: mass = priority ** exponent.
 
-        Every mass is computed anew from the priority that it came of, as if the items had been given with the new
-        exponent (docs/samplers.md says how exactly); draws that this meets are drawn anew. To 0 all masses are 1 and
-        the priorities are forgotten: from 0 any other exponent is refused. table.config stays what the table was made
-        from; priority_exponent() says the present one. The exponent of a remover stays.
-        Raises InvalidConfig; then nothing changes. DeadlineExceeded, ReadOnly, TableClosed.
-        Cost: one hold of the lock, some 60 ns a step that the table has room for: 60 ms for a million.
+        Every mass is computed again from its priority, as if the items had come with the new exponent (docs/samplers.md
+        says how exactly). Draws that this meets are made again. With exponent 0 all masses are 1 and the priorities are
+        forgotten: from 0, any other exponent is refused. table.config stays the configuration that the table was made
+        from; priority_exponent() returns the present exponent. The exponent of a remover stays.
+
+        Args:
+            exponent: a finite number >= 0.
+            index: the name of an index; None: the first.
+
+        Raises:
+            InvalidConfig: the index or the exponent does not allow it. Nothing changes.
+            DeadlineExceeded, ReadOnly, TableClosed: the lock was not free in time, or the handle changes nothing or is
+                closed.
+
+        Cost: one critical section, some 60 ns for each step that the table has room for: 60 ms for a million.
         """
         number = self._exponent_index(index)
         self._core.set_priority_exponent(number, finite("exponent", exponent, 0.0))
 
 
 def explicit_index(indexes: Mapping[str, Index], name: str | None) -> tuple[int, Explicit]:
-    """Number and items of the index of this name, or of the only one, with Explicit items. Raises InvalidConfig."""
+    """The number and the items of an index with Explicit items; name None: the only such index.
+
+    Raises InvalidConfig.
+    """
     found = {one: number for number, one in enumerate(indexes) if isinstance(indexes[one].items, Explicit)}
     if name is None and len(found) == 1:
         name = next(iter(found))
@@ -151,7 +220,7 @@ def explicit_index(indexes: Mapping[str, Index], name: str | None) -> tuple[int,
 
 
 def _as_numbers(priorities: Any) -> npt.NDArray[Any]:
-    """Priorities of any other sort, as an array that the core takes; complex ones and texts are refused."""
+    """Priorities of any other type as an array that the core takes. Complex numbers and texts are refused."""
     if not isinstance(priorities, np.ndarray) or priorities.dtype.kind not in "fiub":
         priorities = as_array("priorities", priorities)
     if priorities.dtype.itemsize > 8 or priorities.dtype.kind == "c":

@@ -1,4 +1,4 @@
-"""The columns of a batch: the flat names that a call asks for, by the kind of items that the index has."""
+"""The columns that a call asks for, as the columns of a batch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from relive.config.explicit import Explicit
 from relive.config.items import Items
 from relive.config.spec import StepSpec
 from relive.errors import InvalidConfig
-from relive.reading.batch import Columns, TimeAxis
+from relive.reading.batch import refuse_columns
+from relive.reading.columns import Columns, TimeAxis
 
 __all__ = ["asked_names", "shown_columns"]
 
 
 def asked_names(columns: Any) -> tuple[str, ...]:
-    """columns= as a call gave it: names, or one name."""
+    """The argument columns= as a tuple of names; one name is allowed. Raises InvalidConfig."""
     try:
         names = (columns,) if isinstance(columns, str) else tuple(columns)
     except (TypeError, ValueError):
@@ -27,11 +28,20 @@ def asked_names(columns: Any) -> tuple[str, ...]:
 def shown_columns(
     items: Items | Explicit, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...]
 ) -> Columns:
-    """The columns that a batch of these items shows; asked None: the usual ones. more: names that the sampler adds.
+    """The columns that a batch of these items shows.
 
-    Raises UnknownColumn.
+    Args:
+        items: the items of the index.
+        spec: the columns of a step.
+        asked: the names that the call asks for; None: the usual ones.
+        more: names that the sampler adds.
+
+    Raises:
+        UnknownColumn: a name stands for no column.
     """
     axis = TimeAxis(
         items.is_trimmed, items.rows_behind, items.time_major, items.is_ragged, items.crosses, items.is_grouped
     )
-    return Columns(items.batch_names(spec, asked, more), spec, axis, items.window_names)
+    columns = Columns(items.batch_names(spec, asked, more), spec, axis, items.window_names)
+    refuse_columns(columns.tops)
+    return columns

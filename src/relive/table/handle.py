@@ -1,4 +1,4 @@
-"""What every handle on a table does with the core below it, wherever that core is."""
+"""TableHandle: the base of every handle on a table, wherever its core is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["TableHandle"]
 class TableHandle(Reading, Changing, Looking):
     """Reads and changes a table through its core: a region of this machine's memory, or messages to another machine.
 
-    A subclass says where the core comes from, who writes, and what runs ahead. Any number of threads.
+    A subclass says where the core comes from, how writers are opened, and how batches are drawn ahead. Any number of
+    threads may use a handle.
     """
 
     @abstractmethod

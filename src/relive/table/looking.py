@@ -1,4 +1,4 @@
-"""The calls of a handle that look at the table: sizes, statistics, and what it was made from."""
+"""The calls of a handle that look at the table: sizes, statistics, and the configuration."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Looking(Bound):
         return self._core.num_steps()
 
     def __bool__(self) -> bool:
-        """True: `if table:` asks whether there is a handle, not whether it holds steps."""
+        """True: `if table:` asks whether a handle exists, and not whether it has steps."""
         return True
 
     def num_items(self, index: str | None = None) -> int:
-        """Live items of an index: those that can be drawn. Raises TableClosed."""
+        """Live items of an index: those that can be drawn. Raises InvalidConfig, TableClosed."""
         return self._core.num_items(self.index_number(index))
 
     def limiter(self, index: str | None = None) -> Limiter:
-        """The present limiter of an index, its tolerance in numbers. Raises InvalidConfig, TableClosed."""
+        """The present limiter of an index, with its tolerance as a number. Raises InvalidConfig, TableClosed."""
         return self._index_limiter(self.index_number(index))
 
     def priority_exponent(self, index: str | None = None) -> float:
@@ -40,22 +40,25 @@ class Looking(Bound):
         return table_stats(self._core.stats(), self._index_names)
 
     def check(self) -> None:
-        """Raises CheckFailed where an invariant is broken. Locks the table for a pass over all of it."""
+        """Raises CheckFailed if an invariant is broken.
+
+        Blocks: takes the table's lock for a pass over the whole table.
+        """
         self._core.check()
 
     @property
     def config(self) -> TableConfig:
-        """What the table was made from."""
+        """The configuration that the table was made from."""
         return self._config
 
     @property
     def spec(self) -> StepSpec:
-        """What a step holds."""
+        """The columns of a step."""
         return self._spec
 
     @property
     def indexes(self) -> dict[str, Index]:
-        """{name: Index}, the first being the default of reading calls."""
+        """{name: Index}; the first is the default of reading calls."""
         return dict(self._config.index)
 
     @property
@@ -65,12 +68,12 @@ class Looking(Bound):
 
     @property
     def timeout_s(self) -> float:
-        """The default deadline of this handle's calls."""
+        """The default deadline of this handle's calls, in seconds."""
         return self._timeout_s
 
     @property
     def policy_version(self) -> int:
-        """What set_policy_version set last. Raises TableClosed."""
+        """The version that set_policy_version set last. Raises TableClosed."""
         return self._core.policy_version
 
     @property

@@ -1,4 +1,4 @@
-"""Finding tables: attach to one by name, connect to one elsewhere, list those of this machine, remove one of them."""
+"""Finds tables: attaches to one by name, connects to one elsewhere, lists those of this machine, and removes one."""
 
 from __future__ import annotations
 
@@ -28,29 +28,50 @@ __all__ = ["TableRow", "attach", "connect", "list_tables", "loader", "remove"]
 
 @names_arguments
 def attach(name: str, stream: int | None = None, timeout_s: float | None = None, read_only: bool = False) -> Table:
-    """A handle on the table SharedMemory(name), made here or by another process.
+    """A handle on the table SharedMemory(name), which this or another process made.
 
-    stream: the random stream of this handle, exactly; a program whose draws shall be the same in every run gives each
-    sampling process its own (its rank). None: one of its own, counted by attaches, so that no two handles draw the same
-    items; the same in the next run where handles attach in the same order (never for read_only, which counts nowhere).
+    Args:
+        name: the name of the shared memory.
+        stream: the number of this handle's random stream. Give each sampling process its own (its rank) if draws must
+            be the same in every run. None: a number of its own, counted by attaches, so that no two handles draw the
+            same items. It is the same in the next run if handles attach in the same order (never for read_only, which
+            counts nowhere).
+        timeout_s: the default deadline of this handle's calls, in seconds; None: the table's.
+        read_only: draw and gather uncounted, and change nothing.
+
     Copies of a handle, pickled or in a forked child, get streams of their own in the same way.
-    timeout_s: the default of this handle's calls, None: the table's. read_only: draw and gather without being counted,
-    change nothing.
-    Returns at once, except that an attach by others that is under way is waited for. Raises NoSuchTable, NotARegion,
-    FormatMismatch, TooManyParticipants, DeadlineExceeded, InvalidConfig.
+
+    Raises:
+        NoSuchTable: no table has this name.
+        NotARegion, FormatMismatch: the file is no table, or one of another version.
+        TooManyParticipants: too many handles are attached.
+        DeadlineExceeded: another process did not finish its attach in time.
+        InvalidConfig: an argument has another type or value.
+
+    Blocks: only while another process attaches.
     """
     return attach_path(SharedMemory(name).path, stream, timeout_s, read_only)
 
 
 @names_arguments
 def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None = None) -> RemoteTable:
-    """A handle on a table that a server has: grpc://host:port/name. Needs the extra `service`.
+    """A handle on a table of a server. Needs the extra `service`.
 
-    timeout_s: the default of this handle's calls, None: the table's. spec: what a step is expected to hold.
-    Waits for the server at most timeout_s, or 10 s. Raises ServiceUnavailable, NoSuchTable, FormatMismatch (a server of
-    another version), InvalidConfig (no such address, another spec), MissingPackage without the extra.
+    Args:
+        address: grpc://host:port/name.
+        timeout_s: the default deadline of this handle's calls, in seconds; None: the table's.
+        spec: the spec that the table must have; None: any.
+
+    Raises:
+        ServiceUnavailable: no server answers at the address.
+        NoSuchTable: the server has no table of this name.
+        FormatMismatch: the server has another version.
+        InvalidConfig: the address is none, or the table has another spec.
+        MissingPackage: the extra is not installed.
+
+    Blocks: for the server, at most timeout_s, or 10 s.
     """
-    service = importlib.import_module("relive.service")  # here and not above: the library itself needs numpy only
+    service = importlib.import_module("relive.service")  # imported here, because the library itself needs numpy only
     return cast("RemoteTable", service.connect(address, timeout_s, spec))
 
 
@@ -70,14 +91,30 @@ def loader(
 ) -> Loader:
     """The table's batches as a torch IterableDataset, for DataLoader(..., batch_size=None). Needs torch.
 
-    Endless. Each batch is a dict of tensors: the columns, nested as declared, item_keys int64[B], probabilities
-    float64[B], num_live_items int64[], and with beta= weights float32[B], (N p) ** -beta over the maximum in the batch.
-    rank, world: of the processes that train together, no two of which draw alike. columns, index, where, timeout_s: as
-    of sample; a batch waits at most timeout_s for the limiter, then DeadlineExceeded. stream: loaders of other streams
-    draw other items. Has the state_dict of torchdata's StatefulDataLoader (docs/loader.md).
-    Raises InvalidConfig, UnknownColumn, MissingPackage without torch.
+    The dataset is endless. Each batch is a dict of tensors: the columns, nested as declared, item_keys int64[B],
+    probabilities float64[B], num_live_items int64[], and with beta= also weights float32[B]:
+
+        weight = (N p) ** -beta, divided by the largest weight of the batch
+
+    It has the state_dict of torchdata's StatefulDataLoader (docs/loader.md).
+
+    Args:
+        table: a table.
+        batch: items of a batch, B.
+        rank: the number of this process among those that train together. No two of them draw alike.
+        world: the number of those processes.
+        columns: as for sample.
+        index: as for sample.
+        where: as for sample.
+        beta: exponent of the weights; None: no weights.
+        timeout_s: how long a batch waits for the limiter, in seconds, before DeadlineExceeded.
+        stream: loaders with different streams draw different items.
+
+    Raises:
+        InvalidConfig, UnknownColumn: an argument has another type or value.
+        MissingPackage: torch is not installed.
     """
-    loading = importlib.import_module("relive.over.loading")  # here and not above: the library itself needs numpy only
+    loading = importlib.import_module("relive.over.loading")  # imported here, because it needs torch
     reading = {"columns": columns, "index": index, "where": where, "timeout_s": timeout_s}
     return cast("Loader", loading.Loader(table, batch, rank, world, reading, beta, stream))
 
@@ -92,9 +129,9 @@ class TableRow:
     num_bytes: int  # of memory in use
     num_steps: int
     capacity: int
-    num_attached: int  # handles; of processes that were killed too, until somebody attaches
-    alive: bool  # somebody is attached
-    problem: str = ""  # why it cannot be read, if it cannot: num_steps and capacity are 0 then
+    num_attached: int  # handles; those of killed processes count until the next attach
+    alive: bool  # a process is attached
+    problem: str = ""  # the reason why it cannot be read; then num_steps and capacity are 0
 
 
 def list_tables() -> list[TableRow]:
@@ -133,8 +170,16 @@ def list_tables() -> list[TableRow]:
 def remove(name: str, force: bool = False) -> None:
     """Removes the shared table of this name from the machine.
 
-    force: also where somebody is attached (they keep what they have mapped, nobody else finds it) and where the file
-    is no table. Raises NoSuchTable, InUse, NotARegion, InvalidConfig.
+    Args:
+        name: the name of the shared memory.
+        force: remove it also if processes are attached, and if the file is no table. Attached processes keep their
+            mapping; no other process finds the table.
+
+    Raises:
+        NoSuchTable: no table has this name.
+        InUse: a process is attached.
+        NotARegion, InvalidConfig: the file is no table, or the name is none.
+        SystemFailure: the file cannot be removed: another user owns it, or it is a folder.
     """
     path = SharedMemory(name).path
     if force:
@@ -145,7 +190,7 @@ def remove(name: str, force: bool = False) -> None:
         except OSError as error:  # another user's, or a folder
             raise SystemFailure(f"removing {path}", error.errno or 0) from None
         return
-    _core.probe(path)  # refuses what is no table
+    _core.probe(path)  # raises NotARegion if the file is no table
     try:
         _core.remove(path)
     except InUse as error:

@@ -13,8 +13,9 @@ from relive.checks.values import integer, timeout
 from relive.config.casting import as_buffers, as_keys
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, RequestTooLarge
-from relive.reading.batch import Batch, Selection
+from relive.reading.batch import Batch
 from relive.reading.batches import Batches
+from relive.reading.columns import Selection
 from relive.reading.draws import Draw
 from relive.reading.own_draws import Order, checked_order, listed
 from relive.reading.rewards import RelabelledSource, RewardFunction
@@ -42,22 +43,44 @@ class Reading(Bound):
         reward: RewardFunction | None = None,
         **unknown: NoReturn,
     ) -> Batch:
-        """Draws num_items items and gathers them, in random order: any slice is a fair sub-batch.
+        """Draws num_items items and gathers them at random positions, so that any slice is a fair sub-batch.
 
-        With replacement; none twice in a batch where the index is made with replacement=False.
-        columns: names ('a/b' and groups too) of declared columns, next_<state>, discount, terminated, truncated,
-        episode_step, first, lane, policy_version, staleness, num_steps; None: all declared, next_<state> and discount.
-        Of Sequences and Episodes mask, too; None: all declared, discount and mask; ragged ones always have offsets. Of
-        Explicit items 'window/column', or a window's name; None: their windows' columns and masks, and their own.
-        where: a condition such as 'reward > 0 and lane < 4' over scalar columns of the step that the item's key names,
-        and what a step has by itself (docs/where.md): an item that does not pass is drawn anew, and not counted; those
-        that come are in proportion to mass among those that pass. probabilities are mass / total over all items, before
-        the condition: how much of the mass passes is not known. weights() normalised over the batch needs no more.
-        reward: of an index with Hindsight, function(achieved [R, ...], goal [R, ...], batch) -> [R]: the rewards of
-        the R items that got another goal, of next_<achieved> and that goal; batch has those items. Called if R > 0.
-        Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded, RareItems
-        (too few pass; nothing is counted), WaitsForItself, RequestTooLarge, UnknownColumn, InvalidConfig, TableClosed.
-        Cost: O(num_items log N) and one copy of the rows; where a share s of the mass passes, 1 / s as many draws.
+        Items are drawn with replacement; with Index(replacement=False), no item comes twice in a batch. An item that
+        does not pass `where` is not counted, and another one is drawn. The items that pass come in proportion to their
+        masses. batch.probabilities stay mass / total over all items, because the share of mass that passes is not
+        known; weights() with normalize='batch' needs no more.
+
+        Args:
+            num_items: items of the batch, B.
+            columns: names of columns, see below; 'a/b' and the names of groups work, too. None: the usual ones.
+            timeout_s: how long to wait for the limiter and for items, in seconds; 0 tries once, inf waits for ever,
+                None is the table's default.
+            index: the name of an index; None: the first.
+            where: a condition that every item passes, such as 'reward > 0 and lane < 4' (docs/where.md): over scalar
+                columns of the step that the item's key names, and over the derived columns of a step.
+            reward: for an index with Hindsight, function(achieved [R, ...], goal [R, ...], batch) -> rewards [R] of the
+                R items that got another goal; achieved is their next_<achieved>, and batch has only those items. It is
+                called if R > 0.
+
+        The names for `columns`:
+
+        - Transitions: declared columns, next_<state>, discount, terminated, truncated, episode_step, first, lane,
+          policy_version, staleness, num_steps. Usual: declared columns, next_<state> and discount.
+        - Sequences and Episodes: the same, mask and loss_mask. Usual: declared columns, discount and mask.
+        - Groups of Episodes: the same without next_<state> and loss_mask.
+        - Ragged Episodes: always have offsets, too.
+        - Explicit: 'window/column', the name of a window, and the items' own columns. Usual: the columns and the mask
+          of each window, and the items' own columns.
+
+        Raises:
+            DeadlineExceeded: the limiter did not allow the draw, or the items did not come, in time.
+            RareItems: too few items pass the condition; nothing is counted.
+            WaitsForItself: no other thread or process could end the wait.
+            RequestTooLarge: the limiter could never allow so many items.
+            UnknownColumn, InvalidConfig: an argument has another type or value.
+            TableClosed: the handle is closed.
+
+        Cost: O(num_items log N) and one copy of the rows. If a share s of the mass passes `where`, 1 / s as many draws.
         """
         if unknown:
             refuse_unknown(self.sample, unknown)
@@ -84,7 +107,7 @@ class Reading(Bound):
     def draw(
         self, num_items: int, timeout_s: float | None = None, *, index: str | None = None, where: str | None = None
     ) -> Draw:
-        """Draws without moving data; blocks, counts and raises as sample does. gather(draw) brings the rows."""
+        """Draws without moving data; blocks, counts and raises as sample does. gather(draw) returns the rows."""
         number = self.index_number(index)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
@@ -104,12 +127,23 @@ class Reading(Bound):
         *,
         index: str | None = None,
     ) -> Batch:
-        """The columns of a Draw, or of keys int64[B]. Never waits for the limiter and never counts.
+        """The columns of a Draw, or of keys. Never waits for the limiter and never counts.
 
-        batch.present[B] says which were still there. out: an earlier batch or {flat name: array} whose memory is used
-        again; of Episodes arrays with all max_length + bootstrap rows, which no batch shows; of ragged ones there is
-        none, an item whose key is gone has no rows. Raises ForeignKey, InvalidConfig, ShapeMismatch, DtypeMismatch,
-        UnknownColumn, TableClosed.
+        batch.present, bool[B], says which keys were still there.
+
+        Args:
+            items: a Draw, or keys int64[B].
+            columns: as for sample.
+            out: an earlier batch, or {flat name: array}, whose memory is used again. For Episodes the arrays have all
+                max_length + bootstrap rows, which no batch shows. For ragged items None: an item whose key is gone has
+                no rows.
+            index: the name of an index; None: that of the Draw, else the first.
+
+        Raises:
+            ForeignKey: a key belongs to no row of this table.
+            UnknownColumn, InvalidConfig: an argument has another type or value.
+            ShapeMismatch, DtypeMismatch: an array of `out` does not fit.
+            TableClosed: the handle is closed.
         """
         drawn = items if isinstance(items, Draw) else None
         if index is None and drawn is not None:
@@ -127,13 +161,23 @@ class Reading(Bound):
 
     @names_arguments
     def claim(self, own: Draw, timeout_s: float | None = None) -> Draw:
-        """Counts a Draw.of(...) as draw() would have counted it; returns what of it was there, in its order.
+        """Counts a Draw.of(...) as draw() would have counted it, and returns the items that were there, in its order.
 
-        Blocks until the limiter allows so many items, at most timeout_s, and counts those that come back: where the
-        index has max_times_sampled each of them is used once more (a key that comes twice, twice), under the lock; an
-        item that is gone or used up is not among them and counts nowhere. An error counts nothing. Give the result to
-        gather. Raises DeadlineExceeded, WaitsForItself, RequestTooLarge, ForeignKey, InvalidConfig, ReadOnly,
-        TableClosed. Cost: one hold of the lock for some 256 items.
+        If the index has max_times_sampled, each returned item is used once more under the lock; a key that comes twice
+        is used twice. Items that are gone or used up are not returned and not counted. An error counts nothing. Pass
+        the result to gather.
+
+        Args:
+            own: the draw, made by Draw.of(keys, probabilities).
+            timeout_s: how long to wait for the limiter, as for sample.
+
+        Raises:
+            DeadlineExceeded, WaitsForItself, RequestTooLarge: as for sample.
+            ForeignKey: a key belongs to no item of this table.
+            InvalidConfig: `own` is no Draw.
+            ReadOnly, TableClosed: the handle counts nothing, or is closed.
+
+        Cost: one critical section for each 256 items.
         """
         if not isinstance(own, Draw):
             raise InvalidConfig("own", "a Draw, as Draw.of(keys, probabilities) makes it", own)
@@ -149,15 +193,28 @@ class Reading(Bound):
     def keys(
         self, index: str | None = None, order: Order = "age", where: str | None = None, page_size: int = 65_536
     ) -> Iterator[Keys]:
-        """The keys of an index, in pages of int64[page_size] (the last is shorter), in order; none where it is empty.
+        """The keys of an index in order, in pages of int64[page_size]; the last page is shorter.
 
-        order: 'age', what came first first (of rows within page length x open lanes steps, as Fifo has it);
-        'priority', what the sampler prefers first, of equal ones the oldest: for samplers that look at priorities.
-        where: a condition as a draw has it.
-        The list is made by this call, without the lock, a part of the index at a time. What lives throughout the call
-        is there exactly once; what comes meanwhile may be missing, what goes meanwhile, or before its page is read, may
-        be there: gather says which keys are absent. Each item stands where its priority was when it was looked at.
-        Raises InvalidConfig, UnknownColumn, TableClosed. Cost: a pass over all slots, 24 bytes an item and a sort.
+        No page if it is empty.
+
+        This call makes the list, without the lock and a part of the index at a time. An item that lives throughout the
+        call is listed exactly once. An item that is added meanwhile may be missing. An item that is removed meanwhile,
+        or before its page is read, may be listed; gather says which keys are absent. Each item stands at the priority
+        that it had when it was read.
+
+        Args:
+            index: the name of an index; None: the first.
+            order: 'age': the items that came first come first, within page length x open lanes steps, as for Fifo.
+                'priority': the items that the sampler prefers come first, among equal ones the oldest; only for
+                samplers that look at priorities.
+            where: a condition, as for sample.
+            page_size: keys of a page.
+
+        Raises:
+            InvalidConfig, UnknownColumn: an argument has another type or value.
+            TableClosed: the handle is closed.
+
+        Cost: a pass over all slots, 24 bytes an item, and a sort.
         """
         number = self.index_number(index)
         name = self._index_names[number]
@@ -179,15 +236,25 @@ class Reading(Bound):
         where: str | None = None,
         reward: RewardFunction | None = None,
     ) -> Batches:
-        """An iterator of batches that a background thread draws and gathers ahead, to be used in a `with` block.
+        """An iterator of batches that a background thread draws and gathers ahead; use it in a `with` block.
 
-        prefetch: batches that may wait (at least 1). device: e.g. "cuda"; batches come as torch tensors there; "cpu" as
-        tensors here; None as numpy arrays. timeout_s: how long next() waits. where: as of sample, of every batch; where
-        too few pass next() raises RareItems, and the next one tries again. reward: as of sample; it is called on the
-        background thread. Else as sample.
-        Of a Tiered table prefetch counts those whose rows are being read, too: the more are drawn ahead, the more of
-        their rows are read once for several batches, and the older the table is that they were drawn from. Of a remote
-        table up to `prefetch` batches are asked for before the first is used, on one stream.
+        Args:
+            num_items: items of a batch.
+            prefetch: batches that may wait, at least 1. On a Tiered table `prefetch` also counts batches with rows that
+                are still being read: with a larger number, more rows are read once for several batches, and the draws
+                are older. From a remote table up to `prefetch` batches are requested before the first is used, on one
+                stream.
+            columns: as for sample.
+            device: for example 'cuda': batches have torch tensors on that device; 'cpu': torch tensors; None: numpy
+                arrays.
+            timeout_s: how long next() waits, as for sample.
+            index: the name of an index; None: the first.
+            where: as for sample, for every batch. If too few items pass, next() raises RareItems, and the following
+                next() tries again.
+            reward: as for sample. The background thread calls it.
+
+        Raises:
+            RequestTooLarge, UnknownColumn, InvalidConfig: as for sample. next() raises the other errors of sample.
         """
         selection = self.select(index, columns)
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
@@ -206,7 +273,7 @@ class Reading(Bound):
     # ---- parts -----------------------------------------------------------------------------------------------------
 
     def _request(self, selection: Selection, num_items: int, where: str | None) -> DrawRequest:
-        """A draw of a selection. Without a condition it is remembered: making one takes 0.2 us, finding it 0.04."""
+        """A draw of a selection. Without a condition it is remembered: making it takes 0.2 us, finding it 0.04 us."""
         condition = None if where is None else self.condition(selection.number, where)
         request = DrawRequest(selection.number, num_items, selection.core, condition)
         if where is None and len(selection.plain) < MAX_REMEMBERED:

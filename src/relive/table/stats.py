@@ -1,4 +1,4 @@
-"""What table.stats() returns."""
+"""The statistics that table.stats() returns."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _NESTED = ("indexes", "tiers", "shards")
 @final
 @dataclass(frozen=True)
 class IndexStats:
-    """One index at one moment. Counters run since the table was made."""
+    """One index at one moment. Counters run from the creation of the table."""
 
     num_items: int  # live items
-    pending: int  # items that wait for late columns or, with initial='given', for their priority; limiters count them
-    timed_out: int  # items that waited longer than max_wait_s, and are none
-    crowded_out: int  # of the first index, with a remover but Fifo: items that went as no page of steps was without any
-    expired: int  # items that went as they were staler than max_staleness
-    filtered: int  # steps whose items the index's where= kept out
+    pending: int  # items that wait for late columns, or for their priority with initial='given'; limiters count them
+    timed_out: int  # items that were dropped because they waited longer than max_wait_s
+    crowded_out: int  # first index, remover other than Fifo: items that left because every page of steps had items
+    expired: int  # items that left because they were staler than max_staleness
+    filtered: int  # steps whose items did not pass the index's where=
     inserted: int  # items published
-    sampled: int  # items handed out, and those in flight
-    in_flight: int  # items drawn ahead, not yet handed out
-    total_mass: float  # sum of the masses of the live items; of an order or of ranks what the best one stands by
+    sampled: int  # items handed out or in flight
+    in_flight: int  # items drawn ahead and not yet handed out
+    total_mass: float  # sum of the masses of live items; with an order or ranks, the value of the best item
     max_priority: float  # largest priority ever given
     limiter: Limiter  # the present one
-    waiting_samplers: int  # threads that wait for this index now, of handles that may write
+    waiting_samplers: int  # threads that wait for this index now, of handles that are not read-only
     waiting_writers: int  # threads that wait for its limiter now
-    sampler_waits_s: float  # how long the longest of them has; of a remote call since its server last looked
+    sampler_waits_s: float  # the longest of these waits so far; of a remote call, since its server last looked
     writer_waits_s: float
-    samplers_wait_for: str  # "min_size", "low" (the corridor, or items in a queue), "items" that are unused; "": none
-    writers_wait_for: str  # "high" (the corridor), "queue", "budget"; "": none waits
-    stuck: tuple[int, int] | None  # (items of an insert, of a draw) that wait now and do not fit the limiter together
+    samplers_wait_for: str  # "min_size", "low" (the corridor, or items in a queue), "items" (unused ones), or ""
+    writers_wait_for: str  # "high" (the corridor), "queue", "budget", or ""
+    stuck: tuple[int, int] | None  # (items of an insert, of a draw): both wait, and do not fit the limiter together
 
     @property
     def samples_per_insert(self) -> float:
@@ -47,21 +47,21 @@ class IndexStats:
 @final
 @dataclass(frozen=True)
 class TierStats:
-    """Memory and disk of a Tiered table at one moment. Counters run since the table was made.
+    """Memory and disk of a Tiered table at one moment. Counters run from the creation of the table.
 
-    A unit is what is read of a page: a row of a large column, or a block of small ones.
+    A unit is the smallest piece of a page that is read: a row of a large column, or a block of small ones.
     """
 
     ram_bytes: int  # memory for large columns: bulk frames and staging
-    staging_bytes: int  # of these, for what is read ahead
+    staging_bytes: int  # of these, for rows that are read ahead
     staged_bytes: int  # of these, in use
     page_bytes: int  # of the large columns of one page
     pages_in_ram: int
     pages_on_disk: int
     free_frames: int  # places for pages in memory
-    late_batches: int  # of batches(): handed out to somebody who had to wait
-    on_demand_batches: int  # sample() and gather(): nothing could be read ahead for them
-    replaced_items: int  # evicted between their draw and their gather, drawn anew
+    late_batches: int  # batches of batches() that the program had to wait for
+    on_demand_batches: int  # batches of sample() and gather(), for which nothing could be read ahead
+    replaced_items: int  # items that were evicted between draw and gather; others were drawn instead
     frame_waits: int  # times a writer waited for a page to be spilled
     bytes_read: int
     bytes_written: int
@@ -70,10 +70,10 @@ class TierStats:
     disk_errors: int  # writes that failed; the pages stayed in memory
     rows_from_ram: int  # rows copied from pages in memory
     units_wanted: int  # pieces of spilled pages that batches needed
-    staging_hits: int  # of these, there when the batch was put together
+    staging_hits: int  # of these, already read when the batch was put together
     units_read: int
     planned_evicted: int  # staged units that made room although they will be wanted again
-    direct_io: bool  # the page cache is kept out; False where the file system refuses
+    direct_io: bool  # reads and writes bypass the page cache; False if the file system refuses
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a plain dict."""
@@ -83,14 +83,14 @@ class TierStats:
 @final
 @dataclass(frozen=True)
 class ShardStats:
-    """One shard of a table over several, at one moment."""
+    """One shard of a table over several shards, at one moment."""
 
     shard: int  # its number
-    state: str  # "live"; "dead": nobody owns it, or answers; "stalled": its lock is held by who does not go on;
+    state: str  # "live"; "dead": no owner, or no answer; "stalled": a process that does not go on owns its lock;
     # "replaced": another region is at its address
     path: str  # how its rows are read here: "mapped", "service" (messages) or "nixl" (one-sided)
-    progress: str  # who moves the bytes of a shard of another host, and why no quicker path is there; "" of mapped ones
-    num_steps: int  # that its memory holds; of a shard that is not live they count as gone
+    progress: str  # how the bytes of a shard of another host move, and why no faster path exists; "" if mapped
+    num_steps: int  # steps in its memory; those of a shard that is not live count as gone
     capacity: int
     policy_version: int
 
@@ -98,12 +98,12 @@ class ShardStats:
 @final
 @dataclass(frozen=True)
 class TableStats:
-    """A table at one moment. Counters run since the table was made, over all processes."""
+    """A table at one moment. Counters run from the creation of the table, over all processes."""
 
     num_steps: int  # live steps
     capacity: int  # steps
-    num_bytes: int  # memory committed; of a Tiered table what its pages take, the page file included
-    num_lanes: int  # open now
+    num_bytes: int  # committed memory; of a Tiered table the size of its pages, including the page file
+    num_lanes: int  # open lanes
     num_participants: int  # attached handles
     page_len: int  # steps a page
     num_pages: int
@@ -112,10 +112,10 @@ class TableStats:
     frames_used: int
     policy_version: int
     appended: int  # steps
-    evicted: int  # steps that made room
+    evicted: int  # steps that left to make room
     deleted: int  # steps, and explicit items, removed by delete()
     pool_pressure: int  # pages evicted early because no page was free
-    early_freed: int  # pages freed before their turn, as nothing in them was live
+    early_freed: int  # pages freed early because nothing in them was live
     cut_lanes: int  # lanes cut by a close, a death or writer.abandon
     skipped_items: int  # items whose first steps were gone before their window was complete
     updates_applied: int
@@ -123,12 +123,12 @@ class TableStats:
     redraws_generation: int  # items evicted while they were read
     redraws_empty: int
     redraws_claimed: int
-    slow_draws: int  # batches for whose last items all pages were held where they are
-    completed: int  # steps that complete() gave their late columns
+    slow_draws: int  # batches for whose last items all pages were pinned
+    completed: int  # steps whose late columns complete() filled
     completions_stale: int  # steps that were gone when complete() came
-    incomplete_items: int  # items that went before all of their steps had their late columns
-    dropped_groups: int  # groups of episodes that went before they had all members
-    recoveries: int  # dead lock holders
+    incomplete_items: int  # items that left before the late columns of all their steps were filled
+    dropped_groups: int  # groups of episodes that left before they had all members
+    recoveries: int  # processes that died while they owned the lock
     swept: int  # dead participants
     sampler_waits: int
     writer_waits: int
@@ -136,7 +136,7 @@ class TableStats:
     writer_wait_s: float
     indexes: Mapping[str, IndexStats]
     tiers: TierStats | None = None  # of a Tiered table with large columns
-    shards: tuple[ShardStats, ...] | None = None  # of a table over several, in order of their numbers
+    shards: tuple[ShardStats, ...] | None = None  # of a table over several shards, in order of their numbers
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts and numbers."""
@@ -150,7 +150,7 @@ def _index_stats(raw: Mapping[str, Any]) -> IndexStats:
 
 
 def table_stats(raw: Mapping[str, Any], index_names: Sequence[str]) -> TableStats:
-    """TableStats of the core's dict: its waits are in nanoseconds, its indexes are a list in order."""
+    """TableStats from the core's dict, in which waits are in nanoseconds and indexes are a list."""
     values = {**raw, "sampler_wait_s": raw["sampler_wait_ns"] / 1e9, "writer_wait_s": raw["writer_wait_ns"] / 1e9}
     indexes = {name: _index_stats(one) for name, one in zip(index_names, raw["indexes"], strict=True)}
     plain = {field.name: values[field.name] for field in fields(TableStats) if field.name not in _NESTED}

@@ -1,4 +1,4 @@
-"""The local table: a handle over one region of memory, private or shared."""
+"""Table: the local table, a handle on one region of memory, private or shared."""
 
 from __future__ import annotations
 
@@ -19,28 +19,40 @@ from relive.core.holders import holders
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, NameTaken, NotShareable
-from relive.reading.batch import Columns
 from relive.reading.batches import BatchSource
+from relive.reading.columns import Columns
 from relive.reading.sources import LocalDraws, PlannedSource, SampledSource
 from relive.table.handle import TableHandle
 from relive.writing.writer import Writer
 
 __all__ = ["Table", "attach_path", "table_over"]
 
-_handles: set[weakref.ref[Table]] = set()  # of this process, as long as somebody has them; list() of it is one step
+_handles: set[weakref.ref[Table]] = set()  # open handles of this process; list() of the set is one step
 
 
 @names_arguments
 @final
 class Table(TableHandle):
-    """Steps in, items out: a bounded store of experience with one or more ways to sample it.
+    """A bounded store of experience: steps go in, items come out in one or more ways.
 
-    spec: what a step holds. capacity: steps that are kept (then the oldest go), or memory such as "40GiB". index: an
-    Index, or {name: Index} for several over the same steps; reading calls name one by index=, None is the first.
-    storage: LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes). max_lanes: lanes that may be open at
-    once, over all writers. timeout_s: the default of every blocking call. seed: of every random choice; equal states
-    give equal batches. A handle serves any number of threads. It pickles as an address where it is SharedMemory.
-    Raises SpecError, InvalidConfig, CapacityTooSmall, UnknownColumn, NameTaken, StorageFull, SystemFailure.
+    Any number of threads may use a handle. A handle on SharedMemory pickles as an address.
+
+    Args:
+        spec: the columns of a step.
+        capacity: steps that are kept, after which the oldest leave; or memory such as "40GiB".
+        index: an Index, or {name: Index} for several over the same steps; None: Index(). Reading calls name one by
+            index=; None is the first.
+        storage: LocalMemory() (default), SharedMemory(name) or Tiered(directory, ram_bytes).
+        max_lanes: lanes that may be open at once, over all writers.
+        timeout_s: the default deadline of every blocking call, in seconds.
+        seed: seed of every random choice. Equal table states give equal batches.
+
+    Raises:
+        SpecError, UnknownColumn: the spec lacks a column that an index needs.
+        InvalidConfig: an argument has another type or value.
+        CapacityTooSmall: the limiter of an index waits for more items than the capacity can have.
+        NameTaken: another process is attached to the shared table of this name.
+        StorageFull, SystemFailure: the memory or the file cannot be had.
     """
 
     def __init__(
@@ -58,7 +70,12 @@ class Table(TableHandle):
 
     @classmethod
     def from_config(cls, config: TableConfig) -> Table:
-        """The table of this configuration, made anew. Raises InvalidConfig, NameTaken, StorageFull, SystemFailure."""
+        """A new table of this configuration.
+
+        Raises:
+            InvalidConfig: `config` is no TableConfig.
+            NameTaken, StorageFull, SystemFailure: as for Table.
+        """
         if not isinstance(config, TableConfig):
             raise InvalidConfig("config", "a TableConfig", config)
         table = cls.__new__(cls)
@@ -80,14 +97,17 @@ class Table(TableHandle):
 
     @names_arguments
     def writer(self, num_lanes: int | None = None) -> Writer:
-        """Opens num_lanes lanes, one an environment; None: one lane, whose arrays have no lane axis.
+        """Opens num_lanes lanes, one for each environment; None: one lane, whose arrays have no lane axis.
 
-        Raises TooManyLanes, CapacityTooSmall (every open lane must hold a whole window), ReadOnly, TableClosed.
+        Raises:
+            TooManyLanes: more lanes than max_lanes would be open.
+            CapacityTooSmall: every open lane must have room for a whole window.
+            ReadOnly, TableClosed: the handle changes nothing, or is closed.
         """
         return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
 
     def held_draws(self) -> LocalDraws:
-        """Draws of this table, held in its region."""
+        """Draws of this table, in flight in its region."""
         return LocalDraws(self._local)
 
     def _batch_source(
@@ -101,30 +121,32 @@ class Table(TableHandle):
 
     @property
     def core(self) -> _core.CoreTable:
-        """The core below, for the floors that carry batches elsewhere; not for programs."""
+        """The compiled core, for the floors that carry batches elsewhere; not for programs."""
         return self._local
 
     @property
     def path(self) -> str | None:
-        """The file of a shared table; None for LocalMemory."""
+        """The file of a shared table; else None."""
         return self._core.path
 
     @property
     def stream(self) -> int:
-        """The random stream of this handle: handles of other streams draw other items from an equal table.
+        """The number of this handle's random stream.
 
-        0 of the handle that made the table; what attach(stream=) was told; else a number of its own. A forked child's
-        copy of a handle gets one, too.
+        On equal tables, handles with different streams draw different items.
+
+        It is 0 for the handle that made the table, the number given to attach(stream=), or else a number of its own.
+        The copy of a handle in a forked child gets one of its own, too.
         """
         return self._core.stream
 
     @property
     def read_only(self) -> bool:
-        """Whether it was attached with read_only=True: it draws and gathers, uncounted, and changes nothing."""
+        """Whether the handle was attached with read_only=True: it draws and gathers uncounted, and changes nothing."""
         return self._core.read_only
 
     def reopens(self) -> Callable[[int], TableHandle] | None:
-        """Attaches to the same region."""
+        """A function that attaches to the same region; None for a table that is not shared."""
         if self.path is None:
             return None
         return partial(attach_path, self.path, timeout_s=self._timeout_s, read_only=self.read_only)
@@ -135,16 +157,18 @@ class Table(TableHandle):
         return self._local.next_call
 
     def number_draws(self, number: int) -> None:
-        """The next draw takes this number."""
+        """Gives the next draw this number."""
         self._local.set_next_call(number)
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes its writers and ends the use of this handle; the last clean close removes a shared table.
+        """Closes its writers and ends the use of this handle. The last clean close removes a shared table.
 
-        Calls of other threads end with TableClosed; they are waited for, at most timeout_s. Closing twice is harmless.
-        A handle that is still open when the process ends is closed then.
+        Calls of other threads end with TableClosed. A handle that is still open when the process ends is closed then.
+        Closing twice is harmless.
+
+        Blocks: until those calls have ended, at most timeout_s.
         """
         self._core.close()
 
@@ -152,7 +176,7 @@ class Table(TableHandle):
         path = self._core.path
         if path is None:
             raise NotShareable()
-        return attach_path, (path, None, self._timeout_s, self._core.read_only)  # a copy draws a stream of its own
+        return attach_path, (path, None, self._timeout_s, self._core.read_only)  # a copy has a stream of its own
 
     def __repr__(self) -> str:
         where = self._core.path or ("Tiered" if self._local.is_tiered else "LocalMemory")
@@ -169,14 +193,17 @@ if TYPE_CHECKING:
 def attach_path(
     path: str, stream: int | None = None, timeout_s: SupportsFloat | None = None, read_only: bool = False
 ) -> Table:
-    """A handle on the shared table in this file; relive.attach finds the file by name and says what it raises."""
+    """A handle on the shared table in this file. relive.attach finds the file by its name, and lists the errors."""
     told = None if stream is None else integer("stream", stream, 0, 2**64 - 1)
     given = None if timeout_s is None else timeout(timeout_s)
     return table_over(_core.attach_table(path, bool(read_only), told, 60.0 if given is None else given), given)
 
 
 def table_over(core: _core.CoreTable, timeout_s: float | None) -> Table:
-    """A handle on a core that is open; what the table is comes from its metadata. Closes it where that is foreign."""
+    """A handle on a core that is open.
+
+    The core's metadata has the configuration; the core is closed if it cannot be read.
+    """
     table = Table.__new__(Table)
     table._local = core
     table._bind_to(core, timeout_s)
@@ -190,7 +217,7 @@ def _remember(table: Table) -> None:
 
 
 def _close_own(path: str) -> None:
-    """Closes this process's handles on a shared table, unless another process has one: then NameTaken."""
+    """Closes this process's handles on a shared table. Raises NameTaken if another process has a handle."""
     pids = holders(path)
     if set(pids) - {os.getpid()}:
         raise NameTaken(path, pids)

@@ -1,4 +1,4 @@
-"""Late columns of some rows, as table.complete is given them: checked, and packed as the core takes them."""
+"""The late columns of some rows, as table.complete gets them: checked, and packed in the form that the core takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INT64 = np.dtype(np.int64)
 
 @final
 class LateRows:
-    """The late columns of one table: what complete() may be given, and how they travel to its core."""
+    """The late columns of one table: the arguments that complete() takes, and their form for the core."""
 
     __slots__ = ("_groups", "_names", "_normalise", "_row", "_spec")
 
@@ -33,10 +33,20 @@ class LateRows:
         self._row = np.dtype([(f"f{at}", column.dtype, column.shape) for at, column in enumerate(columns)])
 
     def pack(self, item_keys: Any, columns: Mapping[str, Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """Keys int64[B] and the rows' late columns, one behind the other, uint8[B * bytes of a row].
+        """The keys and late columns of rows, packed.
 
-        item_keys: of any shape, or one key; columns: [*keys' shape, *column's shape] each. Raises UnknownColumn,
-        MissingColumn, LateColumn (one that is not late), ShapeMismatch, DtypeMismatch, SpecError (a table without any).
+        Args:
+            item_keys: of any shape, or one key.
+            columns: every late column, [*keys' shape, *column's shape].
+
+        Returns:
+            Keys int64[B]; the late columns row after row, uint8[B * bytes of a row].
+
+        Raises:
+            UnknownColumn, MissingColumn: a name is not known, or is missing.
+            LateColumn: a named column is not late.
+            ShapeMismatch, DtypeMismatch: an array has another shape or dtype.
+            SpecError: the table has no late columns.
         """
         flat = self._flattened(columns)
         keys = as_array("item_keys", item_keys)

@@ -1,4 +1,4 @@
-"""What a caller of create_items gives, as the arrays that a core takes."""
+"""The arguments of create_items, as the arrays that a core takes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ _INT64 = np.dtype(np.int64)
 class NewItems(NamedTuple):
     """N items of an index with W windows.
 
-    windows: int64[N, W, 2], for each the key of its first row and how many rows it has; of its last row where that is
-    negative; 0: none. rows: of each window int64[N, R], the keys of all its rows, or None where they are not named.
-    priorities: float32[N] or None. columns: [N, *shape] of each of the items' own columns, exact and C-contiguous.
+    Attributes:
+        windows: int64[N, W, 2]: the key of each window's first row, and its number of rows. A negative number: the key
+            is that of the last row. 0: the item leaves the window out.
+        rows: for each window int64[N, R], the keys of all its rows; None: the rows are not named.
+        priorities: float32[N] or None.
+        columns: [N, *shape] of each own column of the items, exact and C-contiguous.
     """
 
     windows: Keys
@@ -42,7 +45,7 @@ class NewItems(NamedTuple):
 
 
 def new_items(items: Explicit, windows: Any, priority: Any, columns: Mapping[str, Any]) -> NewItems:
-    """Checks names, shapes and dtypes; what rows there are only the core can say.
+    """Checks names, shapes and dtypes of the arguments. Only the core can check which rows exist.
 
     Raises UnknownColumn, MissingColumn, ShapeMismatch, DtypeMismatch, InvalidConfig, InvalidPriority.
     """
@@ -67,7 +70,7 @@ def new_items(items: Explicit, windows: Any, priority: Any, columns: Mapping[str
 
 
 def with_axis(windows: Any, columns: Mapping[str, Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
-    """The windows and columns of one item as those of a call for several. Raises ShapeMismatch, DtypeMismatch."""
+    """The windows and columns of one item, as those of a call for several. Raises ShapeMismatch, DtypeMismatch."""
 
     def several(value: Any) -> Any:
         if isinstance(value, tuple) and len(value) == 2:
@@ -87,13 +90,13 @@ def _integers(what: str, value: Any) -> Keys:
     array = as_array(what, value)
     if array.dtype == np.bool_:
         raise DtypeMismatch(what, "keys of rows, int64", "bool")
-    if not array.size and array.dtype.kind == "f":  # what an empty list becomes
+    if not array.size and array.dtype.kind == "f":  # an empty list becomes such an array
         array = array.astype(np.int64)
     return array if array.dtype == _INT64 else cast(what, array, _INT64)
 
 
 def _window(what: str, length: int, value: Any) -> tuple[Keys, Any, Keys | None]:
-    """Keys [N], numbers of rows (one or [N]) and named rows [N, R] or None, of what was given for a window."""
+    """Keys [N], numbers of rows (one, or [N]), and named rows [N, R] or None, from the argument for one window."""
     if isinstance(value, tuple) and len(value) == 2:
         keys, num_rows = _integers(what, value[0]), _integers(f"rows of {what}", value[1])
         if keys.ndim != 1 or num_rows.shape not in ((), keys.shape):

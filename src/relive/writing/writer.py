@@ -1,4 +1,4 @@
-"""The writing side of a table: lanes that steps are appended to."""
+"""The writing side of a table: lanes to which steps are appended."""
 
 from __future__ import annotations
 
@@ -43,16 +43,20 @@ _MAX_LANES = 2**20  # of any table
 @refuses_attributes("Writer")
 @final
 class Writer(Closing):
-    """Lanes of a table, one an environment; made by table.writer(num_lanes). Used by one thread at a time.
+    """Lanes of a table, one for each environment; made by table.writer(num_lanes). One thread at a time uses it.
 
-    num_lanes None: one lane, arrays have no lane axis. Else arrays are [L, ...], or [M, ...] beside lanes= that names M
-    of them; lanes is a mask bool[L] or distinct ids int[M], and lanes not named do not move. Where M = L rows go to the
-    lanes as named.
-    priority: of the new items, finite, >= 0, one for all or [M]; None: the index's initial priority.
-    timeout_s: how long to wait for the limiter and for the table's lock: None is the table's default, 0 tries once, inf
-    waits; then DeadlineExceeded, WaitsForItself where nobody else could end the wait. An error leaves the table as it
-    was, but for a block that stopped half way: then error.stored > 0, see extend. Closing (also by `with`) cuts the
-    lanes: their last rows publish shorter windows, as truncated.
+    With num_lanes=None there is one lane, and arrays have no lane axis. Else arrays are [L, ...]. Two arguments are the
+    same in all calls:
+
+    - lanes: a mask bool[L], or distinct ids int[M]. Arrays are then [M, ...] or [L, ...]. Lanes that are not named do
+      not advance. If M = L, rows go to the lanes in the order in which they are named.
+    - timeout_s: how long to wait for the limiter and for the table's lock. None is the table's default, 0 tries once,
+      inf waits for ever. Then DeadlineExceeded is raised; or WaitsForItself, if no other thread or process could end
+      the wait.
+
+    An error leaves the table as it was, except for a block that stopped half way: then error.stored > 0 (see extend).
+
+    Close the writer, also by `with`: closing cuts the lanes, and their last rows publish shorter windows, as truncated.
     """
 
     __slots__ = (
@@ -92,7 +96,7 @@ class Writer(Closing):
         self._states = tuple(f"next_{name}" for name in spec.state_columns)
         self._optional = frozenset((*self._states, *_ALWAYS_TAKEN))
         self._groups = groups_of((*spec.columns, *self._states))
-        self._remembered: set[tuple[str, ...]] = set()  # flat argument lists found complete
+        self._remembered: set[tuple[str, ...]] = set()  # lists of flat arguments that were checked
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -108,18 +112,34 @@ class Writer(Closing):
         ) -> Any: ...
 
     else:
-        # Python matches each keyword against each named argument: naming three here would cost 0.2 us a call; values
-        # without a name cost nothing where there are none.
+        # Python compares each keyword with each named argument: three names here would cost 0.2 us a call. Values
+        # without a name cost nothing if there are none.
         def append(self, *values, **columns):
-            """Appends one step to every lane, or to the lanes named; returns keys int64[M] in lane order, or an int.
+            """Appends one step to every lane, or to the named lanes.
 
-            columns: every declared column that is not late, [M, *shape], nested ones as dicts and tuples; terminated
-            and truncated bool[M], default False, a scalar speaks of every lane; discount float[M], default
-            1 - terminated; next_<state>, all of them or none: needed where truncated; given, the item can be sampled
-            at once (where no column is late).
-            Raises MissingColumn, UnknownColumn, ShapeMismatch, DtypeMismatch, LaneError, InvalidPriority,
-            LateColumn, SeamMismatch, MissingNext, RequestTooLarge, DeadlineExceeded, StorageFull, WriterClosed.
-            Cost: one lock, one copy of the rows.
+            Args:
+                **columns: every declared column that is not late, [M, *shape]; nested ones as dicts and tuples.
+                terminated, truncated: bool[M], default False; a scalar stands for every lane.
+                discount: float[M], default 1 - terminated.
+                next_<state>: [M, *shape], all of them or none. Needed where truncated. If they are given, the item can
+                    be sampled at once (unless a column is late); else after the next append.
+                lanes: as described for Writer.
+                priority: of the new items, finite, >= 0; one for all, or [M]. None: the index's initial priority.
+                timeout_s: as described for Writer.
+
+            Returns:
+                Keys int64[M] in lane order; an int for a writer without a lane axis.
+
+            Raises:
+                MissingColumn, UnknownColumn, LateColumn: a column is missing, unknown, or filled by table.complete.
+                ShapeMismatch, DtypeMismatch: an array has another shape or dtype.
+                LaneError, InvalidPriority: a lane or a priority is not allowed.
+                SeamMismatch: a state differs from the next_<state> that was given before it.
+                MissingNext: truncated without next_<state>.
+                RequestTooLarge: the limiter could never let so many items in.
+                DeadlineExceeded, StorageFull, WriterClosed: the deadline, the storage or the writer ended.
+
+            Cost: one lock and one copy of the rows.
             """
             if values:
                 raise UnnamedColumns("append", len(values), self._spec.columns)
@@ -137,19 +157,33 @@ class Writer(Closing):
         self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,
         **columns: Any
     ) -> Keys:  # fmt: skip
-        """Appends T steps to every lane, or to the lanes named; returns keys int64[T, M] ([T] for one lane).
+        """Appends T steps to every lane, or to the named lanes.
 
-        columns: as in append with a time axis in front, [T, M, *shape] ([T, *shape] for one lane); state columns may
-        carry T + 1 rows, the last of them the state after the last step. A scalar terminated or truncated speaks of
-        the last row. Raises what append raises.
+        A block is stored as a whole if possible: its memory is taken, and the limiter is asked, before its first row.
+        Two kinds of blocks may fail half way:
 
-        A block goes in whole where it can: memory for all of it is taken, and the limiter asked, before its first row.
-        Only one that the limiter lets in by parts (it does not fit the window beside a draw that waits), or that is
-        written in several holds of the table's lock (more than 256 rows, or over the end of a page), may fail after
-        some of it: then error.stored rows are stored, the first ones step by step, error.keys are theirs, and the rows
-        after them may be given next; the same block again would store the first ones twice. Where Ctrl-C stops it there
-        KeyboardInterrupt, or what a signal's handler raised instead, has these two attributes, too (of a table of this
-        machine; where nothing is stored it has none).
+        - a block that the limiter lets in by parts, because it does not fit the window together with a draw that waits
+        - a block that takes the table's lock several times: more than 256 rows, or rows over the end of a page
+
+        After such an error error.stored rows are stored, the first ones step by step, and error.keys are their keys.
+        Continue with the rows after them: the same block again would store the first ones twice. If Ctrl-C stops the
+        block there, KeyboardInterrupt has these two attributes, and so has any other exception of a signal handler (on
+        a table of this machine, and only if rows were stored).
+
+        Args:
+            **columns: as in append, with a time axis in front: [T, M, *shape], or [T, *shape] without a lane axis. A
+                state column may have T + 1 rows; the last is the state after the last step. A scalar terminated or
+                truncated stands for the last row.
+            lanes: as described for Writer.
+            priority: of the new items, finite, >= 0; one for all, or an array of the keys' shape. None: the index's
+                initial priority.
+            timeout_s: as described for Writer.
+
+        Returns:
+            Keys int64[T, M]; [T] for a writer without a lane axis.
+
+        Raises:
+            ReliveError: the errors of append.
         """
         keys: Keys = self._write(self._core.extend, columns, lanes, priority, timeout_s, axis=1)
         return keys
@@ -166,12 +200,22 @@ class Writer(Closing):
         timeout_s: float | None = None,
         **next_columns: Any,
     ) -> None:
-        """Ends the episode of every lane, or of the lanes named, after the step that was appended last.
+        """Ends the episode of every lane, or of the named lanes, after the step that was appended last.
 
-        Truncated unless terminated=True is given. next_columns: next_<state> [M, *shape], needed where truncated,
-        unless the last append gave them. Raises MissingNext, AlreadyPublished, and what append raises. More than 64
-        lanes end in several holds of the table's lock: after a DeadlineExceeded some may have ended, and the same call
-        goes on with the others.
+        More than 64 lanes end in several critical sections. After a DeadlineExceeded some may have ended, and the same
+        call continues with the others.
+
+        Args:
+            lanes: as described for Writer.
+            terminated: whether the episode terminated.
+            truncated: whether it was truncated; None: if it did not terminate.
+            timeout_s: as described for Writer.
+            **next_columns: next_<state>, [M, *shape]. Needed where truncated, unless the last append gave them.
+
+        Raises:
+            MissingNext: truncated without next_<state>.
+            AlreadyPublished: the last step is published already.
+            ReliveError: the errors of append.
         """
         ended = flag("terminated of end_episode, which speaks of all lanes named,", terminated)
         cut = not ended if truncated is None else flag("truncated of end_episode", truncated)
@@ -195,16 +239,23 @@ class Writer(Closing):
         self._core.end_episode(flat, ended, cut, ids, self._timeout_s if timeout_s is None else timeout(timeout_s))
 
     def abandon(self, lanes: npt.ArrayLike | None = None, *, timeout_s: float | None = None) -> None:
-        """Drops the open episode of every lane, or of the lanes named: an episode that was given up, or went wrong.
+        """Drops the open episode of every lane, or of the named lanes: for an episode that was given up or went wrong.
 
-        Its steps so far are steps no more: they do not count in len(table), their keys lead nowhere, and no item of any
-        index has one of them; items that were published end as deleted ones do. What may have been drawn by then was
-        drawn. Each lane goes on with a new episode, as a lane of its own: the derived column lane has a new number, and
-        no window runs from before into it. Lanes without an open episode stay as they are.
-        timeout_s: as of append; besides the lock it may wait for readers that hold every page. After a
-        DeadlineExceeded an episode may be dropped in part: the next call for that lane, whichever, drops the rest
-        first. Where the process dies before abandon returns, what is left of it is an episode that was cut off.
-        Raises LaneError, DeadlineExceeded, WriterClosed. Cost: O(steps of the episode), 256 steps a hold of the lock.
+        - The steps of the episode are gone: len(table) does not count them, and their keys name nothing. No item of any
+          index has one of them. Published items end as deleted ones do; draws that were made before are not undone.
+        - Each lane continues with a new episode, as a lane of its own: the derived column `lane` has a new number, and
+          no window runs across. Lanes without an open episode stay as they are.
+        - After a DeadlineExceeded an episode may be dropped in part. The next call for that lane, of any kind, first
+          drops the rest. If the process dies before abandon returns, the rest of the episode is one that was cut off.
+
+        Args:
+            lanes: as described for Writer.
+            timeout_s: as described for Writer. The call may also wait for readers that pin every page.
+
+        Raises:
+            LaneError, DeadlineExceeded, WriterClosed: a lane is not allowed, or the deadline or the writer ended.
+
+        Cost: O(steps of the episode), 256 steps in a critical section.
         """
         ids: Lanes | None = None
         if lanes is not None:
@@ -222,10 +273,12 @@ class Writer(Closing):
         timeout_s: float | None = None,
         **columns: Any,
     ) -> int:
-        """Makes one item of an index with Explicit items, of rows of any lane; returns its key.
+        """Makes one item of an index with Explicit items, from rows of any lane; returns its key.
 
-        As table.create_items, without the axis of items: {name: key}, {name: (key, number of rows)} with a negative
-        number for the rows that end with it, or {name: keys int64[R]}; columns [*shape]. Raises what that raises.
+        The arguments are those of table.create_items without the axis of items: {name: key}; {name: (key, number of
+        rows)}, with a negative number for the rows that end with the key; or {name: keys int64[R]}; columns [*shape].
+
+        Raises WriterClosed, and the errors of table.create_items.
         """
         if self.closed:
             raise WriterClosed()
@@ -234,27 +287,30 @@ class Writer(Closing):
         return int(keys[0])
 
     def set_policy_version(self, version: int | None) -> None:
-        """Rows from now on carry this version (0 to 2**32 - 1); None: the table's at the time."""
+        """Stamps the rows from now on with this version, 0 to 2**32 - 1; None: with the table's present version."""
         self._core.set_policy_version(None if version is None else integer("version", version, 0, 2**32 - 1))
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
     @property
     def num_lanes(self) -> int | None:
-        """Lanes of this writer; None: one lane, arrays without a lane axis."""
+        """Lanes of this writer; None: one lane, whose arrays have no lane axis."""
         return None if self._single else self._num_lanes
 
     @property
     def closed(self) -> bool:
-        """Whether close() gave the lanes back, or the table is closed."""
+        """Whether the writer or its table is closed."""
         return self._core.closed
 
     def close(self) -> None:
         """Cuts the lanes and gives them back. Closing twice is harmless.
 
-        Waits for the table's lock at most the table's timeout_s, then DeadlineExceeded: the writer stays open and may
-        be closed again. Dropped instead, its lanes go to the handle's next writer, or end with the handle; then large
-        start values of sequences that the end of an open episode would move back may be lost, and these are no items.
+        If a writer is dropped without close(), its lanes go to the handle's next writer, or end with the handle. Large
+        start values of sequences that the end of an open episode would have moved back may then be lost, and those
+        sequences are no items.
+
+        Blocks: for the table's lock, at most the table's timeout_s. Then DeadlineExceeded is raised, the writer stays
+        open, and close() may be called again.
         """
         self._core.close()
 
@@ -273,9 +329,9 @@ class Writer(Closing):
         timeout_s: float | None,
         axis: int,
     ) -> Any:
-        """append (axis 0 is the lanes) and extend (axis 1), with every argument."""
+        """append (axis 0 has the lanes) and extend (axis 1), with every argument."""
         columns = self._flattened(columns)
-        if axis == 1:  # the rows are counted on arrays; a tensor is one, but not to the core
+        if axis == 1:  # rows are counted on arrays, and the core takes no tensor for one
             columns = {name: _counted(name, value) for name, value in columns.items()}
         ids: Lanes | None = None
         if lanes is not None:
@@ -288,7 +344,7 @@ class Writer(Closing):
             raise self._explain(error) from None
 
     def _flattened(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns by flat name, after checking that all are there and none is unknown."""
+        """The columns by flat name, after a check that none is missing and none is unknown."""
         if self._groups:
             flat: dict[str, Any] = {}
             for name, value in columns.items():
@@ -326,7 +382,7 @@ class Writer(Closing):
     def _select(
         self, lanes: npt.ArrayLike, columns: dict[str, Any], priority: Any, axis: int
     ) -> tuple[Lanes | None, dict[str, Any], Any]:
-        """Lane ids (None: every lane in order), and the columns and priority with their lane axis cut to those."""
+        """Lane ids (None: every lane in order); columns and priority with their lane axis cut to these lanes."""
         ids = self._lane_ids(lanes)
         if ids is None or len(ids) == self._num_lanes:
             return None if ids is None else ids.astype(np.int32), columns, priority
@@ -368,5 +424,5 @@ class Writer(Closing):
 
 
 def _counted(name: str, value: Any) -> Any:
-    # None stands for an end that is not given; a mapping is refused by name in the core's own words.
+    # None stands for an end that is not given. The core refuses a mapping, by the column's name.
     return value if value is None or isinstance(value, np.ndarray) else as_array(name, value)

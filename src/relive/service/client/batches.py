@@ -8,8 +8,9 @@ from typing import cast, final
 
 from relive.core.request import DrawRequest
 from relive.errors import DeadlineExceeded, ReliveError, TableClosed
-from relive.reading.batch import Batch, Columns
+from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
+from relive.reading.columns import Columns
 from relive.service.client.connection import MIN_REPLY_S, cutoff
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_core import RemoteCore, RemoteSelection

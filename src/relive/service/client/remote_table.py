@@ -12,8 +12,8 @@ from relive.config.spec import StepSpec
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig
-from relive.reading.batch import Columns
 from relive.reading.batches import BatchSource
+from relive.reading.columns import Columns
 from relive.service.client.batches import RemoteSource
 from relive.service.client.connection import Connection, cutoff
 from relive.service.client.held_draws import RemoteDraws
