@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,24 @@ def _remove(made: list[str]) -> None:
     for name in made:
         for path in shared_files(name):
             path.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def warm_client() -> Iterator[Any]:
+    """The client of a server of processes that have imported torch (tests/warm.py); None where there is none."""
+    import warm
+
+    with warm.warm_server() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def processes_start_warm(warm_client: Any) -> Iterator[None]:
+    """The processes of a module's tests are forks of that server."""
+    import warm
+
+    with warm.diverted(warm_client) if warm_client else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture
