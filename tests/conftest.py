@@ -1,13 +1,21 @@
-"""What every test stands on: fresh names, and nothing left behind in shared memory."""
+"""What every test stands on: fresh names, nothing left behind in shared memory, and one thread for numerics."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+
+# Threads of numerics that wait by spinning take the cores from the test that is to compute: matrices here are small.
+# Set before numpy or torch is imported. Processes of tests inherit it.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # helpers import as naive.twin, contract.tools, ...
 
@@ -46,19 +54,56 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def shm_name() -> Iterator[Callable[[], str]]:
-    """A maker of names nobody else uses; what a failing test leaves under them is removed afterwards."""
+    """A maker of new names. Files that a failing test leaves under them are removed after the test."""
+    with _new_names() as fresh:
+        yield fresh
+
+
+@pytest.fixture(scope="class")
+def shm_name_of_class() -> Iterator[Callable[[], str]]:
+    """The same, for tables that last as long as the tests of a class."""
+    with _new_names() as fresh:
+        yield fresh
+
+
+@contextlib.contextmanager
+def _new_names() -> Iterator[Callable[[], str]]:
     made: list[str] = []
 
     def fresh() -> str:
         made.append(f"t{os.getpid()}n{next(_numbers)}x")
         return made[-1]
 
-    yield fresh
+    try:
+        yield fresh
+    finally:
+        _remove(made)
+
+
+def _remove(made: list[str]) -> None:
     from processes.shm import shared_files
 
     for name in made:
         for path in shared_files(name):
             path.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def warm_client() -> Iterator[Any]:
+    """The client of a server of processes that have imported torch (tests/warm.py); None where there is none."""
+    import warm
+
+    with warm.warm_server() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def processes_start_warm(warm_client: Any) -> Iterator[None]:
+    """The processes of a module's tests are forks of that server."""
+    import warm
+
+    with warm.diverted(warm_client) if warm_client else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture

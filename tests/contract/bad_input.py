@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,20 @@ NAN, INF = float("nan"), float("inf")
 
 
 class BadInputSuite(Suite):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def table_of_class(cls, make_table_of_class: MakeTable) -> relive.Table:
+        return make_table_of_class(plain_spec(), 200, prioritized(), max_lanes=16)
+
     @pytest.fixture
-    def filled(self, make_table: MakeTable) -> tuple[relive.Table, Any, np.ndarray]:
-        """A prioritized table with ten items, its open writer (one lane in mid-episode) and the keys."""
-        table = make_table(plain_spec(), 200, prioritized(), max_lanes=16)
-        writer = table.writer()
-        return table, writer, write_steps(writer, 0, 10)
+    def filled(self, table_of_class: relive.Table) -> Iterator[tuple[relive.Table, Any, np.ndarray]]:
+        """A prioritized table with ten items, its open writer (one lane in mid-episode) and the keys.
+
+        One table serves the class: a test leaves it as it was, and the next test fills it again.
+        """
+        table_of_class.clear()
+        with table_of_class.writer() as writer:
+            yield table_of_class, writer, write_steps(writer, 0, 10)
 
     @pytest.mark.parametrize(
         "change, error, fields",

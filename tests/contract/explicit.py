@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -256,13 +257,19 @@ class ExplicitSuite(Suite):
 class BadExplicitSuite(Suite):
     """What is refused leaves the table as it was."""
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def table_of_class(cls, make_table_of_class: MakeTable) -> relive.Table:
+        return make_table_of_class(plain_spec(), 200, both(sampler=relive.Prioritized(1.0)), max_lanes=16)
+
     @pytest.fixture
-    def filled(self, make_table: MakeTable) -> tuple[relive.Table, Any, np.ndarray]:
-        table = make_table(plain_spec(), 200, both(sampler=relive.Prioritized(1.0)), max_lanes=16)
-        writer = table.writer()
-        keys = write_steps(writer, 0, 30)
-        table.create_items({"now": keys[:2]}, **own(2))
-        return table, writer, keys
+    def filled(self, table_of_class: relive.Table) -> Iterator[tuple[relive.Table, Any, np.ndarray]]:
+        """One table serves the class, as those of BadInputSuite."""
+        table_of_class.clear()
+        with table_of_class.writer() as writer:
+            keys = write_steps(writer, 0, 30)
+            table_of_class.create_items({"now": keys[:2]}, **own(2))
+            yield table_of_class, writer, keys
 
     @pytest.mark.parametrize(
         "change, error, fields",

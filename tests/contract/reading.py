@@ -171,9 +171,9 @@ class ReadingSuite(Suite):
         np.testing.assert_array_equal(by_draw.item_keys, draw.item_keys)
         np.testing.assert_allclose(by_draw.probabilities, 1 / 50)
 
-    def test_use_counts(self, make_table: MakeTable) -> None:
+    @pytest.mark.parametrize("most", [5_000, pytest.param(30_000, marks=pytest.mark.thorough)])
+    def test_use_counts(self, make_table: MakeTable, most: int) -> None:
         """Exactly max_times_sampled, over threads too; then the table waits as if empty."""
-        most = 30_000
         table = make_table(plain_spec(), 500, relive.Index(max_times_sampled=most))
         with table.writer() as writer:
             keys = write_steps(writer, 0, 8)

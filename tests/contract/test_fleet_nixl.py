@@ -5,9 +5,7 @@ As test_fleet_remote.py, whose owners send rows; what the reader does not read (
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from processes.shm import needs_shared_memory
@@ -18,7 +16,7 @@ from fleet.owning import Owners
 from fleet.tools import TRANSPORTS, needs_nixl
 
 from contract.over_shards import classes_of, making
-from contract.tools import MakeTable
+from contract.tools import Opening
 from relive.fleet.onesided.nixl_agent import hold_agent
 
 pytestmark = [needs_shared_memory, needs_nixl]
@@ -38,10 +36,10 @@ def owners() -> Iterator[Owners]:
 class Fleet:
     """Owned over there; writers go to the first."""
 
-    @pytest.fixture
-    def make_table(self, owners: Owners, shm_name: Any) -> Iterator[MakeTable]:
-        with contextlib.ExitStack() as stack:
-            yield making(stack, shm_name, owners.owning(stack), path="nixl")
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opening(cls, owners: Owners) -> Opening:
+        return lambda stack, fresh: making(stack, fresh, owners.owning(stack), path="nixl")
 
 
 globals().update(classes_of(Fleet, "TestNixlFleet"))

@@ -8,9 +8,7 @@ Left out, with reasons:
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from processes.shm import needs_shared_memory
@@ -20,7 +18,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 from fleet.owning import Owners
 
 from contract.over_shards import classes_of, making
-from contract.tools import MakeTable
+from contract.tools import Opening
 
 pytestmark = needs_shared_memory
 
@@ -35,10 +33,10 @@ def owners() -> Iterator[Owners]:
 class Fleet:
     """Owned over there; writers go to the first."""
 
-    @pytest.fixture
-    def make_table(self, owners: Owners, shm_name: Any) -> Iterator[MakeTable]:
-        with contextlib.ExitStack() as stack:
-            yield making(stack, shm_name, owners.owning(stack), path="service")
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opening(cls, owners: Owners) -> Opening:
+        return lambda stack, fresh: making(stack, fresh, owners.owning(stack), path="service")
 
 
 globals().update(classes_of(Fleet, "TestRemoteFleet"))

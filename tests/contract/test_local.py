@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
-from contract.tools import MakeTable, plain_spec, write_steps
+from contract.tools import MakeTable, Opening, plain_spec, write_steps
 from contract.where import WhereSuite
 from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
@@ -38,15 +37,17 @@ from relive import errors
 
 
 class Local:
-    @pytest.fixture
-    def make_table(self) -> Iterator[MakeTable]:
-        with contextlib.ExitStack() as stack:
-
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opening(cls) -> Opening:
+        def open_with(stack: contextlib.ExitStack, fresh: Any) -> MakeTable:
             def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> relive.Table:
                 more = {} if index is None else {"index": index}
                 return stack.enter_context(relive.Table(spec, capacity, **more, **options))
 
-            yield make
+            return make
+
+        return open_with
 
 
 class TestWriting(Local, WritingSuite): ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -40,7 +40,7 @@ from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
-from contract.tools import MakeTable, plain_spec, write_steps
+from contract.tools import MakeTable, Opening, plain_spec, write_steps
 from contract.where import WhereSuite
 from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
@@ -60,17 +60,19 @@ def host() -> Iterator[Host]:
 class Remote:
     """make_table makes the table in shared memory of the serving process and connects to it."""
 
-    @pytest.fixture
-    def make_table(self, host: Host, shm_name: Any) -> Iterator[MakeTable]:
-        with contextlib.ExitStack() as stack:
-
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opening(cls, host: Host) -> Opening:
+        def open_with(stack: contextlib.ExitStack, fresh: Callable[[], str]) -> MakeTable:
             def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> RemoteTable:
-                storage = relive.SharedMemory(shm_name())
+                storage = relive.SharedMemory(fresh())
                 address = host.serve(spec, capacity, index, storage=storage, **options)
                 stack.callback(host.stop, address)
                 return stack.enter_context(connect(address, spec=spec))
 
-            yield make
+            return make
+
+        return open_with
 
 
 class TestRemoteWriting(Remote, WritingSuite): ...

@@ -7,7 +7,7 @@ tests that expect them at the call itself are left out here, by name.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ from contract.ragged import RaggedSuite
 from contract.ranks import RanksSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
-from contract.tools import MakeTable
+from contract.tools import MakeTable, Opening
 from contract.writing import WritingSuite
 from relive.service import Streaming, connect
 
@@ -63,17 +63,19 @@ def host() -> Iterator[Host]:
 
 
 class Streamed:
-    @pytest.fixture
-    def make_table(self, host: Host, shm_name: Any) -> Iterator[MakeTable]:
-        with contextlib.ExitStack() as stack:
-
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opening(cls, host: Host) -> Opening:
+        def open_with(stack: contextlib.ExitStack, fresh: Callable[[], str]) -> MakeTable:
             def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> Any:
-                storage = relive.SharedMemory(shm_name())
+                storage = relive.SharedMemory(fresh())
                 address = host.serve(spec, capacity, index, storage=storage, **options)
                 stack.callback(host.stop, address)
                 return StreamsByDefault(stack.enter_context(connect(address, spec=spec)))
 
-            yield make
+            return make
+
+        return open_with
 
 
 class TestStreamedWriting(Streamed, WritingSuite):

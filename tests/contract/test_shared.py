@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
-from contract.tools import MakeTable, plain_spec, write_steps
+from contract.tools import MakeTable, Opening, plain_spec, write_steps
 from contract.where import WhereSuite
 from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
@@ -44,37 +44,41 @@ pytestmark = needs_shared_memory
 class Shared:
     """The handle that made the table."""
 
-    @pytest.fixture
-    def make_table(self, shm_name: Any) -> Iterator[MakeTable]:
-        with contextlib.ExitStack() as stack:
-
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opening(cls) -> Opening:
+        def open_with(stack: contextlib.ExitStack, fresh: Callable[[], str]) -> MakeTable:
             def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> relive.Table:
                 more = {} if index is None else {"index": index}
-                name = shm_name()
+                name = fresh()
                 stack.callback(lambda: _assert_nothing_left(name))
                 storage = relive.SharedMemory(name)
                 return stack.enter_context(relive.Table(spec, capacity, storage=storage, **more, **options))
 
-            yield make
+            return make
+
+        return open_with
 
 
 class Attached:
     """The same table through a second handle, which is all that another process has."""
 
-    @pytest.fixture
-    def make_table(self, shm_name: Any) -> Iterator[MakeTable]:
-        with contextlib.ExitStack() as stack:
-
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opening(cls) -> Opening:
+        def open_with(stack: contextlib.ExitStack, fresh: Callable[[], str]) -> MakeTable:
             def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> relive.Table:
                 more = {} if index is None else {"index": index}
-                name, storage = shm_name(), None
+                name = fresh()
                 stack.callback(lambda: _assert_nothing_left(name))
                 storage = relive.SharedMemory(name)
                 timeout_s = {"timeout_s": options["timeout_s"]} if "timeout_s" in options else {}
                 stack.enter_context(relive.Table(spec, capacity, storage=storage, **more, **options))
                 return stack.enter_context(relive.attach(name, **timeout_s))
 
-            yield make
+            return make
+
+        return open_with
 
 
 def _assert_nothing_left(name: str) -> None:

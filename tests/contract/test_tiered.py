@@ -6,7 +6,6 @@ Every column but the scalars counts as large here, and memory has room for the f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
-from contract.tools import MakeTable, plain_spec, write_steps
+from contract.tools import MakeTable, Opening, plain_spec, write_steps
 from contract.where import WhereSuite
 from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
@@ -45,19 +44,28 @@ pytestmark = needs_tiers
 
 
 class OnDisk:
-    @pytest.fixture
-    def make_table(self, tmp_path: Path) -> Iterator[MakeTable]:
-        with contextlib.ExitStack() as stack:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opening(cls, tmp_path_factory: pytest.TempPathFactory) -> Opening:
+        folder = tmp_path_factory.mktemp("pages")
+
+        def open_with(stack: contextlib.ExitStack, fresh: Any) -> MakeTable:
+            stack.callback(_assert_empty, folder)
 
             def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> relive.Table:
                 more = {} if index is None else {"index": index}
                 if "storage" not in options:
                     lanes = min(options.get("max_lanes", 4), 64)
-                    options["storage"] = smallest_storage(tmp_path, spec, capacity, index, lanes, **options)
+                    options["storage"] = smallest_storage(folder, spec, capacity, index, lanes, **options)
                 return stack.enter_context(relive.Table(spec, capacity, **more, **options))
 
-            yield make
-        assert not list(tmp_path.iterdir()), "the page file has no name"
+            return make
+
+        return open_with
+
+
+def _assert_empty(folder: Path) -> None:
+    assert not list(folder.iterdir()), "the page file has no name"
 
 
 class TestWriting(OnDisk, WritingSuite): ...
@@ -85,14 +93,16 @@ class TestGroups(OnDisk, GroupsSuite): ...
 
 
 class TestHindsight(OnDisk, HindsightSuite):
-    @pytest.fixture
-    def make_table(self, tmp_path: Path) -> Iterator[MakeTable]:
-        """Goals of 8 bytes stay in memory, what else was seen lies on the disk."""
-        storage = relive.Tiered(tmp_path, "16MiB", min_column_bytes=8, io_threads=2)
-        with contextlib.ExitStack() as stack:
-            yield lambda spec, capacity, index=None, **options: stack.enter_context(
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opening(cls, tmp_path_factory: pytest.TempPathFactory) -> Opening:
+        """Goals of 8 bytes stay in memory; larger columns lie on the disk."""
+        storage = relive.Tiered(tmp_path_factory.mktemp("goals"), "16MiB", min_column_bytes=8, io_threads=2)
+        return lambda stack, fresh: (
+            lambda spec, capacity, index=None, **options: stack.enter_context(
                 relive.Table(spec, capacity, index or relive.Index(), storage=storage, **options)
             )
+        )
 
     def test_goals_on_disk_are_refused(self, tmp_path: Path) -> None:
         storage = relive.Tiered(tmp_path, "16MiB", min_column_bytes=0, io_threads=2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import relive
 
 MakeTable = Callable[..., relive.Table]
+Opening = Callable[[contextlib.ExitStack, Callable[[], str]], MakeTable]
 ALL = ("episode_step", "first", "lane", "policy_version", "staleness", "num_steps")
 
 
@@ -111,12 +113,26 @@ def counters(stats: Any) -> Any:
 
 
 class Suite:
-    """The fixture that a table's own test class gives."""
+    """Tests of a table. A test class that derives from a suite overrides `opening`, which makes its kind of table."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def opening(cls) -> Opening:
+        """opening(stack, fresh) -> a maker of tables, which the stack closes; fresh() gives a name in shared memory."""
+        raise NotImplementedError
 
     @pytest.fixture
-    def make_table(self) -> MakeTable:
+    def make_table(self, opening: Opening, shm_name: Any) -> Iterator[MakeTable]:
         """make_table(spec, capacity, index=None, **options) -> an open table, closed at the test's end."""
-        raise NotImplementedError
+        with contextlib.ExitStack() as stack:
+            yield opening(stack, shm_name)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_table_of_class(cls, opening: Opening, shm_name_of_class: Any) -> Iterator[MakeTable]:
+        """The same; the table is closed after the last test of the class."""
+        with contextlib.ExitStack() as stack:
+            yield opening(stack, shm_name_of_class)
 
     @pytest.fixture
     def table(self, make_table: MakeTable) -> relive.Table:

@@ -26,7 +26,7 @@ from torch import distributed  # noqa: E402
 
 from relive.fleet.torch import TorchExchange  # noqa: E402
 
-pytestmark = needs_shared_memory
+pytestmark = [needs_shared_memory, pytest.mark.usefixtures("processes_start_warm")]
 Names = list[str]
 
 

@@ -53,7 +53,8 @@ def update(name: str, keys: np.ndarray) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_every_batch_is_of_one_exponent_whoever_is_killed(shm_name: Callable[[], str]) -> None:
+@pytest.mark.parametrize("batches_a_death", [50, pytest.param(300, marks=pytest.mark.thorough)])
+def test_every_batch_is_of_one_exponent_whoever_is_killed(shm_name: Callable[[], str], batches_a_death: int) -> None:
     name = shm_name()
     table, keys = make_table(name)
     context = multiprocessing.get_context("spawn")
@@ -65,7 +66,7 @@ def test_every_batch_is_of_one_exponent_whoever_is_killed(shm_name: Callable[[],
         changer.start()
         until = time.monotonic() + 30.0
         num_batches = 0
-        while num_batches < 300 and time.monotonic() < until:
+        while num_batches < batches_a_death and time.monotonic() < until:
             batch = table.sample(64)
             of = [exponent for exponent in EXPONENTS if is_of(exponent, batch)]
             assert len(of) == 1, "masses of more than one exponent in a batch"

@@ -202,7 +202,8 @@ def by_torchrun(*arguments: str) -> None:
     relive = str(Path(sys.executable).with_name("relive"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(HOSTS)]
     command = [*torchrun, "--no-python", relive, "train", "sac", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    environment = {**os.environ, "RELIVE_TEST_WARM": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

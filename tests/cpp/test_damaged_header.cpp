@@ -1,0 +1,49 @@
+// Every bit of a region's header, one at a time: a bit of what never changes is refused, and no other bit does harm.
+// tests/processes/test_damaged_header.py does the same to files, with the calls of a user and fewer bits of the former.
+#include <cstddef>
+#include <cstdlib>
+
+#include "records_rig.hpp"
+
+using namespace relive;
+using namespace rig;
+
+namespace {
+
+bool is_within(size_t at, size_t begin, size_t count) { return at >= begin && at < begin + count; }
+
+// What a table changes while it lives. The checksum covers everything else.
+bool may_change(size_t at) {
+  if (is_within(at, offsetof(Header, clean), sizeof(Header::clean))) return true;
+  if (at >= offsetof(Header, indexes) + sizeof(Header::indexes)) return true;
+  if (at < offsetof(Header, indexes)) return false;
+  const size_t in_index = (at - offsetof(Header, indexes)) % sizeof(IndexConfig);
+  return is_within(in_index, offsetof(IndexConfig, priority_exponent), sizeof(IndexConfig::priority_exponent));
+}
+
+}  // namespace
+
+TEST(every_bit_of_a_header) {
+  RecordsRig rig({.capacity = 64}, {});
+  CHECK(rig.rig.write({0}, 20, std::vector<int>(20, 0), NextGiven::kNo) == Code::kOk);
+  const Region& r = rig.region();
+  const size_t num_bytes = r.geometry->region_bytes;
+  const std::unique_ptr<std::byte[], void (*)(std::byte*)> copy(
+      static_cast<std::byte*>(std::aligned_alloc(4096, (num_bytes + 4095) / 4096 * 4096)),
+      [](std::byte* memory) { std::free(memory); });
+  std::memcpy(copy.get(), r.base, r.geometry->slabs_offset);
+  Region whole;
+  CHECK(whole.open(copy.get(), num_bytes).ok());
+  for (size_t at = 0; at < sizeof(Header); ++at) {
+    for (unsigned bit = 0; bit < 8; ++bit) {
+      copy[at] ^= std::byte{1} << bit;
+      Region opened;
+      const bool is_refused = !opened.open(copy.get(), num_bytes).ok();
+      copy[at] ^= std::byte{1} << bit;
+      if (!is_refused && !may_change(at)) CHECK_EQ(at, size_t{0});  // names the byte
+    }
+  }
+  CHECK(whole.open(copy.get(), num_bytes).ok());
+}
+
+TEST_MAIN()
