@@ -14,15 +14,22 @@ ROOMS = ["words", "index", "pages", "read", "tiers", "table"]
 INCLUDE = re.compile(r'^#include "relive/(?:(\w+)/)?(\w+\.hpp)"', re.MULTILINE)
 
 
-# The table's room, from the ground up: the handle knows nothing of what is done with it, and what reads frames nothing
-# of tiers, which wrap it. A writer is the state of its lanes (writer_lane), what it knows of the columns (writer_columns,
-# start_values), the steps of a call over these, and the handle (writer). A file may include its own floor and those below.
+# The table's room, from the ground up. A file may include its own floor and those below.
+# - The handle (table) includes none of the code that works with it. Code that reads frames includes none of the tiers.
+# - A draw is its call (draw_call), the rows that are missing (missing_rows), its waits, its rounds without the lock and
+#   with pages pinned, and the batch (draw_batch).
+# - A writer is the state of a lane (writer_lane), its knowledge of the columns (writer_columns, start_values), the steps
+#   of a call, and the handle (writer).
 TABLE = [
     {"timed_mutex", "uncut_lanes"},
     {"table", "handle", "probe"},
     {"credits", "waiting"},
     {"claims"},
-    {"draws", "sample", "by_key", "staged_source"},
+    {"draw_call", "missing_rows", "by_key", "staged_source"},
+    {"draw_waits"},
+    {"draw_rounds", "claim_keys"},
+    {"draw_pinned"},
+    {"draw_batch"},
     {"tiered"},
     {"reading", "changing", "insert", "update", "pace", "exponent", "complete", "looking", "listing", "hooks"},
     {"step_block", "writer_columns"},
