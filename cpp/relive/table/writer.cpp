@@ -166,13 +166,13 @@ Status Writer::write(const StepBlock& steps, double timeout_s, int64_t* keys) {
 Status Writer::write_round(LaneBlock block, const Deadline& deadline, ReservedRows* reserved, int64_t* keys) {
   const Region& r = table_->region();
   RELIVE_RETURN_IF_ERROR(open_pages(*table_, block, deadline));
-  RELIVE_RETURN_IF_ERROR(take_cells(*table_, starts_, block, deadline));
+  if (starts_.is_used()) RELIVE_RETURN_IF_ERROR(take_cells(*table_, starts_, block, deadline));
   for (size_t m = 0; m < block.num_lanes(); ++m) {
-    note_episode_page(r, block.lane(m));
-    if (m + kLanesAhead < block.num_lanes()) prefetch_row(r, block.lane(m + kLanesAhead));
+    WriterLane& lane = block.lane(m);
+    note_episode_page(r, lane);
     const uint32_t version =
         policy_version_ >= 0 ? static_cast<uint32_t>(policy_version_) : r.header->policy_version.load(kRelaxed);
-    write_rows(r, columns_, starts_, block, m, version);
+    write_rows(r, columns_, starts_, block.steps, lane, m, version);
   }
   Status status = commit_round(*table_, starts_, block, deadline, reserved, keys);
   for (size_t m = 0; starts_.keeps_recent() && m < block.num_lanes(); ++m)

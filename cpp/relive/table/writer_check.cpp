@@ -7,6 +7,18 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr size_t kLanesAhead = 8;    // distance of a prefetch, in lanes
+constexpr uint64_t kRowAhead = 512;  // bytes of a row that are prefetched
+
+// The record that writing the lane fills. Always inlined: for GCC a function that only prefetches has no effect, and it
+// removes the calls.
+[[gnu::always_inline]] inline void prefetch_row(const Region& r, const WriterLane& lane) {
+  if (lane.page == kNoPage) return;
+  const uint64_t stride = r.geometry->record_stride;
+  const std::byte* row = lane.frame + lane.step_end * stride;
+  __builtin_prefetch(&r.marks[r.slot_of(lane.page, lane.step_end)], 1);
+  for (uint64_t at = 0; at < 2 * stride && at < kRowAhead; at += 64) __builtin_prefetch(row + at, 1);
+}
 
 // If the state after a row is not given with it, each open lane needs one row more. Lanes of dead processes are swept
 // before anything is refused for their sake.
@@ -34,10 +46,10 @@ Status check_capacity(Table& table) {
 }
 
 // The rows of one lane, one by one.
-Status check_rows(const Region& r, const WriterColumns& columns, LaneBlock block, size_t m) {
-  const StepBlock& steps = block.steps;
+Status check_rows(const Region& r, const WriterColumns& columns, const StepBlock& steps, const WriterLane& lane,
+                  size_t m) {
   const bool has_state = r.geometry->has_state != 0;
-  uint32_t episode_step = block.lane(m).episode_step;
+  uint32_t episode_step = lane.episode_step;
   for (size_t row = 0; row < steps.num_rows; ++row) {
     const bool truncated = steps.truncated.flag_at(row, m);
     const bool terminated = steps.terminated.flag_at(row, m);
@@ -61,10 +73,9 @@ Status check_rows(const Region& r, const WriterColumns& columns, LaneBlock block
 
 // A next state that was given is frozen: the row that follows must give the same state. Returns the first column that
 // differs, or null.
-const ColumnCell* wrong_state(const WriterColumns& columns, LaneBlock block, size_t m) {
-  const StepBlock& steps = block.steps;
-  if (block.lane(m).has_seam) {
-    if (const ColumnCell* cell = differs_from_seam(columns, block, steps.columns, m); cell != nullptr) return cell;
+const ColumnCell* wrong_state(const WriterColumns& columns, const StepBlock& steps, const WriterLane& lane, size_t m) {
+  if (lane.has_seam) {
+    if (const ColumnCell* cell = differs_from_seam(columns, lane, steps.columns, m); cell != nullptr) return cell;
   }
   for (size_t row = 1; steps.has_next && row < steps.num_rows; ++row) {
     if (steps.ends_at(row - 1, m)) continue;
@@ -77,9 +88,8 @@ const ColumnCell* wrong_state(const WriterColumns& columns, LaneBlock block, siz
 }
 
 // A column of kind episode has one value in all rows of an episode. Returns the first column that differs, or null.
-const ColumnCell* wrong_episode(const WriterColumns& columns, LaneBlock block, size_t m) {
-  const StepBlock& steps = block.steps;
-  const WriterLane& lane = block.lane(m);
+const ColumnCell* wrong_episode(const WriterColumns& columns, const StepBlock& steps, const WriterLane& lane,
+                                size_t m) {
   const std::byte* noted = lane.episode_values.data();
   for (const ColumnCell& cell : columns.episode_cells) {
     const std::byte* value = lane.in_episode ? noted : nullptr;  // of the episode that row belongs to; null: it begins
@@ -95,9 +105,8 @@ const ColumnCell* wrong_episode(const WriterColumns& columns, LaneBlock block, s
 
 }  // namespace
 
-const ColumnCell* differs_from_seam(const WriterColumns& columns, LaneBlock block, const std::vector<Cells>& given,
-                                    size_t m) {
-  const WriterLane& lane = block.lane(m);
+const ColumnCell* differs_from_seam(const WriterColumns& columns, const WriterLane& lane,
+                                    const std::vector<Cells>& given, size_t m) {
   for (const ColumnCell& cell : columns.state_cells)
     if (std::memcmp(cell.at(lane.frame, lane.bulk, lane.step_end), given[cell.column].at(0, m), cell.num_bytes) != 0)
       return &cell;
@@ -118,12 +127,13 @@ Status check_block(Table& table, const WriterColumns& columns, LaneBlock block) 
   const bool has_row_checks = steps.truncated.base != nullptr || steps.priority.base != nullptr ||
                               columns.longest_episode != WriterColumns::kAnyLength;
   for (size_t m = 0; m < steps.num_lanes; ++m) {
-    if (has_row_checks) RELIVE_RETURN_IF_ERROR(check_rows(r, columns, block, m));
+    const WriterLane& lane = block.lane(m);
+    if (has_row_checks) RELIVE_RETURN_IF_ERROR(check_rows(r, columns, steps, lane, m));
     if (m + kLanesAhead < steps.num_lanes) prefetch_row(r, block.lane(m + kLanesAhead));
-    if (const ColumnCell* cell = wrong_state(columns, block, m); cell != nullptr)
+    if (const ColumnCell* cell = wrong_state(columns, steps, lane, m); cell != nullptr)
       return seam_mismatch(r, steps, cell->column, m);
     if (columns.episode_cells.empty()) continue;
-    if (const ColumnCell* cell = wrong_episode(columns, block, m); cell != nullptr)
+    if (const ColumnCell* cell = wrong_episode(columns, steps, lane, m); cell != nullptr)
       return Status(Code::kEpisodeMismatch)
           .with_int("lane", steps.lane_number(m))
           .with_text("column", r.columns[cell->column].name);

@@ -16,9 +16,10 @@ namespace relive {
 // kCapacityTooSmall, kEpisodeTooLong, kMissingNext, kInvalidPriority, kSeamMismatch, kEpisodeMismatch.
 Status check_block(Table& table, const WriterColumns& columns, LaneBlock block);
 
-// Compares the frozen state cell of lane m with the first row of `given`. Returns the first column that differs, or null.
-const ColumnCell* differs_from_seam(const WriterColumns& columns, LaneBlock block, const std::vector<Cells>& given,
-                                    size_t m);
+// Compares the frozen state cell of `lane`, column m of the block, with the first row of `given`. Returns the first column
+// that differs, or null.
+const ColumnCell* differs_from_seam(const WriterColumns& columns, const WriterLane& lane,
+                                    const std::vector<Cells>& given, size_t m);
 Status seam_mismatch(const Region& r, const StepBlock& steps, uint32_t column, size_t m);
 
 }  // namespace relive

@@ -16,11 +16,9 @@ size_t rows_of_section(LaneBlock block, size_t m) {
   return rows;
 }
 
-}  // namespace
-
-void plan_run(const Region& r, const StartValues& starts, LaneBlock block, size_t m, size_t most) {
-  const StepBlock& steps = block.steps;
-  WriterLane& lane = block.lane(m);
+// The next rows of a lane, column m of the block, that fit one page and one episode: at most `most` rows.
+void plan_run(const Region& r, const StartValues& starts, const StepBlock& steps, WriterLane& lane, size_t m,
+              size_t most) {
   lane.run = StepRun{};
   lane.run.lane_slot = lane.slot;
   lane.run.first = lane.page == kNoPage ? 0 : lane.step_end;
@@ -37,6 +35,8 @@ void plan_run(const Region& r, const StartValues& starts, LaneBlock block, size_
   lane.run.has_seam = r.geometry->has_state != 0 && count > 0 && !lane.run.ends && steps.has_next_cell(last, false);
 }
 
+}  // namespace
+
 size_t plan_round(const Region& r, const StartValues& starts, LaneBlock block, size_t stored, size_t upto) {
   const size_t lanes = block.num_lanes();
   const size_t capacity = r.geometry->capacity;
@@ -48,10 +48,12 @@ size_t plan_round(const Region& r, const StartValues& starts, LaneBlock block, s
     steps = std::min((upto - stored) / lanes, std::max<size_t>(1, std::min(kRowsPerSection, capacity) / lanes));
   size_t shortest = steps;
   for (size_t m = 0; m < lanes; ++m) {
-    plan_run(r, starts, block, m, m >= begin && m < end ? steps : 0);
-    if (m >= begin && m < end) shortest = std::min<size_t>(shortest, block.lane(m).run.count);
+    WriterLane& lane = block.lane(m);
+    const bool takes_part = m >= begin && m < end;
+    plan_run(r, starts, block.steps, lane, m, takes_part ? steps : 0);
+    if (takes_part) shortest = std::min<size_t>(shortest, lane.run.count);
   }
-  for (size_t m = 0; shortest < steps && m < lanes; ++m) plan_run(r, starts, block, m, shortest);
+  for (size_t m = 0; shortest < steps && m < lanes; ++m) plan_run(r, starts, block.steps, block.lane(m), m, shortest);
   return shortest * (end - begin);
 }
 
@@ -70,7 +72,6 @@ Status commit_round(Table& table, const StartValues& starts, LaneBlock block, co
     for (size_t rows = 0; m < block.num_lanes() && rows < kRowsPerSection; ++m) {
       WriterLane& lane = block.lane(m);
       const StepRun& run = lane.run;
-      if (m + kLanesAhead < block.num_lanes()) prefetch_words(r, block.lane(m + kLanesAhead));
       if (run.count == 0) continue;
       if (lane.starts != nullptr) starts.name_moved(locked.held(), lane);
       commit_run(locked.held(), run);

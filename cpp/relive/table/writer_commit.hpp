@@ -15,9 +15,6 @@
 
 namespace relive {
 
-// The next rows of lane m that fit one page and one episode, at most `most` rows.
-void plan_run(const Region& r, const StartValues& starts, LaneBlock block, size_t m, size_t most);
-
 // The next rows of a block that are stored together: whole steps of all lanes in which no page and no episode ends before
 // the last step, or the rest of one step. So the stored rows are always a beginning of the block, in order of time and
 // then of lane. stored, upto: rows of the block that are stored, and that may be. Returns the number of rows.

@@ -9,24 +9,22 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Plans an empty run that ends lane m's episode, and checks that the episode can end so.
-Status plan_end(const Region& r, const WriterColumns& columns, const StartValues& starts, LaneBlock block,
-                bool terminated, size_t m) {
+// Plans an empty run that ends the episode of `lane`, column m of the block, and checks that the episode can end so.
+Status plan_end(const Region& r, const WriterColumns& columns, const StartValues& starts, const StepBlock& steps,
+                WriterLane& lane, size_t m, bool terminated) {
   const bool has_state = r.geometry->has_state != 0;
-  WriterLane& lane = block.lane(m);
   lane.num_stored = 0;
   lane.run = StepRun{lane.slot, lane.page == kNoPage ? 0 : lane.step_end, 0, lane.in_episode, false};
   if (lane.starts != nullptr) starts.plan(lane);
   if (!lane.in_episode) return {};
-  const int64_t number = block.steps.lane_number(m);
+  const int64_t number = steps.lane_number(m);
   if (terminated && (lane.has_seam || !has_state)) return Status(Code::kAlreadyPublished).with_int("lane", number);
   if (!has_state) return {};
-  if (lane.has_seam && block.steps.has_next) {
-    const ColumnCell* const cell = differs_from_seam(columns, block, block.steps.next, m);
-    if (cell != nullptr) return seam_mismatch(r, block.steps, cell->column, m);
+  if (lane.has_seam && steps.has_next) {
+    const ColumnCell* const cell = differs_from_seam(columns, lane, steps.next, m);
+    if (cell != nullptr) return seam_mismatch(r, steps, cell->column, m);
   }
-  if (!lane.has_seam && !terminated && !block.steps.has_next)
-    return Status(Code::kMissingNext).with_int("lane", number);
+  if (!lane.has_seam && !terminated && !steps.has_next) return Status(Code::kMissingNext).with_int("lane", number);
   return {};
 }
 
@@ -64,15 +62,15 @@ Status end_episodes(Table& table, const WriterColumns& columns, const StartValue
   const Region& r = table.region();
   const bool has_state = r.geometry->has_state != 0;
   for (size_t m = 0; m < block.num_lanes(); ++m)
-    RELIVE_RETURN_IF_ERROR(plan_end(r, columns, starts, block, terminated, m));
+    RELIVE_RETURN_IF_ERROR(plan_end(r, columns, starts, block.steps, block.lane(m), m, terminated));
   RELIVE_RETURN_IF_ERROR(open_pages(table, block, deadline));
-  RELIVE_RETURN_IF_ERROR(take_cells(table, starts, block, deadline));
+  if (starts.is_used()) RELIVE_RETURN_IF_ERROR(take_cells(table, starts, block, deadline));
   for (size_t m = 0; m < block.num_lanes(); ++m) {  // these rows are no steps yet: they need no lock
     WriterLane& lane = block.lane(m);
     if (lane.starts != nullptr) starts.write_moved(lane);
     if (!has_state) continue;
     lane.run = StepRun{lane.slot, lane.step_end, 0, true, false};
-    if (lane.in_episode && !lane.has_seam) write_next_cell(r, columns, block, 0, m);
+    if (lane.in_episode && !lane.has_seam) write_next_cell(r, columns, block.steps, lane, 0, m);
   }
   for (size_t m = 0; m < block.num_lanes();) {
     Locked locked(table.door(), deadline);

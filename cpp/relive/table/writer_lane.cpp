@@ -1,14 +1,11 @@
 #include "relive/table/writer_lane.hpp"
 
-#include <algorithm>
-
-#include "relive/index/leaves.hpp"
+#include <vector>
 
 namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr uint64_t kRowAhead = 512;  // bytes of a row that are prefetched
 
 // For an OPEN page: its bulk is in memory and does not move.
 std::byte* bulk_of(const Region& r, uint64_t page) {
@@ -70,29 +67,6 @@ void note_episode_page(const Region& r, WriterLane& lane) {
   if (lane.episode_pages.size() == lane.episode_pages.capacity())  // before the list grows it drops pages that are gone
     std::erase_if(lane.episode_pages, [&r](const EpisodePage& page) { return r.alive(page.ref) == kNoPage; });
   lane.episode_pages.push_back({ref, lane.run.first});
-}
-
-void prefetch_words(const Region& r, const WriterLane& lane) {
-  if (lane.page == kNoPage) return;
-  const uint64_t slot = r.slot_of(lane.page, lane.step_end);
-  __builtin_prefetch(&r.lanes[lane.slot], 1);
-  __builtin_prefetch(&r.words[lane.page]);
-  __builtin_prefetch(&r.pages[lane.page].range, 1);
-  __builtin_prefetch(&r.pages[lane.page].live, 1);
-  __builtin_prefetch(&r.frames[lane.page]);
-  __builtin_prefetch(&r.tails[lane.page * r.geometry->tail_words]);
-  for (const uint32_t i : r.row_indexes()) {
-    Leaves(r, i).prefetch(slot);
-    Leaves(r, i).prefetch_state(slot);
-  }
-}
-
-void prefetch_row(const Region& r, const WriterLane& lane) {
-  if (lane.page == kNoPage) return;
-  const uint64_t stride = r.geometry->record_stride;
-  const std::byte* row = lane.frame + lane.step_end * stride;
-  __builtin_prefetch(&r.marks[r.slot_of(lane.page, lane.step_end)], 1);
-  for (uint64_t at = 0; at < 2 * stride && at < kRowAhead; at += 64) __builtin_prefetch(row + at, 1);
 }
 
 }  // namespace relive

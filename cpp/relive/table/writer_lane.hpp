@@ -82,13 +82,4 @@ void note_episode_page(const Region& r, WriterLane& lane);
 // Steps of capacity that `lanes` open lanes need: one window each.
 inline uint64_t needed_steps(const Geometry& g, uint64_t lanes) { return lanes * (g.history + g.max_n_step); }
 
-// ---- prefetches, while another lane is written ---------------------------------------------------------------------
-
-inline constexpr size_t kLanesAhead = 8;  // distance of a prefetch, in lanes
-
-// The shared words that committing the lane changes.
-void prefetch_words(const Region& r, const WriterLane& lane);
-// The record that writing the lane fills.
-void prefetch_row(const Region& r, const WriterLane& lane);
-
 }  // namespace relive

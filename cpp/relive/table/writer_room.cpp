@@ -198,7 +198,6 @@ Status take_frames(Table& table, const StartValues& starts, LaneBlock block, con
 
 // The lists of cells get room for their numbers before the lock is taken (rule C4).
 Status take_cells(Table& table, const StartValues& starts, LaneBlock block, const Deadline& deadline) {
-  if (!starts.is_used()) return {};
   Region& r = table.region();
   const auto has_cells = [&](const WriterLane& lane) { return lane.starts->cells.size() >= starts.cells_of_run(lane); };
   for (size_t m = 0; m < block.num_lanes();) {

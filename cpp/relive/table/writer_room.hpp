@@ -23,7 +23,7 @@ Status take_frames(Table& table, const StartValues& starts, LaneBlock block, con
 Status open_pages(Table& table, LaneBlock block, const Deadline& deadline);
 
 // Before the rows of a round are written: a start cell for each row that begins a window. Cells that an earlier round
-// took for rows that it could not commit are used first.
+// took for rows that it could not commit are used first. Only if starts.is_used().
 Status take_cells(Table& table, const StartValues& starts, LaneBlock block, const Deadline& deadline);
 
 // One slice of a wait for readers that pin every page (rule D7). A participant that died while it pinned pages is swept by

@@ -49,10 +49,9 @@ void note_priorities(const Region& r, const StepBlock& steps, const WriterLane& 
 
 }  // namespace
 
-void write_next_cell(const Region& r, const WriterColumns& columns, LaneBlock block, size_t row, size_t m) {
+void write_next_cell(const Region& r, const WriterColumns& columns, const StepBlock& steps, const WriterLane& lane,
+                     size_t row, size_t m) {
   RELIVE_NOT_LOCKED("cells are written under the lock");
-  const StepBlock& steps = block.steps;
-  WriterLane& lane = block.lane(m);
   const uint32_t at = lane.run.first + lane.run.count;
   std::byte* frame = at < r.page_len ? lane.frame : lane.ahead_frame;
   std::byte* bulk = at < r.page_len ? lane.bulk : lane.ahead_bulk;
@@ -73,11 +72,9 @@ void write_next_cell(const Region& r, const WriterColumns& columns, LaneBlock bl
   RELIVE_FAIL_POINT(cells_written);
 }
 
-void write_rows(const Region& r, const WriterColumns& columns, const StartValues& starts, LaneBlock block, size_t m,
-                uint32_t policy_version) {
+void write_rows(const Region& r, const WriterColumns& columns, const StartValues& starts, const StepBlock& steps,
+                WriterLane& lane, size_t m, uint32_t policy_version) {
   RELIVE_NOT_LOCKED("rows are written under the lock");
-  const StepBlock& steps = block.steps;
-  WriterLane& lane = block.lane(m);
   if (lane.run.count == 0 && !lane.run.ends) return;
   if (!lane.in_episode && lane.run.count > 0) note_episode(columns, steps, lane, m);
   const uint32_t late = r.late_bytes != 0 && RELIVE_RULE(L1_bit) ? kLateBit : 0;
@@ -105,7 +102,7 @@ void write_rows(const Region& r, const WriterColumns& columns, const StartValues
   }
   if (!r.given_apart().empty()) note_priorities(r, steps, lane, m);
   if (r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends) && lane.run.count > 0)
-    write_next_cell(r, columns, block, lane.num_stored + lane.run.count - 1, m);
+    write_next_cell(r, columns, steps, lane, lane.num_stored + lane.run.count - 1, m);
   if (lane.starts != nullptr) starts.write_moved(lane);
   RELIVE_FAIL_POINT(cells_written);
 }

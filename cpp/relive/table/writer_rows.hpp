@@ -11,12 +11,13 @@
 
 namespace relive {
 
-// The rows of lane m's run, and the state after them if it is known. policy_version: stamped on the rows.
-void write_rows(const Region& r, const WriterColumns& columns, const StartValues& starts, LaneBlock block, size_t m,
-                uint32_t policy_version);
+// The rows of the run of `lane`, column m of the block, and the state after them if it is known. policy_version: stamped on the rows.
+void write_rows(const Region& r, const WriterColumns& columns, const StartValues& starts, const StepBlock& steps,
+                WriterLane& lane, size_t m, uint32_t policy_version);
 
-// The state cells of the row after lane m's run: the frozen cell of a seam, or the tail of an episode that ended. The
+// The state cells of the row after the run: the frozen cell of a seam, or the tail of an episode that ended. The
 // state is the one after `row` of the block, or zeros if the block has none.
-void write_next_cell(const Region& r, const WriterColumns& columns, LaneBlock block, size_t row, size_t m);
+void write_next_cell(const Region& r, const WriterColumns& columns, const StepBlock& steps, const WriterLane& lane,
+                     size_t row, size_t m);
 
 }  // namespace relive
