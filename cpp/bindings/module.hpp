@@ -14,7 +14,7 @@
 #include "relive/read/gather.hpp"
 #include "relive/read/ragged.hpp"
 #include "relive/read/where.hpp"
-#include "relive/table/draws.hpp"
+#include "relive/table/draw_batch.hpp"
 #include "relive/table/table.hpp"
 #include "relive/table/writer.hpp"
 

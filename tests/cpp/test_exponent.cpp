@@ -7,7 +7,7 @@
 #include "die_everywhere.hpp"
 #include "relive/index/kinds.hpp"
 #include "relive/table/changing.hpp"
-#include "relive/table/draws.hpp"
+#include "relive/table/draw_batch.hpp"
 #include "relive/table/looking.hpp"
 
 using namespace rig;

@@ -5,7 +5,7 @@
 #include "core_deaths.hpp"
 #include "core_rig.hpp"
 #include "relive/table/changing.hpp"
-#include "relive/table/draws.hpp"
+#include "relive/table/draw_batch.hpp"
 #include "relive/table/waiting.hpp"
 
 using namespace rig;

@@ -53,7 +53,4 @@ struct NewItems {
 Status insert_items(Table& table, uint32_t index, const NewItems& items, double timeout_s, int64_t* keys,
                     size_t* stored);
 
-// The deadline came while explicit items that stand on the oldest rows were being ended, as many as one hold may.
-Status items_stand_error(const Deadline& deadline);
-
 }  // namespace relive

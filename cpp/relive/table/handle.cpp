@@ -279,8 +279,8 @@ Status Table::take_slot(const Deadline& deadline) {
 // in the parent are the parent's.
 void Table::become_a_childs() {
   active_.store(0);
-  turn_.reset();
-  left_lanes_.forget();
+  mutex_.reset();
+  uncut_lanes_.forget();
   door_.owed_holds.store(0);
   if (storage_ != nullptr) storage_->close_locks();
 }
@@ -291,8 +291,8 @@ Status Table::reattach_in_child() {
   if (path_.empty())
     return Status(Code::kForkedHandle).with_text("what", is_tiered() ? "a Tiered table" : "a LocalMemory table");
   const Deadline deadline = Deadline::after(std::max(timeout_s(), kLeastLockWait_s));
-  const Turn turn(turn_, "to attach in this process", deadline);
-  RELIVE_RETURN_IF_ERROR(turn.status());
+  const TimedLock lock(mutex_, "to attach in this process", deadline);
+  RELIVE_RETURN_IF_ERROR(lock.status());
   if (is_closed()) return Status(Code::kTableClosed);
   if (fork_epoch_.load() == fork_epoch()) return {};  // another thread was faster
   const std::unique_ptr<Table> made(new Table);       // on the heap: a child forked in here keeps it for ever
@@ -370,8 +370,8 @@ Status Table::end(const Deadline& deadline) {
   closed_.store(true);
   // From a signal's handler: the call that it interrupted may be this handle's, and can not end before the handler does.
   if (is_in_interrupt() && active_.load() > 0) return {};
-  const Turn turn(turn_, "to close this handle", deadline);
-  RELIVE_RETURN_IF_ERROR(turn.status());
+  const TimedLock lock(mutex_, "to close this handle", deadline);
+  RELIVE_RETURN_IF_ERROR(lock.status());
   if (storage_ == nullptr) return {};
   const bool is_ours = fork_epoch_.load() == fork_epoch();
   if (!is_ours) (void)tier_.release();  // its threads are the parent's

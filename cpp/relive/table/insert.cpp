@@ -168,13 +168,6 @@ Status used_up_error(const Deadline& deadline) {
 
 }  // namespace
 
-Status items_stand_error(const Deadline& deadline) {
-  return Status(Code::kDeadlineExceeded)
-      .with_text("needs", "the explicit items on the oldest rows to end, 256 in one hold of the lock")
-      .with_text("has", "some of them left")
-      .with_double("waited_s", deadline.waited_s());
-}
-
 Status insert_items(Table& table, uint32_t index, const NewItems& items, double timeout_s, int64_t* keys,
                     size_t* stored) {
   *stored = 0;

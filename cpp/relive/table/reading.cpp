@@ -4,7 +4,7 @@
 #include "relive/read/row_source.hpp"
 #include "relive/table/by_key.hpp"
 #include "relive/table/credits.hpp"
-#include "relive/table/draws.hpp"
+#include "relive/table/draw_batch.hpp"
 #include "relive/table/tiered.hpp"
 
 namespace relive {

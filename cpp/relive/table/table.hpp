@@ -14,8 +14,8 @@
 #include <string>
 
 #include "relive/pages/lock.hpp"
-#include "relive/table/left_lanes.hpp"
-#include "relive/table/turn.hpp"
+#include "relive/table/timed_mutex.hpp"
+#include "relive/table/uncut_lanes.hpp"
 #include "relive/words/region.hpp"
 #include "relive/words/sync.hpp"
 
@@ -76,7 +76,7 @@ class Table final {
   bool has_sampled() const { return has_sampled_.load(std::memory_order_relaxed); }
   void count_writers(int32_t change) { open_writers_.fetch_add(static_cast<uint32_t>(change)); }
   bool has_writers() const { return open_writers_.load(std::memory_order_relaxed) > 0; }
-  LeftLanes& left_lanes() { return left_lanes_; }
+  UncutLanes& uncut_lanes() { return uncut_lanes_; }
 
   // Lets a thread that a handle's call would refuse be told so: counts calls in. Every call of a table starts with it.
   Status enter(bool needs_write);
@@ -109,8 +109,8 @@ class Table final {
   bool joined_ = false;
   std::atomic<bool> closed_{false};
   const std::atomic<bool>* is_over_ = &closed_;  // ends waits for locks
-  TurnWord turn_;                                // to attach in a child, and to close
-  LeftLanes left_lanes_;
+  TimedMutex mutex_;                             // to attach in a child, and to close
+  UncutLanes uncut_lanes_;
   std::atomic<double> timeout_s_{60.0};
   std::atomic<int64_t> active_{0};
   std::atomic<uint32_t> open_writers_{0};

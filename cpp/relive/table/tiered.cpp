@@ -5,7 +5,7 @@
 
 #include "relive/table/by_key.hpp"
 #include "relive/table/credits.hpp"
-#include "relive/table/draws.hpp"
+#include "relive/table/draw_batch.hpp"
 #include "relive/table/staged_source.hpp"
 
 namespace relive {

@@ -28,7 +28,7 @@ class StagedReader final {
 
   // Draws n items (in flight until commit_held or return_held) and begins to read what they need of the disk.
   // where: may be null; of the caller, for as long as the batch lives.
-  // claims: where uses are noted; then commit_batch or give_back_batch lets go of their pages (draws.hpp).
+  // claims: where uses are noted; then commit_batch or give_back_batch lets go of their pages (claims.hpp).
   Status plan_batch(const GatherPlan& plan, size_t num_items, const Where* where, double timeout_s,
                     std::unique_ptr<PlannedBatch>* out, std::vector<Claimed>* claims = nullptr);
   // Waits for the rows of a planned batch and copies them; items gone since are drawn anew. kInterrupted when cancelled.

@@ -8,6 +8,7 @@
 #include "relive/pages/eviction_order.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/table/by_key.hpp"
+#include "relive/table/waiting.hpp"
 
 namespace relive {
 namespace {

@@ -31,6 +31,13 @@ std::string massless_text(const Region& r, uint32_t index) {
          " live items, whose mass (priority) is 0, every one, so that none can be drawn";
 }
 
+Status items_stand_error(const Deadline& deadline) {
+  return Status(Code::kDeadlineExceeded)
+      .with_text("needs", "the explicit items on the oldest rows to end, 256 in one hold of the lock")
+      .with_text("has", "some of them left")
+      .with_double("waited_s", deadline.waited_s());
+}
+
 Sleeping::Sleeping(Table& table, const LimiterWait& wait, double waited_s)
     : words_(wait.is_for_room ? table.region().credit(table.participant(), wait.index).writer_wait
                               : table.region().credit(table.participant(), wait.index).sampler_wait) {

@@ -21,6 +21,9 @@ std::string limiter_text(const char* index_name, const LimiterConfig& limiter);
 // Of an index that has live items and nothing to draw, since all their masses are 0: its name and how many; else empty.
 std::string massless_text(const Region& r, uint32_t index);
 
+// The deadline came while explicit items that stand on the oldest rows were being ended, as many as one hold may.
+Status items_stand_error(const Deadline& deadline);
+
 // Where one side waits, and what it counts.
 struct LimiterWait {
   EventWords& event;

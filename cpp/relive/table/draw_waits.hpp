@@ -1,0 +1,22 @@
+// A draw waits: for its limiter, for items with a mass, for items that are not used up.
+//
+// Owner:   reserve() adds the batch to the participant's credit (credits.hpp); the caller commits it or returns it.
+// Locking: reserve() takes the table lock if the limiter paces draws. A wait takes no lock; it sleeps in slices of 0.1 s.
+// Cost:    one atomic add if nothing has to be waited for.
+#pragma once
+
+#include "relive/table/draw_call.hpp"
+
+namespace relive {
+
+// Waits until the limiter admits the draw and the index has an item to draw; then the batch is in flight.
+// kRequestTooLarge: the limiter, or the number of items of a draw without replacement, can never admit it.
+Status reserve_draw(const DrawCall& call);
+
+// The index has items, but too few unused ones for the whole batch: sleeps one slice.
+Status wait_for_unused(const DrawCall& call);
+
+// The error of a draw that gives up: what it needs, and what the index has.
+Status draw_error(const DrawCall& call, Code code);
+
+}  // namespace relive
