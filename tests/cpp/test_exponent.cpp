@@ -5,9 +5,9 @@
 
 #include "dying.hpp"
 #include "relive/index/kinds.hpp"
-#include "relive/table/changing.hpp"
 #include "relive/table/draw_batch.hpp"
-#include "relive/table/looking.hpp"
+#include "relive/table/inspect.hpp"
+#include "relive/table/settings.hpp"
 
 using namespace rig;
 
