@@ -4,8 +4,8 @@
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"
-#include "relive/table/changing.hpp"
-#include "relive/table/looking.hpp"
+#include "relive/table/inspect.hpp"
+#include "relive/table/settings.hpp"
 
 namespace relive::bindings {
 namespace {

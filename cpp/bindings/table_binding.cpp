@@ -10,9 +10,10 @@
 #include "relive/index/leaves.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/table/hooks.hpp"
+#include "relive/table/inspect.hpp"
 #include "relive/table/listing.hpp"
-#include "relive/table/looking.hpp"
 #include "relive/table/reading.hpp"
+#include "relive/table/settings.hpp"
 #include "relive/words/power.hpp"
 
 namespace relive::bindings {

@@ -18,11 +18,11 @@ INCLUDE = re.compile(r'^#include "relive/(?:(\w+)/)?(\w+\.hpp)"', re.MULTILINE)
 # - The handle (table) includes none of the code that works with it. Code that reads frames includes none of the tiers.
 # - A draw is its call (draw_call), the rows that are missing (missing_rows), its waits, its rounds without the lock and
 #   with pages pinned, and the batch (draw_batch).
-# - A writer is the state of a lane (writer_lane), its knowledge of the columns (writer_columns, start_values), the steps
-#   of a call, and the handle (writer).
+# - A writer is its columns (writer_columns, start_values), the state of a lane (writer_lane), the steps of a call, and the
+#   handle (writer).
 TABLE = [
     {"timed_mutex", "uncut_lanes"},
-    {"table", "handle", "probe"},
+    {"handles", "table", "create", "attach", "probe"},
     {"credits", "waiting"},
     {"claims"},
     {"draw_call", "missing_rows", "by_key", "staged_source"},
@@ -31,7 +31,7 @@ TABLE = [
     {"draw_pinned"},
     {"draw_batch"},
     {"tiered"},
-    {"reading", "changing", "insert", "update", "pace", "exponent", "complete", "looking", "listing", "hooks"},
+    {"reading", "changing", "insert", "complete", "settings", "exponent", "inspect", "listing", "hooks"},
     {"step_block", "writer_columns"},
     {"writer_lane"},
     {"start_values", "writer_admission"},

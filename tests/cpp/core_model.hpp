@@ -15,8 +15,9 @@
 #include "relive/pages/publish.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/table/hooks.hpp"
-#include "relive/table/looking.hpp"
+#include "relive/table/inspect.hpp"
 #include "relive/table/reading.hpp"
+#include "relive/table/settings.hpp"
 #include "relive/table/writer.hpp"
 #include "relive/words/rng.hpp"
 

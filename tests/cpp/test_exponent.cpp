@@ -6,9 +6,9 @@
 
 #include "die_everywhere.hpp"
 #include "relive/index/kinds.hpp"
-#include "relive/table/changing.hpp"
 #include "relive/table/draw_batch.hpp"
-#include "relive/table/looking.hpp"
+#include "relive/table/inspect.hpp"
+#include "relive/table/settings.hpp"
 
 using namespace rig;
 

@@ -4,8 +4,8 @@
 
 #include "core_deaths.hpp"
 #include "core_rig.hpp"
-#include "relive/table/changing.hpp"
 #include "relive/table/draw_batch.hpp"
+#include "relive/table/settings.hpp"
 #include "relive/table/waiting.hpp"
 
 using namespace rig;

@@ -6,7 +6,7 @@
 
 #include "core_deaths.hpp"
 #include "core_rig.hpp"
-#include "relive/table/looking.hpp"
+#include "relive/table/inspect.hpp"
 #include "relive/table/reading.hpp"
 
 using namespace rig;

@@ -8,9 +8,10 @@ namespace relive {
 namespace {
 
 constexpr uint32_t kGatherRounds = 16;
-constexpr uint32_t kReadOnlyRounds = 4096;  // it cannot hold pages; each failed round is somebody else's progress
+constexpr uint32_t kReadOnlyRounds = 4096;  // it cannot pin pages; in each failed round another process made progress
 
-// One attempt at the keys of which[0 .. left). *left: how many changed while they were read, now at the front of which.
+// One attempt at the keys of which[0 .. left). *left: the number of items that changed while they were read; they are
+// now at the front of `which`.
 Status gather_round(const Region& r, const ByKey& asked, RowSource& source, ByKeyScratch* s, size_t* left) {
   Window* const windows = s->windows.data();
   uint32_t* const which = s->which.data();
@@ -26,7 +27,7 @@ Status gather_round(const Region& r, const ByKey& asked, RowSource& source, ByKe
     if (windows[i].ok) {
       asked.present[i] = 1;
     } else {
-      which[(*left)++] = i;  // gone, moved or spilled meanwhile: the next round tells
+      which[(*left)++] = i;  // it went, moved or was spilled: the next round finds out
     }
   }
   return {};
@@ -64,16 +65,17 @@ Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyS
   const uint32_t patience = table.is_read_only() ? kReadOnlyRounds : RELIVE_ROUNDS(kGatherRounds);
   for (uint32_t round = 0; round < patience && left > 0; ++round)
     RELIVE_RETURN_IF_ERROR(gather_round(r, asked, source, s, &left));
-  if (left > 0 && !table.is_read_only()) {  // pages that move faster than they are read: hold them still
-    Hold hold(table.door(), table.own_deadline());
+  if (left > 0 && !table.is_read_only()) {  // pages move faster than they are read: pin them
+    Hold pins(table.door(), table.own_deadline());
     {
       Locked locked(table.door(), table.own_deadline());
       RELIVE_RETURN_IF_ERROR(locked.status());
-      hold.begin(locked);
+      pins.begin(locked);
     }
-    for (uint32_t round = 0; round < kGatherRounds && left > 0; ++round)  // the second is a recovery's doing (rule D6)
+    // A second round only if a recovery gave the pages new words (rule D6).
+    for (uint32_t round = 0; round < kGatherRounds && left > 0; ++round)
       RELIVE_RETURN_IF_ERROR(gather_round(r, asked, source, s, &left));
-    RELIVE_PROMISE(left == 0, "an item went while every page was held");
+    RELIVE_PROMISE(left == 0, "an item went while every page was pinned");
   }
   for (size_t i = 0; i < count; ++i)
     if (!asked.present[i]) zero_item(asked.plan, static_cast<uint32_t>(asked.first + i), asked.batch, asked.out);

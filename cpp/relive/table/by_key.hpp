@@ -1,7 +1,9 @@
-// Items gathered by their keys, from whatever source their rows come (rules G2 to G5).
+// Items are gathered by their keys, from any source of rows (rules G2 to G5).
 //
-// Owner:   a ByKeyScratch is a thread's or a call's, reused; a RowSource is the call's.
-// Locking: none for 16 rounds; then all pages are held for one more (rule D7), and still no row is read under the lock.
+// Owner:   a ByKeyScratch belongs to a thread or to a call, and is reused; a RowSource belongs to the call.
+// Locking: none for 16 rounds. Then all pages are pinned for one more round (rule D7). No row is read under the table
+//          lock.
+// Cost:    about 90 ns an item of a small transition.
 #pragma once
 
 #include <vector>
@@ -12,8 +14,8 @@
 
 namespace relive {
 
-// What is asked for, and where it goes: out as the plan's outputs of `batch` items, these from item `first` on;
-// present[count].
+// The request and its outputs. out: the plan's outputs for `batch` items; the items of the request go to items
+// [first, first + count) of it. present: [count].
 struct ByKey {
   const GatherPlan& plan;
   const int64_t* keys;
@@ -22,24 +24,24 @@ struct ByKey {
   uint8_t* present;
   size_t batch;
   size_t first = 0;
-  const RaggedBatch* places = nullptr;  // of items that lie end to end; who has no rows there is passed over
-  const double* picks = nullptr;        // [count]: of hindsight, what chooses their goals; null: each has its own
+  const RaggedBatch* places = nullptr;  // for items that lie end to end; an item without rows there is passed over
+  const double* picks = nullptr;        // [count]: choose the goals of hindsight; null: each item has its own
 };
 
 struct ByKeyScratch {
   std::vector<Window> windows;
   Runs runs;
-  std::vector<uint32_t> which;  // rows not delivered yet
+  std::vector<uint32_t> which;  // items that are not delivered yet
 };
 
-// kForeignKey for the first key that cannot be of this region.
+// kForeignKey: the first key that cannot be of this index.
 Status check_keys(const Region& r, uint32_t index, const int64_t* keys, size_t count);
 
-// The same where items lie end to end: asked.plan and asked.out are those of `ragged`, which begins with the batch. An item
-// that is gone has no rows.
-Status gather_ragged(Table& table, const ByKey& asked, RaggedBatch* ragged, RowSource& source, ByKeyScratch* scratch);
-
-// present[i] = 0 and zeros where a key's item is gone. What the source says when it cannot read ends the call.
+// If the item of keys[i] is gone: present[i] = 0, and zeros. An error of the source ends the call.
 Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyScratch* scratch);
+
+// The same if items lie end to end: the outputs are those of `ragged`, whose first item is the first of the batch. An
+// item that is gone has no rows.
+Status gather_ragged(Table& table, const ByKey& asked, RaggedBatch* ragged, RowSource& source, ByKeyScratch* scratch);
 
 }  // namespace relive

@@ -8,7 +8,7 @@
 namespace relive {
 namespace {
 
-// Whether pages count what is claimed of them: where there are records no page goes early.
+// Whether pages count claims. They need not if the table has records: then no page goes early.
 bool counts_claims(const Region& r, uint32_t index) { return !r.map(index).is_explicit && !r.has_records(); }
 
 }  // namespace
@@ -16,7 +16,7 @@ bool counts_claims(const Region& r, uint32_t index) { return !r.map(index).is_ex
 void claim_use(Held& held, uint32_t index, uint64_t slot, uint64_t word, std::vector<Claimed>* claimed) {
   Region& r = held.region;
   const Leaves leaves(r, index);
-  // Its mass now: a priority may have come since the draw.
+  // The mass as it is now: a new priority may have come since the draw.
   claimed->push_back({slot, word, leaves.mass(slot), Bounds(leaves).order(slot), exponent_of(leaves.config())});
   const bool is_of_row = !r.map(index).is_explicit;
   const uint64_t page = is_of_row ? r.page_of(slot) : 0;
@@ -43,7 +43,7 @@ void undo_claims(Table& table, uint32_t index, const std::vector<Claimed>& claim
   if (claimed.empty()) return;
   RELIVE_FAIL_POINT(claim_undone);
   Region& r = table.region();
-  Locked locked(table.door(), deadline.deaf());  // what was begun; where it is not to be had they count as used
+  Locked locked(table.door(), deadline.deaf());  // no signal stops it; without the lock the items stay used
   if (!locked.status().ok()) return;
   const ItemMap& map = r.map(index);
   const bool has_counts = counts_claims(r, index);
@@ -52,14 +52,14 @@ void undo_claims(Table& table, uint32_t index, const std::vector<Claimed>& claim
     if (!map.is_same(c.slot, c.word)) continue;
     double mass = c.mass;
     if (c.exponent != exponent && has_exponent(r.header->indexes[index]) && RELIVE_RULE(H5_claim))
-      raise_masses(c.exponent, exponent, &mass, 1);  // changed meanwhile
+      raise_masses(c.exponent, exponent, &mass, 1);  // it has changed since the claim
     const bool is_back = Leaves::give_back(locked.held(), index, c.slot, mass, c.order);
     if (map.is_explicit) continue;
     const uint64_t page = r.page_of(c.slot);
     if (is_back) r.pages[page].live += 1;
     if (!has_counts) continue;
     forget_claim(locked.held(), page);
-    free_if_lifeless(locked.held(), page);  // where all of its items ended meanwhile
+    free_if_lifeless(locked.held(), page);  // if all of its items have ended
   }
 }
 
@@ -76,7 +76,7 @@ Status give_back_batch(Table& table, uint32_t index, int64_t num_items, const st
   RELIVE_RETURN_IF_ERROR(entered.status());
   if (!table.is_read_only()) undo_claims(table, index, claims, table.own_deadline());
   return_credit(table, index, num_items);
-  if (!claims.empty()) notify(&table.region().header->items_event);  // what can be drawn again
+  if (!claims.empty()) notify(&table.region().header->items_event);  // these items can be drawn again
   return {};
 }
 

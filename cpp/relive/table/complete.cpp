@@ -1,4 +1,4 @@
-// Late columns come: checked without the lock, written and published under it (rules L3, L4).
+// Late columns: checked without the table lock, then written and published under it (rules L3, L4).
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -14,15 +14,15 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr size_t kRowsPerHold = 256;   // rule C3: at most 64 KiB are written
-constexpr size_t kLooksPerHold = 512;  // rows that one hold looks at for the items that may be published now
+constexpr size_t kRowsPerSection = 256;   // rows completed in one critical section (rule C3): at most 64 KiB
+constexpr size_t kLooksPerSection = 512;  // rows that it reads for items that may be published now
 
-// Where a late column lies in a row, and in a row of what was given.
+// The place of a late column in a row of the table, and in a row of the caller's values.
 struct LateCell {
   uint64_t offset, stride, num_bytes, given_at;
 };
 
-// What the key of a row stands for now. Exact under the lock.
+// The state of a key's row now. Exact under the lock.
 enum class Found : uint32_t { kGone, kUnfilled, kFilled };
 
 std::vector<LateCell> late_cells(const Region& r) {
@@ -48,20 +48,20 @@ Found find_row(const Region& r, int64_t key) {
   const std::atomic<uint64_t>& word = r.words[page];
   const uint64_t seen = word.load(std::memory_order_acquire);
   if (!Region::is_used(seen) || Region::generation_of(seen) != r.key_generation(key)) return Found::kGone;
-  const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));  // behind the row's head
+  const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));  // stored after the head
   const uint32_t offset = r.offset_of(slot);
   if (offset < range.step_begin || offset >= range.step_end) return Found::kGone;
-  // A row that became a tail is filled for the explicit items that have it, as a deleted one is (rules L4, X4).
+  // A row that became a tail is filled, as a deleted row is, because explicit items may have it (rules L4, X4).
   const bool is_tail = r.is_tail(page, offset);
   if (is_tail && !r.has_records()) return Found::kGone;
   if (load_head(r.page_base(page) + offset * r.geometry->record_stride) & kLateBit) return Found::kUnfilled;
-  // Without the lock the page may have moved or gone meanwhile, and this was the head of another row.
+  // Without the lock the page may have moved or gone meanwhile; then this was the head of another row.
   acquire_fence();
   if (word.load(kRelaxed) >> kStateBits != seen >> kStateBits) return Found::kUnfilled;
   return is_tail || is_removed(r, slot) ? Found::kGone : Found::kFilled;
 }
 
-// A row that has its late columns already, `end` where none has.
+// The first row of keys[begin .. end) that has its late columns already; `end` if none has.
 size_t first_filled(const Region& r, const int64_t* keys, size_t begin, size_t end) {
   if (!RELIVE_RULE(L4_once)) return end;
   while (begin < end && find_row(r, keys[begin]) != Found::kFilled) ++begin;
@@ -75,7 +75,8 @@ Status already_completed(const Region& r, size_t position, int64_t key) {
       .with_text("column", late_name(r));
 }
 
-// All that can be said without the lock. Looking at the rows also brings their memory near, and into this process.
+// The checks that need no lock. Reading the rows also brings their memory into the caches, and their pages into this
+// process.
 Status check_rows(const Region& r, const int64_t* keys, size_t count, size_t num_bytes) {
   if (r.late_bytes == 0 || num_bytes != count * r.late_bytes)
     return Status(Code::kInvalidConfig)
@@ -101,18 +102,18 @@ bool follows(const Region& r, int64_t key, int64_t last) {
   return key == last + 1 && r.offset_of(r.key_slot(key)) != 0;
 }
 
-// The rows that one hold takes: many where few items can have them in common, or where they follow each other.
-size_t end_of_hold(const Region& r, const int64_t* keys, size_t begin, size_t count) {
+// The rows of one critical section: more if few items can share rows with them, or if the rows follow each other.
+size_t end_of_section(const Region& r, const int64_t* keys, size_t begin, size_t count) {
   const size_t looks_a_run = 2 * size_t{late_reach(r)} + 1;
   size_t looks = 0, end = begin;
-  for (; end < std::min(count, begin + kRowsPerHold); ++end) {
+  for (; end < std::min(count, begin + kRowsPerSection); ++end) {
     looks += end > begin && follows(r, keys[end], keys[end - 1]) ? 1 : looks_a_run;
-    if (end > begin && looks > kLooksPerHold) break;
+    if (end > begin && looks > kLooksPerSection) break;
   }
   return end;
 }
 
-// The cells, then the bit: who dies in between leaves a row that still waits for them.
+// First the cells, then the bit: a death in between leaves a row that still waits for its columns (rule L3).
 void fill_row(Held& held, uint64_t slot, const std::vector<LateCell>& cells, const std::byte* given) {
   const Region& r = held.region;
   std::byte* const base = r.page_base(r.page_of(slot));
@@ -125,8 +126,9 @@ void fill_row(Held& held, uint64_t slot, const std::vector<LateCell>& cells, con
   RELIVE_FAIL_POINT(late_filled);
 }
 
-// Rows [*begin, end) of the call, none of which is filled, and the items that these complete: *begin is where the next
-// hold goes on, which is sooner where it may not look at more items. Returns how many were there and not deleted.
+// Fills rows [*begin, end) of the call, none of which is filled, and publishes the items that they complete. *begin:
+// the row where the next critical section continues; that is before `end` if this one may look at no more items.
+// Returns the number of rows that were there and not deleted.
 int64_t fill_rows(Held& held, const int64_t* keys, size_t* begin, size_t end, const std::vector<LateCell>& cells,
                   const std::byte* given) {
   const Region& r = held.region;
@@ -162,11 +164,11 @@ Status complete_rows(Table& table, const int64_t* keys, size_t count, const std:
   size_t begin = 0;
   bool is_done = count == 0;
   while (!is_done && status.ok()) {
-    const size_t end = end_of_hold(r, keys, begin, count);
+    const size_t end = end_of_section(r, keys, begin, count);
     Locked locked(table.door(), deadline);
     status = locked.status();
     if (!status.ok()) break;
-    const size_t filled = first_filled(r, keys, begin, end);  // by another call, since this one looked
+    const size_t filled = first_filled(r, keys, begin, end);  // by another call, after the first check
     if (filled == end) *applied += fill_rows(locked.held(), keys, &begin, end, cells, given);
     is_done = publish_rest(locked.held()) && begin == count;
     locked.items_came();

@@ -1,6 +1,10 @@
-// What this handle's participant has drawn and not handed out: its credit with an index's limiter (rule G6).
+// The credit of this handle's participant with an index's limiter: how many items it has drawn and not handed out yet
+// (in_flight), and how many it has handed out (done) (rule G6).
 //
-// Locking: two atomic adds, no lock; whoever sums reads in_flight before done, so no item is missed.
+// Owner:   a Credit lies in the region, one for each participant and index. If the participant dies, a sweep zeroes its
+//          in_flight (rule E4).
+// Locking: none; two atomic adds. A reader that sums credits reads in_flight before done, so it misses no item.
+// Cost:    O(1).
 #pragma once
 
 #include "relive/table/table.hpp"
@@ -21,7 +25,7 @@ inline void commit_credit(Table& table, uint32_t index, int64_t n) {
 }
 
 inline void return_credit(Table& table, uint32_t index, int64_t n) {
-  if (table.is_read_only() || !table.is_of_this_process()) return;  // the parent's credit
+  if (table.is_read_only() || !table.is_of_this_process()) return;  // in a forked child the credit is the parent's
   Region& r = table.region();
   r.credit(table.participant(), index).in_flight.fetch_sub(n, std::memory_order_acq_rel);
   if (paces_draws(r.limiter(index))) notify(&r.header->items_event);

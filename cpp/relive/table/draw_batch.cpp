@@ -101,8 +101,8 @@ Status Draw::fill(bool* too_few) {
   return {};
 }
 
-// Gives back the places of a shuffled epoch that this draw took, if no other draw has taken one after them. Else they are
-// lost, as those of a dead process are (rule O1).
+// Gives back the places of a shuffled epoch that this draw took, if no other draw has taken one after them. Else they
+// are lost, as those of a dead process are (rule O1).
 void Draw::give_back_places() {
   if (!call_.is_shuffled() || !s_.is_one_run || s_.first_turn == s_.end_turn || !call_.table.is_of_this_process())
     return;

@@ -2,8 +2,8 @@
 // (rules G1 to G11).
 //
 // Owner:   the state of a draw belongs to its call; the arrays that it works in belong to the thread and are reused.
-// Locking: a draw takes the table lock to reserve (if a limiter paces draws), to claim use counts, and for the items that
-//          8 rounds without the lock did not bring (rule G5). No row is read under it.
+// Locking: a draw takes the table lock to reserve (if a limiter paces draws), to claim use counts, and for the items
+//          that 8 rounds without the lock did not bring (rule G5). No row is read under it.
 // Cost:    about 45 ns an item for its key and probability, as much again for the rows of a small transition.
 #pragma once
 

@@ -108,7 +108,8 @@ Status PinnedFill::find(size_t begin, size_t end, bool* too_few) {
   return {};
 }
 
-// Notes the places of chosen[begin .. end) if all of these items are still there. Rows whose items went are missing again.
+// Notes the places of chosen[begin .. end) if all of these items are still there. Rows whose items went are missing
+// again.
 Status PinnedFill::note_found(size_t begin, size_t end) {
   MissingRows& missing = rounds_.missing();
   missing.ask_for(rows(begin), end - begin);

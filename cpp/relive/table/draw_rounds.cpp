@@ -65,9 +65,9 @@ void DrawRounds::forget_round() {
   s_.looks.is_short = false;
 }
 
-// Whether the order that the round read lacks items: a publication counts its items before it tells the tree of them. Such
-// a batch would have some items twice, although it could have others (rule R4). A read-only handle takes it as it is: the
-// publisher may be dead, and the handle would wait for ever.
+// Whether the order that the round read lacks items: a publication counts its items before it tells the tree of them.
+// Such a batch would have some items twice, although it could have others (rule R4). A read-only handle takes it as it
+// is: the publisher may be dead, and the handle would wait for ever.
 bool DrawRounds::is_behind(const Leaves& leaves, uint64_t num_wanted) const {
   const auto num_live = static_cast<uint64_t>(std::max<int64_t>(0, leaves.num_live()));
   return s_.best.size() < std::min(num_wanted, num_live) && !call_.table.is_read_only();

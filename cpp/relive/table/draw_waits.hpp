@@ -1,7 +1,8 @@
 // A draw waits: for its limiter, for items with a mass, for items that are not used up.
 //
 // Owner:   reserve() adds the batch to the participant's credit (credits.hpp); the caller commits it or returns it.
-// Locking: reserve() takes the table lock if the limiter paces draws. A wait takes no lock; it sleeps in slices of 0.1 s.
+// Locking: reserve() takes the table lock if the limiter paces draws. A wait takes no lock; it sleeps in slices of 0.1
+//          s.
 // Cost:    one atomic add if nothing has to be waited for.
 #pragma once
 

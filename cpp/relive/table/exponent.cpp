@@ -1,9 +1,9 @@
-// The exponent of priorities is changed while the index is in use (rules H2 to H5).
+// The exponent of priorities changes while the index is in use (rules H2 to H5).
 #include <cmath>
 
 #include "relive/index/exponent_change.hpp"
 #include "relive/index/kinds.hpp"
-#include "relive/table/changing.hpp"
+#include "relive/table/settings.hpp"
 
 namespace relive {
 
@@ -28,7 +28,7 @@ Status set_priority_exponent(Table& table, uint32_t index, double exponent) {
         .with_double("got", exponent);
   }
   change_exponent(locked.held(), index, exponent);
-  locked.items_came();  // a priority of 0 can be drawn where the exponent is 0
+  locked.items_came();  // items with a priority of 0 can be drawn if the exponent is 0
   return {};
 }
 

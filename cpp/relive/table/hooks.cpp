@@ -17,7 +17,7 @@ Code pin_under_lock(Held& held, uint32_t participant, int64_t key, bool pin) {
     if (slot.load(kRelaxed) != (pin ? 0 : ref)) continue;
     if (pin && r.alive(ref) == kNoPage) return Code::kForeignKey;
     if (pin) {
-      r.header->num_pins.fetch_add(1, kRelaxed);  // first: where it is 0 nobody looks at the pins
+      r.header->num_pins.fetch_add(1, kRelaxed);  // first: if it is 0, no process reads the pins
       slot.store(ref, kRelaxed);
     } else {
       unpin(held, slot);

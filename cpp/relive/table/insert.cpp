@@ -1,4 +1,5 @@
-// Explicit items come: checked, admitted by their limiter, and made under the lock, 256 a hold (rules X2, X7).
+// Explicit items: checked, admitted by their limiter, and made under the table lock, at most 256 at a time (rules X2,
+// X7).
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// What is wrong with an item, for under the lock no words are made. window: of the index; kNothing of what is whole.
+// The fault of an item, or kNothing. A plain value: no text is made under the lock (rule C4). window: of the index.
 struct Wrong {
   WhyNot why = WhyNot::kNothing;
   uint32_t window = 0;
@@ -34,11 +35,12 @@ const WindowRows* windows_of(const Region& r, uint32_t index, const NewItems& it
   return items.windows + item * r.geometry->records[index].max_windows;
 }
 
-// Whether rows that were named one by one are looked at: once a call, without the lock. A page's links do not change
-// while it lives, so who finds its first row under the lock and all that it spans has found these rows again.
+// Whether rows that the caller named one by one are compared. That is done once a call, without the lock: a page's
+// links do not change while the page lives, so a window that is found again under the lock, by its first row, has these
+// rows.
 enum class Named : uint32_t { kChecked, kTrusted };
 
-// The rows of all windows of an item, or the first of them that speaks against it. Exact under the lock.
+// Finds the rows of all windows of an item. Returns the first fault. Exact under the lock.
 Wrong find_windows(const Region& r, uint32_t index, const WindowRows* asked, Named named, NewRecord* found) {
   const Records& records = r.records[index];
   for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
@@ -59,7 +61,7 @@ Status wrong_error(const Region& r, uint32_t index, const NewItems& items, size_
       .with_text("why", words_of(wrong.why));
 }
 
-// The keys and numbers that somebody gave for one window.
+// The keys and numbers that the caller gave for one window.
 Status check_window(const Region& r, const WindowConfig& shape, const WindowRows& asked, size_t item) {
   const int64_t length = shape.length;
   if (asked.num_rows < -length || asked.num_rows > length)
@@ -77,7 +79,7 @@ Status check_window(const Region& r, const WindowConfig& shape, const WindowRows
   return {};
 }
 
-// All that can be said without the lock; whether rows are there is asked again under it.
+// The checks that need no lock. Whether the rows are there is asked again under it.
 Status check_items(const Region& r, uint32_t index, const NewItems& items) {
   if (index >= r.num_indexes || !r.map(index).is_explicit || r.records[index].are_groups())
     return too_much("index", "one whose items are inserted (explicit)", index, 0);
@@ -106,8 +108,8 @@ Status check_items(const Region& r, uint32_t index, const NewItems& items) {
   return {};
 }
 
-// One wait until the index's limiter lets an item in. Items come one by one where it must be, so whoever draws what
-// draw_always_moves() accepts and whoever inserts never wait for each other.
+// One slice of a wait for the index's limiter. Items are admitted one by one if they must be, so an insert and a draw
+// that draw_always_moves() accepts never wait for each other.
 Status wait_for_room(Table& table, uint32_t index, const Deadline& deadline) {
   Region& r = table.region();
   const auto ready = [&] {
@@ -125,17 +127,17 @@ Status wait_for_room(Table& table, uint32_t index, const Deadline& deadline) {
   });
 }
 
-// What a hold came to: items stored, or why it stopped. A plain value, for under the lock nothing is allocated.
+// Why a critical section stopped. A plain value: no memory is allocated under the lock (rule C4).
 struct Inserted {
   bool is_used_up = false;  // no record has a generation to come
   Wrong wrong;
 };
 
-// One hold: as many items as the limiter lets in and as one hold may end (an item takes the place of the oldest). Stops
-// at an item whose rows went meanwhile.
-Inserted insert_held(Held& held, uint32_t index, const NewItems& items, int64_t* keys, size_t* stored) {
+// One critical section: as many items as the limiter admits, and as it may end, since a new item takes the place of the
+// oldest one. Stops at an item whose rows went meanwhile.
+Inserted insert_locked(Held& held, uint32_t index, const NewItems& items, int64_t* keys, size_t* stored) {
   const Region& r = held.region;
-  (void)publish_rest(held);  // of a completer that died between two holds
+  (void)publish_rest(held);  // left by a process that died while it completed rows
   const auto left = static_cast<int64_t>(items.num_items - *stored);
   const LimiterConfig limiter = r.limiter(index);
   const int64_t admitted = most_insertable(limiter, r.inserted_counts(index, limiter, 0), left);
@@ -158,7 +160,7 @@ Inserted insert_held(Held& held, uint32_t index, const NewItems& items, int64_t*
   return {};
 }
 
-// The end of a call that a hold stopped for good, in words, behind the lock.
+// The error of a call that can not continue, worded after the lock was released.
 Status used_up_error(const Deadline& deadline) {
   return Status(Code::kDeadlineExceeded)
       .with_text("needs", "a record with a generation to come")
@@ -187,7 +189,7 @@ Status insert_items(Table& table, uint32_t index, const NewItems& items, double 
       status = locked.status();
       if (status.ok() && before == 0) note_priority(locked.held(), index, largest);
       Inserted inserted;
-      if (status.ok()) inserted = insert_held(locked.held(), index, items, keys, stored);
+      if (status.ok()) inserted = insert_locked(locked.held(), index, items, keys, stored);
       if (*stored > before) locked.items_came();
       locked.release();
       if (inserted.is_used_up) status = used_up_error(deadline);

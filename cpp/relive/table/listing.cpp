@@ -8,10 +8,10 @@
 namespace relive {
 namespace {
 
-constexpr size_t kTogether = 256;      // items that a condition is asked about at a time
-constexpr size_t kPagesAWindow = 514;  // of the longest window there is, in the smallest pages
+constexpr size_t kTogether = 256;      // items that a condition tests together
+constexpr size_t kPagesAWindow = 514;  // of the longest window that a table allows, in the smallest pages
 
-// Candidates of some leaves: a condition is asked of many at a time.
+// Candidates: a condition tests many at a time.
 struct Candidates {
   uint64_t leaves[kTogether], words[kTogether], ages[kTogether];
   double ranks[kTogether];
@@ -19,7 +19,8 @@ struct Candidates {
   size_t count = 0;
 };
 
-// Pages in the order in which they were opened, rows in theirs; records in the order of their numbers, round by round.
+// Rows by the order in which their pages were opened, then by their place in the page; records by generation, then by
+// number.
 uint64_t age_of(const Region& r, const ItemMap& map, uint64_t leaf, uint64_t word) {
   if (map.is_explicit) return Region::generation_of(word) * map.num_leaves + leaf;
   const uint64_t order = r.pages[r.page_of(leaf)].order.load(std::memory_order_relaxed);
@@ -33,7 +34,7 @@ void take(const Region& r, uint32_t index, const Where* where, Candidates* from,
   acquire_fence();
   for (size_t k = 0; k < from->count; ++k) {
     if (!from->passes[k]) continue;
-    // What was read is of this item if it is there still (rule G4).
+    // The values that were read belong to this item only if it is still there (rule G4).
     const uint64_t word = map.word(from->leaves[k]);
     if (RELIVE_RULE(G4_recheck) && Region::generation_of(word) != Region::generation_of(from->words[k])) continue;
     out->keys.push_back(r.key_of_leaf(index, from->leaves[k], from->words[k]));
@@ -59,7 +60,7 @@ Status list_items(Table& table, uint32_t index, uint64_t first, uint64_t count, 
   for (uint64_t leaf = begin; leaf < end; ++leaf) {
     const uint64_t word = map.word(leaf);
     if (!Region::is_used(word)) {
-      if (!map.is_explicit) leaf |= r.page_len - 1;  // none of a page that is free
+      if (!map.is_explicit) leaf |= r.page_len - 1;  // a free page has no items
       continue;
     }
     if (!leaves.is_drawable(leaves.state(leaf))) continue;

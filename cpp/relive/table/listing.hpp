@@ -1,7 +1,8 @@
-// The keys of an index, some leaves at a time: what a sampler of one's own chooses from.
+// The keys of an index, some leaves at a time: a sampler of the caller's own chooses from them.
 //
-// Locking: none. Every item that lives while its leaf is looked at is listed, once; none that was never there is.
-// Cost:    one pass over leaf states; with a condition also a look of a draw for each item.
+// Owner:   the caller owns the Listing.
+// Locking: none. Each item that is live when its leaf is read is listed once; every listed item was live.
+// Cost:    one pass over leaf states; with a condition, also a test of each item.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +13,16 @@
 
 namespace relive {
 
-// Items, in no order. ages: in the order in which they came. ranks: the smaller, the sooner its sampler prefers it; of a
-// kind that looks at no priorities they mean nothing.
+// Items, in no order. ages: rise in the order in which the items came. ranks: the smaller, the more the sampler prefers
+// the item; they mean nothing if the sampler ignores priorities.
 struct Listing {
   std::vector<int64_t> keys;
   std::vector<uint64_t> ages;
   std::vector<double> ranks;
-  uint64_t next_leaf = 0;  // where to go on; 0: that was the last
+  uint64_t next_leaf = 0;  // the leaf to continue with; 0: all leaves are listed
 };
 
-// Of the leaves [first, first + count).
+// The items of the leaves [first, first + count). where: a condition; null: every item passes.
 Status list_items(Table& table, uint32_t index, uint64_t first, uint64_t count, const Where* where, Listing* out);
 
 }  // namespace relive

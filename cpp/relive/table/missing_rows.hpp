@@ -1,8 +1,9 @@
 // The rows of a batch that a draw still has to fill, round by round.
 //
-// `missing` are the rows that the present round is asked for. Every step of a round may lose a row (its item went, changed,
-// or was used up meanwhile); lost rows are collected in `still_missing`. The end of the round makes the lost rows the rows
-// of the next round. read/draw.hpp reads and fills the two lists; this class is the only code that exchanges them.
+// `missing` are the rows that the present round is asked for. Every step of a round may lose a row (its item went,
+// changed, or was used up meanwhile); lost rows are collected in `still_missing`. The end of the round makes the lost
+// rows the rows of the next round. read/draw.hpp reads and fills the two lists; this class is the only code that
+// exchanges them.
 //
 // Owner:   the lists belong to the thread's DrawScratch.
 // Locking: none. Nothing here allocates after DrawScratch::begin(), so a round may run under the table lock.
@@ -25,8 +26,8 @@ class MissingRows final {
   size_t size() const { return s_.missing.size(); }
   const std::vector<uint32_t>& rows() const { return s_.missing; }
 
-  // Every row of the batch. A draw without replacement brings the heavy items first, so there each item goes to a row at
-  // random (is_shuffled): any slice of the batch is a fair one.
+  // Every row of the batch. A draw without replacement brings the heavy items first, so there each item goes to a row
+  // at random (is_shuffled): any slice of the batch is a fair one.
   void ask_for_all(size_t num_items, bool is_shuffled) {
     s_.missing.resize(num_items);
     if (is_shuffled) {
@@ -41,7 +42,8 @@ class MissingRows final {
     s_.still_missing.clear();
   }
 
-  // ---- within a round -------------------------------------------------------------------------------------------------
+  // ---- within a round
+  // -------------------------------------------------------------------------------------------------
   size_t num_lost() const { return s_.still_missing.size(); }
   // Calls keep(window) for each row that the round has filled. If keep() returns false the row is lost.
   template <class Keep>

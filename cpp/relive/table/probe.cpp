@@ -1,4 +1,4 @@
-// A region seen from outside.
+// A region seen from outside: no handle, no participant.
 #include <algorithm>
 
 #include "relive/table/table.hpp"

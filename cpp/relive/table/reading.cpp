@@ -1,4 +1,3 @@
-// Where the rows of a call come from: frames, or, where its plan needs bulk, what is staged.
 #include "relive/table/reading.hpp"
 
 #include "relive/read/row_source.hpp"

@@ -1,4 +1,3 @@
-// The rows that a tiered table reads: what of them lies in memory, and what of it is to be staged.
 #include "relive/table/staged_source.hpp"
 
 #include <algorithm>
@@ -13,7 +12,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Where one row of a bulk column lies.
+// The place of one row of a large column.
 struct BulkRow {
   uint64_t page;
   uint64_t word;
@@ -26,7 +25,7 @@ BulkRow row_of(const Region& r, const Window& w, const Runs& runs, int64_t offse
   return {run.page, run.word, column, static_cast<uint32_t>(offset & (r.page_len - 1))};
 }
 
-// Of an explicit item: rows of its windows, each with zeros behind its last one.
+// The rows of an explicit item's windows. Zeros follow the last row of each window.
 template <class Each>
 void for_each_record_row(const Region& r, const GatherPlan& plan, const Output& output, const Window& w,
                          const Runs& runs, std::byte* out, Each&& each) {
@@ -38,7 +37,7 @@ void for_each_record_row(const Region& r, const GatherPlan& plan, const Output& 
     const uint32_t window = output.window + k;
     std::byte* to = out == nullptr ? nullptr : out + w.row * output.item_bytes + k * bytes_a_window;
     std::byte* const end = out == nullptr ? nullptr : to + bytes_a_window;
-    uint32_t left = output.is_of_member ? 1 : ~0u;  // of these a member has one value, that of its first row
+    uint32_t left = output.is_of_member ? 1 : ~0u;  // a member has one value of such a column: that of its first row
     for (const Run* run = begin; run < begin + w.pages_after; ++run) {
       if (run->window != window) continue;
       for (uint32_t row = 0; row < run->count && left > 0; ++row, --left) {
@@ -50,7 +49,8 @@ void for_each_record_row(const Region& r, const GatherPlan& plan, const Output& 
   }
 }
 
-// Calls each(row, destination) for every bulk row a window needs, and zeros what padding leaves empty. out may be null.
+// Calls each(row, destination) for every bulk row that a window needs, and writes zeros for padding. out may be null:
+// then nothing is written.
 template <class Each>
 void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, const Runs& runs, size_t batch,
                   std::byte* const* out, Each&& each) {
@@ -86,7 +86,7 @@ void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, cons
   }
 }
 
-// Calls each(unit, offset in it, bytes of the row in it) for the units a row lies in.
+// Calls each(unit, offset in the unit, bytes of the row in the unit) for each unit that the row lies in.
 template <class Each>
 void for_each_unit(const Region& r, const BulkRow& row, Each&& each) {
   const uint64_t unit_bytes = r.bulk.geometry->unit_bytes(row.column);
@@ -103,7 +103,7 @@ void for_each_unit(const Region& r, const BulkRow& row, Each&& each) {
 
 }  // namespace
 
-// Copies what is in memory and lists what is not. Returns the rows copied.
+// Copies the rows that are in memory, and lists the pieces of the others. Returns the number of copied rows.
 uint64_t StagedSource::copy_from_ram(const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count,
                                      size_t batch, const Runs& runs, std::byte* const* out) {
   RELIVE_NOT_LOCKED("rows are copied under the lock");

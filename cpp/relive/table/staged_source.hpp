@@ -1,7 +1,8 @@
-// Rows of a tiered table as a source: records from frames, bulk from memory or, read in, from staging.
+// Rows of a tiered table: records come from frames, large columns from memory or from staging, which reads the disk.
 //
-// Owner:   lives for one call; the units that it waits for are the staging's.
-// Locking: none. Waits for the disk, at most until its deadline; cancelled, or a signal, ends it sooner.
+// Owner:   a StagedSource lives for one call. The units that it waits for belong to the staging.
+// Locking: none. It waits for the disk until its deadline; a cancelled batch, or a signal, ends the wait sooner.
+// Cost:    large rows at the speed of memory, or of the disk.
 #pragma once
 
 #include <atomic>
@@ -33,7 +34,7 @@ class StagedSource final : public RowSource {
   std::vector<uint8_t> stale_;  // by row of the batch
 };
 
-// The units that the resolved windows need, each once, in order.
+// The units that the resolved windows need: sorted, each once.
 void list_units(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which, size_t count,
                 const Runs& runs, std::vector<UnitId>* units);
 

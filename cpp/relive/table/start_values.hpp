@@ -1,10 +1,10 @@
 // The start values of a writer's rows, in a table that keeps large columns of kind start in cells (rule B4): only rows
 // where a window may begin have a cell (pages/cells.hpp).
 //
-// An episode's end may move a window back, and the row where that window begins is known only then. So the lane keeps the
-// start values of as many steps as a window reaches back over. At the end of the episode it writes the value of the row
-// where the window begins into a cell of its open page, without the table lock. In the critical section of the end the
-// cell moves to the page of that row.
+// An episode's end may move a window back, and the row where that window begins is known only then. So the lane keeps
+// the start values of as many steps as a window reaches back over. At the end of the episode it writes the value of the
+// row where the window begins into a cell of its open page, without the table lock. In the critical section of the end
+// the cell moves to the page of that row.
 //
 // Owner:   a Writer owns one StartValues; the cells and recent values of a lane belong to the lane (LaneStarts).
 // Locking: the writer's mutex. name_moved() runs under the table lock; every other function runs without it.
@@ -28,7 +28,8 @@ class StartValues final {
   bool keeps_recent() const { return num_recent_ > 0; }  // an index may move windows back
   void set_up(WriterLane& lane) const;
 
-  // ---- before the rows are written: which of them have a cell ---------------------------------------------------------
+  // ---- before the rows are written: which of them have a cell
+  // ---------------------------------------------------------
   // The lane's run was planned: computes the window starts that the end of the run moves.
   void plan(WriterLane& lane) const;
   // The window starts that an end after num_steps steps of the open episode moves. is_cut: the lane itself ends there.
@@ -38,13 +39,15 @@ class StartValues final {
   // Cells that the rows of the block need which are not stored yet; of these, the first most_rows are counted.
   uint64_t cells_of_block(LaneBlock block, uint64_t most_rows) const;
 
-  // ---- with the rows --------------------------------------------------------------------------------------------------
+  // ---- with the rows
+  // --------------------------------------------------------------------------------------------------
   // The start value of row k of the run, if the row has one, and the word that names its cell.
   void write(const StepBlock& steps, WriterLane& lane, uint32_t k, size_t m) const;
   // The values of moved starts that are steps already, in the cells after those of the run's own rows.
   void write_moved(WriterLane& lane) const;
 
-  // ---- with the commit ------------------------------------------------------------------------------------------------
+  // ---- with the commit
+  // ------------------------------------------------------------------------------------------------
   // In the critical section of the end and before its stores: the rows of moved starts name their cells. A row that is
   // gone needs none, and the next row takes its cell.
   void name_moved(Held& held, WriterLane& lane) const;

@@ -40,8 +40,8 @@ struct StepBlock {
   int64_t lane_number(size_t m) const { return lanes == nullptr ? static_cast<int64_t>(m) : lanes[m]; }
   // Whether the row is the last of its episode.
   bool ends_at(size_t row, size_t m) const { return terminated.flag_at(row, m) || truncated.flag_at(row, m); }
-  // Whether the block itself has the state after `row`. Within an extend this is the state of the next row, unless `row`
-  // ends its episode: then the next row begins another episode.
+  // Whether the block itself has the state after `row`. Within an extend this is the state of the next row, unless
+  // `row` ends its episode: then the next row begins another episode.
   bool has_next_cell(size_t row, bool ends) const {
     if (has_next) return true;
     if (row + 1 == num_rows) return has_last_state;

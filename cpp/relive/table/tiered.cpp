@@ -12,7 +12,8 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr double kReadTimeout_s = 60.0;  // a disk that does not answer; deadlines of callers are for limiters and items
+// For a disk that does not answer. The deadlines of callers are for limiters and items.
+constexpr double kReadTimeout_s = 60.0;
 constexpr double kSlice_s = 0.2;
 
 StagedSource source_of(Table& table, uint64_t ticket, const std::atomic<bool>* cancelled) {
@@ -67,10 +68,10 @@ Status StagedReader::plan_batch(const GatherPlan& plan, size_t num_items, const 
   return {};
 }
 
-// Tells the staging which units the batch will want.
+// Tells the staging which units the batch will need.
 void StagedReader::expect_rows(const GatherPlan& asked, PlannedBatch& batch) {
   GatherPlan plan = asked;
-  plan.is_ragged = false;  // the same rows, wherever they will lie
+  plan.is_ragged = false;  // the same rows; their places in the output do not matter
   const Region& r = table_.region();
   std::vector<Window> windows(batch.keys.size());
   std::vector<uint32_t> which(batch.keys.size());
@@ -89,7 +90,7 @@ void StagedReader::expect_rows(const GatherPlan& asked, PlannedBatch& batch) {
 
 namespace {
 
-// The keys of a batch but for those at `gone`, which rise.
+// The keys of a batch without those at the positions `gone`, which are sorted.
 std::vector<int64_t> others_of(const PlannedBatch& batch, const std::vector<uint32_t>& gone) {
   std::vector<int64_t> keys;
   keys.reserve(batch.keys.size() - gone.size());
@@ -105,7 +106,7 @@ std::vector<int64_t> others_of(const PlannedBatch& batch, const std::vector<uint
 
 }  // namespace
 
-// Items that went between draw and gather: as many fresh draws, with the credit of those that went.
+// Items went between draw and gather: draws as many others, with the credit of those that went.
 Status StagedReader::redraw(PlannedBatch& batch, const std::vector<uint32_t>& gone, const Deadline& deadline) {
   const auto n = static_cast<int64_t>(gone.size());
   std::vector<int64_t> keys(gone.size());
@@ -168,7 +169,7 @@ Status StagedReader::gather_batch(PlannedBatch& batch, const GatherPlan& plan, s
       if (!present[i]) gone.push_back(i);
     if (gone.empty()) break;
     status = redraw(batch, gone, deadline);
-    for (uint32_t i : gone) {  // few, and seldom: one by one
+    for (uint32_t i : gone) {  // rare, and few: one by one
       if (!status.ok()) break;
       status = gather_some(i, 1);
     }
@@ -187,7 +188,7 @@ void StagedReader::drop_batch(PlannedBatch& batch) {
   release_claims(batch.keys.data(), batch.keys.size());
 }
 
-// What was drawn for the last time has been read: its page may go.
+// Items that were drawn for the last time have been read: their pages may go.
 void StagedReader::release_claims(const int64_t* keys, size_t count) {
   Region& r = table_.region();
   Locked locked(table_.door(), Deadline::after(std::numeric_limits<double>::infinity()).deaf());

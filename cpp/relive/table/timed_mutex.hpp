@@ -1,10 +1,10 @@
-// A mutex between the threads of one process, for work that may take long. A thread that waits for it has a deadline and
-// stops at a signal.
+// A mutex between the threads of one process, for work that may take long. A thread that waits for it has a deadline
+// and stops at a signal.
 //
-// Owner:   a Table owns one (attaching in a forked child, closing), a Writer owns one (its calls). A TimedLock takes the
-//          mutex for one scope.
-// Locking: this mutex comes before the table lock. A signal handler that interrupted the owner thread gets an error:
-//          it would wait for itself. After a fork the child calls reset(); its copies of a TimedLock then release nothing.
+// Owner:   a Table owns one (attaching in a forked child, closing), a Writer owns one (its calls). A TimedLock takes
+//          the mutex for one scope.
+// Locking: this mutex comes before the table lock. A signal handler that interrupted the owner thread gets an error: it
+//          would wait for itself. After a fork the child calls reset(); its copies of a TimedLock then release nothing.
 // Cost:    one compare-and-exchange if the mutex is free. Else the thread sleeps in slices of 0.2 to 5 ms.
 #pragma once
 

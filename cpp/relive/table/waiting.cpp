@@ -64,7 +64,7 @@ Code before_waiting(const Table& table, bool serves_itself) {
 }
 
 Status drop_due(Table& table, const Deadline& deadline) {
-  const Locked locked(table.door(), deadline);  // whoever gives it back drops them
+  const Locked locked(table.door(), deadline);  // the items are dropped when the lock is released
   return locked.status();
 }
 

@@ -1,6 +1,11 @@
-// Waiting for a limiter: samplers for items, writers for room. One slice at a time; the caller looks again in between.
+// Waits for a limiter: a sampler waits for items, a writer for room. Each function waits for one slice of at most 0.1
+// s; then the caller looks again.
 //
-// Locking: none while it sleeps. After a slice that came to its end the dead are swept, who may be what it waits for.
+// Owner:   a Sleeping notes its thread in the participant's credit for one slice; if the participant dies, a sweep
+//          clears the note (rule E4).
+// Locking: none while the thread sleeps. After a full slice the thread takes the table lock and sweeps dead processes,
+//          because the items or the room that the thread waits for may be theirs.
+// Cost:    a system call for each slice.
 #pragma once
 
 #include <algorithm>
@@ -13,29 +18,31 @@
 namespace relive {
 
 inline constexpr double kWaitSlice_s = 0.1;
-inline constexpr double kLeastSlice_s = 0.001;  // until what waits longest is to go
+inline constexpr double kLeastSlice_s = 0.001;  // until the item that has waited longest is due
 
-// What an index's present limiter asks for, with its numbers; for errors.
+// The inequality of an index's present limiter, with its numbers; for errors.
 std::string limiter_text(const Region& r, uint32_t index);
 std::string limiter_text(const char* index_name, const LimiterConfig& limiter);
-// Of an index that has live items and nothing to draw, since all their masses are 0: its name and how many; else empty.
+// If an index has live items but nothing to draw, because all their masses are 0: its name and their number. Else
+// empty.
 std::string massless_text(const Region& r, uint32_t index);
 
-// The deadline came while explicit items that stand on the oldest rows were being ended, as many as one hold may.
+// The deadline passed while the explicit items on the oldest rows were being ended, as many as one critical section may
+// end.
 Status items_stand_error(const Deadline& deadline);
 
-// Where one side waits, and what it counts.
+// The event that one side waits for, and the counters of its waits.
 struct LimiterWait {
   EventWords& event;
   std::atomic<uint64_t>& waits;
   std::atomic<uint64_t>& wait_ns;
-  bool serves_itself;  // this handle has done the other side's work, too
+  bool serves_itself;  // this handle also does the work of the other side
   bool is_for_room;
-  uint32_t index;     // whose limiter refuses
-  int64_t num_items;  // that are asked for
+  uint32_t index;     // the index whose limiter refuses
+  int64_t num_items;  // the number of items that the caller asks for
 };
 
-// A thread of this participant that sleeps for a limiter, as stats() tells it (rule P3).
+// Notes that a thread of this participant sleeps for a limiter; stats() reports it (rule P3).
 class Sleeping final {
  public:
   Sleeping(Table& table, const LimiterWait& wait, double waited_s);
@@ -47,16 +54,17 @@ class Sleeping final {
   WaitWords& words_;
 };
 
-// kWaitsForItself where nobody can end a wait of this thread but itself; kInterrupted where a signal came while that was
-// asked, so that a call that has done some of its work can still say how much.
+// kWaitsForItself: no other thread or process could end the wait. kInterrupted: a signal came while this was being
+// found out; the caller reports how much of its work is done.
 Code before_waiting(const Table& table, bool serves_itself);
-// After a slice of the wait: a signal is told, the dead are swept where the slice came to its end.
+// After a slice of the wait: reports a signal; sweeps dead processes if the thread slept for most of the slice.
 Status after_slice(Table& table, double slept_s, const Deadline& deadline);
 
-// What has waited too long goes, as much as one hold may drop: then look again.
+// Drops items that have waited too long, as many as one critical section may; then the caller looks again.
 Status drop_due(Table& table, const Deadline& deadline);
 
-// Waits until ready(), a slice at most. error(code): what is said at the deadline, and to a thread that waits for itself.
+// Waits until ready(), at most one slice. error(code) is returned at the deadline, and to a thread that waits for
+// itself.
 template <class Ready, class Error>
 Status wait_for_limiter(Table& table, const LimiterWait& wait, const Deadline& deadline, Ready&& ready, Error&& error) {
   const auto ends = [&] { return table.is_closed() || ready(); };
@@ -65,13 +73,13 @@ Status wait_for_limiter(Table& table, const LimiterWait& wait, const Deadline& d
   const double due_in_s = std::isinf(due_s) ? due_s : due_s - clock_s();
   if (due_in_s <= 0.0 && !table.is_read_only()) return drop_due(table, deadline);
   if (deadline.passed()) return error(Code::kDeadlineExceeded);
-  if (table.is_read_only()) {  // it may not raise the flag of those who wait
+  if (table.is_read_only()) {  // a read-only handle cannot raise the waiter flag
     futex_wait(&wait.event.count, wait.event.count.load(), std::min(deadline.remaining_s(), kWaitSlice_s));
     return is_interrupted() ? Status(Code::kInterrupted) : Status();
   }
   const Code code = before_waiting(table, wait.serves_itself);
   if (code == Code::kInterrupted) return Status(code);
-  // What is dropped makes room, and is nothing to draw.
+  // A dropped item makes room for a writer; it gives a sampler nothing.
   const bool time_helps = wait.is_for_room && due_in_s < deadline.remaining_s();
   if (code != Code::kOk && !time_helps) return error(code);
   wait.waits.fetch_add(1, std::memory_order_relaxed);

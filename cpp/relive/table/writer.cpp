@@ -120,7 +120,8 @@ Status Writer::give_back_lanes(const Deadline& deadline) {
   if (entered.status().code() == Code::kTableClosed) closed_ = true;  // the table has ended all its lanes
   if (closed_) return {};
   RELIVE_RETURN_IF_ERROR(entered.status());
-  // A window more or less at a lane's end is no reason to keep the lanes. A signal is: its handler has raised an exception.
+  // A window more or less at a lane's end is no reason to keep the lanes. A signal is: its handler has raised an
+  // exception.
   const Status prepared = prepare_cut(*table_, starts_, &lanes_, num_cut_, deadline);
   if (prepared.code() == Code::kInterrupted) return prepared;
   RELIVE_RETURN_IF_ERROR(cut_lanes(*table_, starts_, &lanes_, &num_cut_, deadline));

@@ -53,8 +53,8 @@ Status remove_all_in_front(Table& table, const WriterLane& lane, bool are_tails,
   return {};
 }
 
-// A reader that pins every page (rule D7) may have chosen an item of the episode before the item ended, and then reads it
-// to its end. So this waits until no page is pinned (rule V2).
+// A reader that pins every page (rule D7) may have chosen an item of the episode before the item ended, and then reads
+// it to its end. So this waits until no page is pinned (rule V2).
 Status outwait_pins(Table& table, const Deadline& deadline) {
   while (RELIVE_RULE(V2_holders)) {
     {

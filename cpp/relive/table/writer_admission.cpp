@@ -19,8 +19,8 @@ struct Admission {
 };
 
 // The most items that the next `rows` rows of a block can begin in an index. Admission counts these. An index of
-// sequences counts the steps where one may begin and, if it moves windows back, one more for each end. An index of groups
-// counts each episode that begins, because the end of that episode may complete a group.
+// sequences counts the steps where one may begin and, if it moves windows back, one more for each end. An index of
+// groups counts each episode that begins, because the end of that episode may complete a group.
 int64_t most_items(const Region& r, LaneBlock block, uint32_t index, size_t stored, size_t rows) {
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
   const bool is_group = r.header->indexes[index].group.is_set();
@@ -50,8 +50,8 @@ int64_t rows_of_items(const Region& r, LaneBlock block, uint32_t index, size_t s
   return static_cast<int64_t>(fits);
 }
 
-// Fewer rows are admitted than are left. The block is stored in parts if it must be, and in whole steps if one step fits
-// the limiters' windows together with the draws.
+// Fewer rows are admitted than are left. The block is stored in parts if it must be, and in whole steps if one step
+// fits the limiters' windows together with the draws.
 void split_admission(const Region& r, LaneBlock block, size_t stored, Admission* admission) {
   const auto width = static_cast<int64_t>(block.num_lanes());
   const auto first = static_cast<int64_t>(stored);
@@ -69,8 +69,8 @@ void split_admission(const Region& r, LaneBlock block, size_t stored, Admission*
 }
 
 // A block is admitted whole as long as it fits a limiter's window together with the draws. If it does not fit together
-// with the largest draw that was refused so far, that draw and this block would wait for each other: then the block goes
-// in parts, as many rows as there is room for.
+// with the largest draw that was refused so far, that draw and this block would wait for each other: then the block
+// goes in parts, as many rows as there is room for.
 Admission ask_limiters(const Region& r, LaneBlock block, size_t stored) {
   const int64_t left = static_cast<int64_t>(block.steps.num_rows * block.steps.num_lanes - stored);
   const int64_t reserved = r.reserved_rows();

@@ -46,8 +46,8 @@ class ReservedRows final {
   int64_t left_ = 0;
 };
 
-// Reserves as many of the rows after the first `stored` ones as the limiters of all indexes admit, and waits until that is
-// at least one. *upto: where the admitted rows end; not changed if no index limits inserts.
+// Reserves as many of the rows after the first `stored` ones as the limiters of all indexes admit, and waits until that
+// is at least one. *upto: where the admitted rows end; not changed if no index limits inserts.
 Status admit_rows(Table& table, LaneBlock block, size_t stored, const Deadline& deadline, ReservedRows* reserved,
                   size_t* upto);
 

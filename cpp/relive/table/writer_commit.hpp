@@ -15,9 +15,9 @@
 
 namespace relive {
 
-// The next rows of a block that are stored together: whole steps of all lanes in which no page and no episode ends before
-// the last step, or the rest of one step. So the stored rows are always a beginning of the block, in order of time and
-// then of lane. stored, upto: rows of the block that are stored, and that may be. Returns the number of rows.
+// The next rows of a block that are stored together: whole steps of all lanes in which no page and no episode ends
+// before the last step, or the rest of one step. So the stored rows are always a beginning of the block, in order of
+// time and then of lane. stored, upto: rows of the block that are stored, and that may be. Returns the number of rows.
 size_t plan_round(const Region& r, const StartValues& starts, LaneBlock block, size_t stored, size_t upto);
 
 // Makes the planned rows steps, and writes their keys (row-major).

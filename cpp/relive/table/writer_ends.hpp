@@ -1,8 +1,8 @@
 // Episodes and lanes end: after their last row, without a new row.
 //
 // Owner:   nothing. After a cut the lane's slot is free for another writer.
-// Locking: the writer's mutex. A tail's state, and the start values of moved windows, are written before the table lock is
-//          taken. The ends themselves are under it, at most 64 at a time (rule C3).
+// Locking: the writer's mutex. A tail's state, and the start values of moved windows, are written before the table lock
+//          is taken. The ends themselves are under it, at most 64 at a time (rule C3).
 // Cost:    O(items that the ends publish).
 #pragma once
 
@@ -16,8 +16,8 @@
 
 namespace relive {
 
-// Ends the open episode of each lane. A lane without an open episode is passed over, so a call that met its deadline can
-// be made again. kAlreadyPublished, kSeamMismatch, kMissingNext: then nothing has ended.
+// Ends the open episode of each lane. A lane without an open episode is passed over, so a call that met its deadline
+// can be made again. kAlreadyPublished, kSeamMismatch, kMissingNext: then nothing has ended.
 Status end_episodes(Table& table, const WriterColumns& columns, const StartValues& starts, LaneBlock block,
                     bool terminated, const Deadline& deadline);
 

@@ -1,7 +1,7 @@
 // The state of one lane of a writer: its open page, its episode, and the run of rows that is being written.
 //
-// Owner:   a Writer owns a WriterLane for each of its lanes. Only the lane's owner moves step_end and opens pages, so an
-//          append reads none of this back from the region.
+// Owner:   a Writer owns a WriterLane for each of its lanes. Only the lane's owner moves step_end and opens pages, so
+//          an append reads none of this back from the region.
 // Locking: the writer's mutex. Functions that take a Held run under the table lock.
 // Cost:    O(1) each. A step of many lanes reads all of a WriterLane for each, so it is small.
 #pragma once

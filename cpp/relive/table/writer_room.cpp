@@ -13,8 +13,8 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Whether a page must be opened before the lane's run is written: the page of the run, or (*ahead) the page of the state
-// cell after the run.
+// Whether a page must be opened before the lane's run is written: the page of the run, or (*ahead) the page of the
+// state cell after the run.
 bool needs_page(const Region& r, const WriterLane& lane, bool* ahead) {
   *ahead = lane.page != kNoPage;
   const bool has_tail = lane.run.ends && r.geometry->has_state != 0;

@@ -7,8 +7,8 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// memcpy with the sizes of scalars and short vectors spelled out, because a call costs more than they do, and most columns
-// are scalars or short vectors. If the size is no multiple of a word, the last word overlaps the one before.
+// memcpy with the sizes of scalars and short vectors spelled out, because a call costs more than they do, and most
+// columns are scalars or short vectors. If the size is no multiple of a word, the last word overlaps the one before.
 void copy_cell(std::byte* to, const std::byte* from, size_t num_bytes) {
   constexpr size_t kWord = 16;
   if (num_bytes == 4) {

@@ -11,7 +11,8 @@
 
 namespace relive {
 
-// The rows of the run of `lane`, column m of the block, and the state after them if it is known. policy_version: stamped on the rows.
+// The rows of the run of `lane`, column m of the block, and the state after them if it is known. policy_version:
+// stamped on the rows.
 void write_rows(const Region& r, const WriterColumns& columns, const StartValues& starts, const StepBlock& steps,
                 WriterLane& lane, size_t m, uint32_t policy_version);
 

@@ -1,6 +1,9 @@
-// What a table can say of itself: counts, statistics, the invariants that must hold.
+// Counts and statistics of a table, and the check of its invariants.
 //
-// Locking: check() takes the table lock and reads everything; the others take none and are exact where nobody writes.
+// Owner:   TableStats has copies of the numbers; its names are constants.
+// Locking: check() takes the table lock and reads everything. The other functions take no lock, and are exact if no
+//          process changes the table meanwhile.
+// Cost:    stats() O(indexes x participants + lanes); check() O(leaves + rows) in one critical section.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +14,14 @@
 
 namespace relive {
 
-// Who waits for an index's limiter now.
+// The threads that wait for an index's limiter now.
 struct WaitStats {
   int64_t num_samplers = 0, num_writers = 0;  // threads
-  int64_t draw_size = 0, insert_size = 0;     // the largest of each that waits
+  int64_t draw_size = 0, insert_size = 0;     // the largest of those that wait
   double sampler_wait_s = 0.0, writer_wait_s = 0.0;
-  const char* samplers_need = "";  // min_size, low, items; empty where none waits, as the next one
+  const char* samplers_need = "";  // min_size, low, items; empty: no thread waits (also below)
   const char* writers_need = "";   // high, queue, budget
-  bool is_stuck = false;           // the two sizes could wait for each other for good
+  bool is_stuck = false;           // the two sizes could wait for each other for ever
 };
 
 struct TableStats {
@@ -31,11 +34,11 @@ struct TableStats {
   std::vector<std::pair<const char*, uint64_t>> counters;
 };
 
-uint64_t num_steps(const Table& table);  // deleted ones not counted
+uint64_t num_steps(const Table& table);  // without deleted steps
 int64_t num_items(const Table& table, uint32_t index);
 uint32_t policy_version(const Table& table);
 Status stats(Table& table, TableStats* out);
-// kCheckFailed with the first invariant that does not hold.
+// kCheckFailed: the first invariant that is broken.
 Status check(Table& table);
 
 }  // namespace relive

@@ -1,4 +1,4 @@
-#include "relive/table/looking.hpp"
+#include "relive/table/inspect.hpp"
 
 #include <algorithm>
 

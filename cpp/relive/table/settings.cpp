@@ -1,7 +1,7 @@
-// What paces the two sides is changed: an index's limiter, and the policy version that a staleness budget counts from.
+#include "relive/table/settings.hpp"
+
 #include "relive/index/leaves.hpp"
 #include "relive/read/distinct.hpp"
-#include "relive/table/changing.hpp"
 #include "relive/table/waiting.hpp"
 #include "relive/words/config_check.hpp"
 
@@ -22,7 +22,7 @@ std::vector<double> numbers_of(const LimiterConfig& limiter) {
 }
 
 Status limiter_of(const double* numbers, size_t count, LimiterConfig* limiter) {
-  constexpr size_t kCounts[] = {2, 4, 2, 3};  // of the kinds
+  constexpr size_t kCounts[] = {2, 4, 2, 3};  // numbers of each kind
   constexpr double kMost = 9007199254740992.0;
   const auto kind = count > 0 && numbers[0] >= 0.0 && numbers[0] <= 3.0 ? static_cast<size_t>(numbers[0]) : 4;
   if (kind == 4 || count != kCounts[kind])
@@ -81,9 +81,9 @@ Status set_policy_version(Table& table, uint32_t version) {
   const Region& r = table.region();
   Header& header = *r.header;
   header.policy_version.store(version, std::memory_order_release);
-  notify(&header.room_event);  // staleness budgets grow with it
+  notify(&header.room_event);  // staleness budgets grow with the version
   if (r.aged_indexes().empty() && r.fading_indexes().empty()) return {};
-  // Each hold ends with the items that are too old now, some of them (rule Z2); who else takes the lock helps.
+  // Each critical section drops some of the items that are too old now (rule Z2); those of other callers help.
   const Deadline deadline = table.own_deadline();
   do {
     Locked locked(table.door(), deadline);

@@ -14,17 +14,17 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr size_t kChunk = 256;  // leaves a hold (rule C3)
+constexpr size_t kChunk = 256;  // leaves changed in one critical section (rule C3)
 
-// kUsedUp: or dropped; the step is there.
+// The state of an item. kUsedUp: used up or dropped; its step is there.
 enum class Found : uint32_t { kGone, kPending, kAwaiting, kUsedUp, kLive };
 
 struct UpdateScratch {
   std::vector<double> masses;
-  std::vector<Found> early;  // mutant H1_check_in_lock only
+  std::vector<Found> early;  // for the mutant H1_check_in_lock only
 };
 
-// What a key stands for now, in one index. Exact under the lock.
+// The state of a key's item now, in one index. Exact under the lock.
 Found find_item(const Region& r, uint32_t index, int64_t key) {
   const ItemMap& map = r.map(index);
   const uint64_t leaf = r.leaf_of_key(index, key);
@@ -32,7 +32,7 @@ Found find_item(const Region& r, uint32_t index, int64_t key) {
   const Leaves leaves(r, index);
   const uint16_t state = leaves.state(leaf);
   if (state == kStateUnfilled) return Found::kPending;
-  if (state == kStatePending) {  // or of a row that is not written yet, or a tail's
+  if (state == kStatePending) {  // or the row is not written yet, or is a tail
     const bool is_step = !map.is_explicit && r.is_step(r.page_of(leaf), r.offset_of(leaf));
     return is_step ? Found::kPending : Found::kGone;
   }
@@ -41,7 +41,7 @@ Found find_item(const Region& r, uint32_t index, int64_t key) {
   return leaves.is_drawable(state) || !RELIVE_RULE(H1_times) ? Found::kLive : Found::kUsedUp;
 }
 
-// What is the same of all priorities of a call: looked up once.
+// The facts that all priorities of a call share, looked up once.
 struct Update {
   const ItemMap& map;
   const Leaves& leaves;
@@ -50,15 +50,15 @@ struct Update {
   UpdateScratch* const scratch;
 };
 
-// One priority, under the lock. True where the item was still there.
+// One priority, under the lock. True: the item was still there.
 bool update_one(Held& held, const Update& update, int64_t key, float priority, double mass) {
   Region& r = held.region;
   const ItemMap& map = update.map;
   const Leaves& leaves = update.leaves;
   const uint32_t index = update.index;
   const uint64_t slot = r.key_slot(key) - map.first;
-  // Under the lock a leaf above 0 is an item that lives: whatever ends an item clears its leaf in the same hold, or
-  // recovery does. So the usual case needs the page word and the leaf, no range, no tail and no state.
+  // Under the lock a leaf above 0 is a live item: the critical section that ends an item clears its leaf, or recovery
+  // does. So the usual case needs the page word and the leaf, but no range, no tail and no state.
   if (RELIVE_RULE(H1_check_in_lock) && leaves.has_mass(slot)) {
     if (map.word_of(slot, r.key_generation(key)) == 0) return false;
     leaves.revalue_as(held, slot, priority, mass, update.keeps_order);
@@ -88,7 +88,7 @@ bool update_one(Held& held, const Update& update, int64_t key, float priority, d
   return true;
 }
 
-// One explicit item by its key, under the lock. False where it is gone.
+// One explicit item by its key, under the lock. False: it is gone.
 bool delete_record(Held& held, int64_t key) {
   const Region& r = held.region;
   for (const uint32_t i : r.record_indexes()) {
@@ -99,10 +99,10 @@ bool delete_record(Held& held, int64_t key) {
   return false;
 }
 
-// One row's key out of every index of rows, under the lock. True where it stood for a step in any of them.
+// One row's key, removed from every index of rows, under the lock. True: an index had a step of that key.
 bool delete_one(Held& held, int64_t key) {
   Region& r = held.region;
-  bool found_any = false, was_removed = false;  // whoever died in here left it removed in some of them
+  bool found_any = false, was_removed = false;  // a death in this function leaves it removed in some indexes
   const uint64_t slot = r.key_slot(key);
   const uint64_t page = r.page_of(slot);
   for (const uint32_t i : r.row_indexes()) {
@@ -150,7 +150,7 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
     leaves.prefetch(leaf);
     map.prefetch(leaf);
   }
-  const double* const mass_of = masses.data();  // a thread's scratch costs a call each time that it is named
+  const double* const mass_of = masses.data();  // naming a thread's scratch costs a call each time
   double exponent = exponent_of(config);
   if (leaves.kind().masses_of != nullptr) leaves.kind().masses_of(exponent, priorities, count, masses.data());
   const Update update{map, leaves, index, leaves.keeps_order(), &scratch};
@@ -163,7 +163,7 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
     }
     Locked locked(table.door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    if (exponent != exponent_of(config) && has_exponent(config) && RELIVE_RULE(H4_update)) {  // changed meanwhile
+    if (exponent != exponent_of(config) && has_exponent(config) && RELIVE_RULE(H4_update)) {  // it has changed
       exponent = exponent_of(config);
       leaves.kind().masses_of(exponent, priorities + begin, count - begin, masses.data() + begin);
     }
