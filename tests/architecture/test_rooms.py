@@ -18,8 +18,8 @@ INCLUDE = re.compile(r'^#include "relive/(?:(\w+)/)?(\w+\.hpp)"', re.MULTILINE)
 # - The handle (table) includes none of the code that works with it. Code that reads frames includes none of the tiers.
 # - A draw is its call (draw_call), the rows that are missing (missing_rows), its waits, its rounds without the lock and
 #   with pages pinned, and the batch (draw_batch).
-# - A writer is its columns (writer_columns, start_values), the state of a lane (writer_lane), the steps of a call, and the
-#   handle (writer).
+# - A writer is its columns (writer_columns, start_values), the state of a lane (writer_lane), the steps of a call, and
+#   the handle (writer).
 TABLE = [
     {"timed_mutex", "uncut_lanes"},
     {"handles", "table", "create", "attach", "probe"},
