@@ -89,7 +89,10 @@ class Agreement:
                 raise RanksDisagree(rank, "shards, or regions of them,")
 
     def check_alike(self, number: int, timeout_s: float) -> None:
-        """Raises RanksDisagree if a rank gives its next draw another number: the ranks' slices would belong to different draws."""
+        """Raises RanksDisagree if a rank gives its next draw another number.
+
+        With different numbers the slices of the ranks would belong to different draws.
+        """
         if self._exchange.world == 1:
             return
         mine = number.to_bytes(8, "little")

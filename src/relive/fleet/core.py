@@ -247,7 +247,7 @@ class FleetCore:
         most = self._max_times[index]
         if most is None or world > 1 or len(self.shards) == 1:
             return counts, roots.shares
-        # The draw would wait for a shard that is asked for more items than it has. If counts are cut, they are the shares.
+        # A shard that is asked for too many items would make the draw wait. If counts are cut, they are the shares.
         room = self.shards.sharings[index].room
         cut = within(
             counts, [most * room(root) if share else 0 for root, share in zip(roots.shards, roots.shares, strict=True)]

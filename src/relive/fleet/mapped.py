@@ -100,7 +100,10 @@ class MappedShard(Shard):
         return self.core.stats()
 
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
-        """Sets how long calls wait for the shard's lock: timeout_s for the only shard, at most STALL_S for one of several."""
+        """Sets how long calls wait for the shard's lock.
+
+        The wait is timeout_s for the only shard of a table, and at most STALL_S for one of several.
+        """
         self.core.timeout_s = min(timeout_s, math.inf if num_shards == 1 else STALL_S)
 
     def set_policy_version(self, version: int) -> None:
