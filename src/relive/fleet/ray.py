@@ -279,7 +279,7 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
     """Starts a fleet that continues after this process ends.
 
     A shard takes over the memory that an earlier fleet left on its node. It refuses memory with another number, spec or
-    index. After an error no part of the fleet runs.
+    index. After an error no part of the new fleet runs.
 
     Args:
         config: the fleet's configuration.
