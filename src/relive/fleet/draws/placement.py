@@ -145,7 +145,7 @@ class Roots:
 @final
 @dataclass(frozen=True)
 class Point:
-    """The random part of the choice of shards: the offset of the comb of points, and the rank that takes its first point."""
+    """The random part of the choice of shards: the comb's offset, and the rank that takes its first point."""
 
     at: float  # in [0, 1)
     shift: int  # in ranks
@@ -202,7 +202,7 @@ def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int 
     first = (rank + point.shift) % world
     counts, mine_before = [], 0
     for bound in bounds:
-        # Points in the shards up to and including this one. All points if bound is 1, because the ceiling may round below.
+        # Points in the shards up to and including this one. If bound is 1, all points: the difference may round below.
         below = math.ceil(num_points * bound - point.at) if bound < 1.0 else num_points
         mine = max(below - first + world - 1, 0) // world  # the rank's part of these points
         counts.append(mine - mine_before)
@@ -224,7 +224,7 @@ def within(counts: list[int], room: Sequence[int]) -> list[int] | None:
         return None
     if not left:
         return cut
-    # Cumulative sums are rounded down, so the parts add up. left <= sum(spare), so no part exceeds its shard's spare room.
+    # Cumulative sums are rounded down, so the parts add up. left <= sum(spare): no part exceeds its shard's spare room.
     bounds = [left * behind // sum(spare) for behind in itertools.accumulate(spare)]
     return [count + behind - before for count, before, behind in zip(cut, (0, *bounds), bounds, strict=False)]
 

@@ -1,4 +1,4 @@
-"""Shares a draw out among shards by the sampler of the index: gives the quantity that a shard's part is proportional to.
+"""Shares a draw out among shards, in proportion to a quantity that the sampler of the index determines.
 
 Masses add up over shards. A sampler that draws by mass therefore works as on one table: the mass of a shard's root is
 its part.
