@@ -32,7 +32,7 @@ _OWNER_BYTE = 2**61
 _EPOCH_BITS = 62
 _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process
 
-_owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # the owners of this process; forked children close their locks
+_owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # of this process, for its forked children
 
 
 def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Table:

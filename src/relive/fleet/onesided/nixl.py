@@ -130,11 +130,11 @@ class NixlMemory:
         self._offered = offered
         self._agent = agent
         self._lists: list[_Cells] = []
-        self._regions: dict[int, tuple[Any, object]] = {}  # by number: the registration, and the object that keeps its memory
+        self._regions: dict[int, tuple[Any, object]] = {}  # by number: registration, keeper of the memory
         self._numbers = itertools.count()
         self._pending: list[Any] = []  # requests; the second hand adds its own
         self._beside: list[Handed] = []
-        self._copies = False  # the last large post returned with all of its bytes: the posting thread copies
+        self._copies = False  # the last large post returned with all bytes: the posting thread copies
         self._has_failed = False
         agent.sweep()
         try:

@@ -276,7 +276,7 @@ class Agent:
         with self.lock:
             kept = []
             for one in self._quarantine:
-                if not all(handed.is_over for handed in one.beside):  # the second hand has a request of this entry, or will have one
+                if not all(handed.is_over for handed in one.beside):  # the second hand has one of its requests
                     kept.append(one)
                     continue
                 one.requests[:] = [request for request in one.requests if not self._is_over(request)]
@@ -317,6 +317,6 @@ def hold_agent() -> Agent:
     """
     with _making:
         if not _agents or _agents[-1].process != os.getpid():
-            _agents.append(Agent(_bindings()))  # a parent's agent is kept: ending it would end the parent's connections
+            _agents.append(Agent(_bindings()))  # a parent's agent is kept, for its connections
         _agents[-1].num_holds += 1
         return _agents[-1]
