@@ -210,7 +210,7 @@ class PeerPages:
         return Pages(ids, words, is_used)
 
     def states_with(self, index: int, slots: Indices) -> tuple[Move, Callable[[], Present]]:
-        """(move, answer): a move that reads leaf states with other cells. answer() then tells which leaves are items'."""
+        """(move, answer): the move reads leaf states with other cells; answer() then tells which leaves are items'."""
         states = self._states_of(index)
         return states.move(slots // BLOCK_ROWS), lambda: self._published(states, slots)
 
