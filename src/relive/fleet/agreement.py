@@ -56,7 +56,7 @@ class Alone:
 
 @final
 class Agreement:
-    """Gives each draw its roots. It reads them, or agrees on them with the other ranks, every root_age draws.
+    """Gives each draw its roots. Reads the roots, or agrees on them with the other ranks, every root_age draws.
 
     With several ranks one thread may use it at a time. With one rank any number of threads may: if two threads need new
     roots at once, both read them.

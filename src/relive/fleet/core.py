@@ -65,7 +65,7 @@ class FleetCore:
 
     Any number of threads may use it. Ranks that agree make their draws one after another.
 
-    A call that changes items splits them by shard. It checks all keys and priorities before it changes the first shard.
+    A call that changes items splits them by shard. All keys and priorities are checked before the first shard changes.
     Items of a shard that is dead, stalled or does not answer count as gone.
     """
 

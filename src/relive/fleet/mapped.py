@@ -107,7 +107,7 @@ class MappedShard(Shard):
         self.core.timeout_s = min(timeout_s, math.inf if num_shards == 1 else STALL_S)
 
     def set_policy_version(self, version: int) -> None:
-        """Sets the policy version. It works without a live owner, because the shard is mapped."""
+        """Sets the policy version. The call works without a live owner, because the shard is mapped."""
         self.core.set_policy_version(version)
 
     def close(self) -> None:

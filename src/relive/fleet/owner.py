@@ -124,7 +124,7 @@ class ShardOwner(Closing):
         _lock(self._descriptor, path)
 
     def serve(self, address: str = "grpc://0.0.0.0:0", name: str | None = None) -> str:
-        """Serves the shard to handles of other hosts until close(). They attach with attach(["grpc://host:port/name"]).
+        """Serves the shard to handles of other hosts until close(). Such handles attach with attach(["grpc://host:port/name"]).
 
         Needs the extra `service`.
 

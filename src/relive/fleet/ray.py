@@ -278,8 +278,8 @@ def _reason(error: BaseException) -> str:
 def start(config: FleetConfig, timeout_s: float = START_S, address: str | None = None) -> list[ShardReport]:
     """Starts a fleet that continues after this process ends.
 
-    A shard takes over the memory that an earlier fleet left on its node. It refuses memory with another number, spec or
-    index. After an error no part of the new fleet runs.
+    A shard takes over the memory that an earlier fleet left on its node. The shard refuses memory with another number,
+    spec or index. After an error no part of the new fleet runs.
 
     Args:
         config: the fleet's configuration.
@@ -367,7 +367,7 @@ def connect(
         ReliveError: also every error that relive.fleet.attach raises.
 
     Blocks:
-        At most timeout_s, or 30 s if timeout_s is None. It also waits for a shard that Ray is restarting.
+        At most timeout_s, or 30 s if timeout_s is None. The wait includes shards that Ray is restarting.
     """
     wait = Wait(_CONNECT_S if timeout_s is None else timeout(timeout_s))
     _join(address)

@@ -62,16 +62,12 @@ def attach(
         read_only: True: draws of this handle count nowhere. Only for mapped shards. Default False.
         exchange: how the ranks of a group that draw together agree. None: this handle draws alone.
         root_age: number of draws that one read of the roots serves, at least 1. Default 1.
-        path: how shards at addresses are read.
-
-            - None: "mapped" if the shard is on this host. Otherwise "nixl" or "service", whichever is faster for that
-              kind of batch, if NIXL is installed and reaches the shard. Otherwise "service".
-            - "mapped", "nixl" or "service": that path, or an error if the path does not work.
-
-            stats().shards shows the path of each shard.
+        path: how shards at addresses are read; stats().shards shows it. "mapped", "nixl" or "service": that path, or an
+            error if the path does not work. None: "mapped" if the shard is on this host. Otherwise "nixl" or "service",
+            whichever is faster for that kind of batch, if NIXL is installed and reaches the shard. Otherwise "service".
 
     Returns:
-        The table. It pickles as a call that attaches to the same shards, unless an exchange was given.
+        The table, which pickles as a call that attaches to the same shards, unless an exchange was given.
 
     Raises:
         NoSuchTable: no shared memory has that name.

@@ -1,1 +1,1 @@
-"""The arithmetic of a draw over shards: placement, shares, order and pace. It uses no shard and no stream."""
+"""The arithmetic of a draw over shards: placement, shares, order and pace, without a shard or a stream."""

@@ -16,7 +16,7 @@ _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two checks
 
 
 class Pace(Protocol):
-    """A limiter over totals. It is a pure function of roots.
+    """A limiter over totals, a pure function of roots.
 
     A call that passes on outdated roots is not taken back. The total may overshoot by the draws or inserts of other
     handles

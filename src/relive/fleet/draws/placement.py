@@ -154,7 +154,7 @@ class Point:
 def shared_point(seed: int, stream: int, call: int, attempt: int, world: int = 1) -> Point:
     """The point of a draw, from counters alone.
 
-    It is the same on every rank, and no draw shifts the point of another.
+    The point is the same on every rank, and no draw shifts the point of another draw.
     """
     word = _core.random_base(seed, stream, call, attempt)
     return Point((word >> 11) * 2.0**-53, _core.splitmix64(word) % world)
@@ -170,12 +170,12 @@ def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int 
 
         (j + at) / (num_items * world)
 
-    and rank r has the points with j = r + shift (modulo world). It follows that
+    and rank r has the points with j = r + shift (modulo world). This comb has these properties:
 
-    - every rank has exactly num_items points, and no two ranks share a point;
-    - a shard's count is within 1 of its share;
-    - averaged over `at` and `shift`, a shard's count is exactly its share, on each rank;
-    - a shard without mass has no point.
+    - Every rank has exactly num_items points, and no two ranks share a point.
+    - A shard's count is within 1 of its share.
+    - Averaged over `at` and `shift`, a shard's count is exactly its share, on each rank.
+    - A shard without mass has no point.
 
     Args:
         roots: the roots of the draw.

@@ -1,8 +1,8 @@
 """Chooses the faster of two ways to the same rows, by the measured time of each.
 
-The time of a way depends on the rows, the batch, the transport and the load of the machines. It is therefore measured
-at the caller, as the time that the caller waited. At first, and again after AGAIN calls, the ways are tried one after
-the other, TURN calls each. The first WARM of these calls do not count: they make connections, and learn the pages that
+The time of a way depends on the rows, the batch, the transport and the load of the machines. The time is therefore
+measured at the caller, as the caller's wait. At first, and again after AGAIN calls, the ways are tried one after the
+other, TURN calls each. The first WARM of these calls do not count: they make connections, and learn the pages that
 later calls recall. All other calls use the way whose counted calls had the lower median. A way that fails gives no
 measurement.
 """

@@ -96,7 +96,7 @@ class Mirror:
         words: npt.NDArray[Any] = np.frombuffer(memory, dtype)
         return words
 
-    # ---- what was read becomes pages -------------------------------------------------------------------------------
+    # ---- pages from the rows read ----------------------------------------------------------------------------------
 
     def show(
         self,

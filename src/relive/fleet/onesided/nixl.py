@@ -11,8 +11,8 @@ Protocol:
 - A read is one request a list. All requests are posted before the first wait.
 - If posts copy, a large request is halved, and the second hand makes the other half.
 - A request that is not done when its reader gives up is quarantined in the agent.
-- A disconnected peer is reported at once. Its lists are void, and new lists need new metadata. They are made when the
-  service finds the shard alive again, never back to back.
+- A disconnected peer is reported at once. Its lists are void, and new lists need new metadata. New lists are made when
+  the service finds the shard alive again, never back to back.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHORTEST_S, _LONGEST_S = 0.00002, 0.001  # between two checks of a request
 
 @final
 class SharedRegion:
-    """The mapping of an owner's region, offered as "nixl". It is registered at the first request.
+    """The mapping of an owner's region, offered as "nixl". The mapping is registered at the first request.
 
     Owns the registration, a pin of the mapping, and from the first request on a reference to the agent.
     """

@@ -18,8 +18,8 @@ Lifetime. Each user of the agent takes a reference (hold_agent). The agent and i
 is released. No thread of NIXL or UCX runs in a process that neither reads a peer nor is read by a peer.
 
 Quarantine. A request that is not done when its reader gives up is *quarantined*, together with all memory that its
-bytes may come to. It stays there until the request is done and the second hand is done with it. Only then the memory
-and the request's lists are freed, and the reference to the agent is released.
+bytes may come to. The memory stays there until the request is done and the second hand is done with the request. Only
+then the memory and the request's lists are freed, and the reference to the agent is released.
 
 Disconnection. A disconnected peer is reported at once. Its lists are void, and new lists need new metadata. A failed
 connection rests for a second, even if another agent is made in the meantime.
@@ -70,7 +70,7 @@ def _found() -> str | None:
 
 
 def _bindings() -> Any:
-    """NIXL's own bindings. They are quiet, and UCX's keepalive is off, unless the user's environment says otherwise.
+    """NIXL's own bindings, quiet and without UCX's keepalive, unless the user's environment says otherwise.
 
     NIXL logs to the terminal. UCX asks its peers every 20 s whether they live. For that it may use a connection that
     has

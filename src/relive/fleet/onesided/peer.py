@@ -154,7 +154,7 @@ class PeerShard(RemoteShard):
             self._by_owner(problem)
 
     def is_back(self) -> None:
-        """Makes a reader, because the owner answers again. It may be another process with other metadata."""
+        """Makes a reader, because the owner answers again. The owner may be another process with other metadata."""
         with self._reading:
             if self._reader is None and not self._is_closed:
                 self._not_before = math.inf  # until there is a reader the owner sends rows, so no draw waits for it

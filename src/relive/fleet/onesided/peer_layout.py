@@ -1,7 +1,7 @@
 """Where the words and rows of a region lie, from its serialised layout: cells that a peer reads without asking.
 
-The module computes with numbers only (docs/format.md). It reads no memory, and checks the range of each number that a
-peer sent. An *area* is a set of cells of equal length at equal distances, in runs of equal length.
+The module computes with numbers only (docs/format.md). No code here reads memory. The range of each number that a peer
+sent is checked. An *area* is a set of cells of equal length at equal distances, in runs of equal length.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _NAMES += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "mar
 @final
 @dataclass(frozen=True, eq=False)
 class Area:
-    """Cells by number. Cell i is cell_bytes long and begins at
+    """Cells by number, each cell_bytes long.
+
+    Cell i begins at this many bytes from the region's beginning:
 
         starts[i // run_cells] + (i % run_cells) * stride
     """

@@ -188,7 +188,7 @@ class PeerPages:
         self._look(move.from_cells, time_s)
         return changed
 
-    # ---- what is recalled ------------------------------------------------------------------------------------------
+    # ---- recalled pages ---------------------------------------------------------------------------------------------
 
     def _look(self, cells: Indices, time_s: float) -> None:
         """Compares recalled words with the words of the second read, which may contain more pages than were asked for.

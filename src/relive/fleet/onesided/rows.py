@@ -1,10 +1,10 @@
 """Reads rows of a peer's region one-sidedly, and checks them by the rules of a reader without the lock.
 
-The transport is another module (nixl.py; tests have a transport that tears). It copies cells of areas, and returns when
-all of them have come. This module defines which cells are read in which order. The order alone makes it impossible to
-hand out a torn row:
+The transport is another module (nixl.py; tests have a transport that tears). The transport copies cells of areas, and
+returns when all of them have come. This module defines which cells are read in which order. The order alone makes it
+impossible to hand out a torn row:
 
-R1  The word of each item's page comes first. It must belong to a page in use, of the key's generation (G2).
+R1  The word of each item's page comes first. The word must belong to a page in use, of the key's generation (G2).
 R2  After the words have come: leaf states, records of pages, frames and tails (G3, G4: the frame after its word). If a
     leaf state is not an item's, the item is gone.
 R3  The same for pages that windows run on to, found by the links of R2: the word, and after it the rest (A1).
@@ -112,25 +112,12 @@ class OneSidedReader:
     def gather(
         self, index: int, names: Sequence[str], keys: Indices, timeout_s: float, *, are_published: bool = False
     ) -> Gathered:
-        """Reads columns of keys.
+        """Reads columns of keys that are known to be this shard's, int64 [B].
 
-        Args:
-            index: number of the index.
-            names: names of the columns.
-            keys: int64 [B], keys that are known to be this shard's.
-            timeout_s: timeout in seconds.
-            are_published: whether the keys are known to have been items before.
+        are_published: whether the keys are known to have been items before.
 
-        Returns:
-            The columns, and which keys were present.
-
-        Raises:
-            DeadlineExceeded: the bytes did not come in time. The reader is then spoiled.
-            ServiceUnavailable: the peer is gone.
-            UnknownColumn: the index has no column of a name.
-
-        Blocks:
-            Until no item changed during its read, for at most 16 rounds or timeout_s.
+        Blocks until no item changed during its read, for at most 16 rounds or timeout_s seconds. Raises
+        DeadlineExceeded (the reader is then spoiled), ServiceUnavailable if the peer is gone, and UnknownColumn.
         """
         plan = self._plan(index, tuple(names))
         ends = time.monotonic() + timeout_s
@@ -195,7 +182,7 @@ class OneSidedReader:
         return torn
 
     def _attempt_recalled(self, plan: Plan, keys: Indices, ends: float, are_published: bool) -> _Recalled | None:
-        """Reads large rows alone if all their pages are recalled. It needs three reads instead of four, or two.
+        """Reads large rows alone if all their pages are recalled, with three reads instead of four, or with two.
 
         Two reads are enough if the keys are known to have been items: their rows stay the same as long as their page
         does, and
@@ -244,8 +231,7 @@ class OneSidedReader:
     ) -> tuple[Arrays, Present]:
         """Reads rows to their places in the mirror, and large rows of transitions into the returned arrays.
 
-        Returns the arrays and bool [B]: which windows were led to as a whole by links, as far as known without the
-        mirror.
+        Returns the arrays and bool [B]: whether links led to the whole window, as far as known without the mirror.
         """
         page_len, at_once = self._layout.page_len, self._layout.rows_a_cell
         frames = self._pages.frames_of(pages)
@@ -281,7 +267,7 @@ class OneSidedReader:
     def _sizes(
         self, plan: Plan, pages: Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices]
     ) -> tuple[Indices, Indices, Present]:
-        """For each window: the steps of its episode before it, its own steps, and whether it is whole, by the heads in the mirror."""
+        """For each window: its episode's steps before it, its steps, whether it is whole (by the mirror's heads)."""
         self._show(pages, links)
         own = chain[:, plan.pages_before]
         self.mirror.set_states(plan.index, own, rows)
@@ -368,7 +354,7 @@ class OneSidedReader:
     def _place_large(
         self, plan: Plan, good: Indices, positions: Indices, out: tuple[Arrays, Present], large: Arrays
     ) -> None:
-        """Copies the good large rows, a row or a stack a position, to their places, and marks these items as present."""
+        """Copies the good large rows (one row or stack a position) to their places, and marks the items as present."""
         arrays, present = out
         is_whole = len(good) == len(positions) == len(present)
         for one, rows in zip(plan.direct, large, strict=True):

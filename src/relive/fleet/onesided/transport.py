@@ -110,7 +110,7 @@ class Directory:
         self._all: Indices | None = None  # numbers of all cells, made when a batch first needs them all
 
     def move(self, cells: Indices) -> Move:
-        """A move of these cells, at least one. It includes the cells between them if that is cheaper."""
+        """A move of these cells, at least one. The move includes the cells in between if that is cheaper."""
         if self._num_cells * self._cell_bytes <= len(cells) * _WHOLE_BYTES:
             self._all = np.arange(self._num_cells) if self._all is None else self._all
             return Move(self.source, self._target, self._all, self._all)
@@ -138,7 +138,7 @@ class Lent(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Memory for large rows. It lives as long as its reader."""
+    """Memory for large rows. The memory lives as long as its reader."""
 
     values: npt.NDArray[np.uint8]
     address: int
@@ -147,8 +147,9 @@ class _Block(NamedTuple):
 
 
 def _memory(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Memory for large rows, on huge pages if it is large: a copy into it resolves each page once, and small pages are 512
-    times as many.
+    """Memory for large rows, on huge pages if the memory is large.
+
+    A copy into the memory looks up each page once, and there are 512 times as many small pages.
     """
     is_large = num_bytes >= _HUGE_PAGE // 2 and hasattr(mmap, "MADV_HUGEPAGE")
     alignment = _HUGE_PAGE if is_large else _LARGE_ALIGNMENT
@@ -167,7 +168,7 @@ def _memory(num_bytes: int) -> npt.NDArray[np.uint8]:
 class Columns:
     """Arrays for the large rows of one column.
 
-    They are handed out with a batch, and come back when the batch is gone.
+    The arrays are handed out with a batch, and come back when the batch is gone.
     """
 
     def __init__(self, memory: Memory, name: str, num_bytes: int) -> None:
@@ -201,7 +202,7 @@ class Columns:
         return _Block(values, address, self._memory.target(Place(area, address)), allowed)
 
 
-# ---- what a batch needs --------------------------------------------------------------------------------------------
+# ---- the plan of a batch -------------------------------------------------------------------------------------------
 
 
 class Direct(NamedTuple):
@@ -224,7 +225,7 @@ class Plan:
     selection: Any  # of the mirror's core, for by_core
     by_core: tuple[int, ...]  # numbers of the outputs that the mirror's core makes
     direct: tuple[Direct, ...]
-    sizes: Any  # of the mirror's core: episode_step, num_steps. None: single steps without a stack do not depend on them
+    sizes: Any  # of the mirror's core: episode_step, num_steps. None: one step, no stack, no dependence on them
     mirrored: tuple[Any, ...]  # large columns that go through the mirror
     before: int  # rows before the item's own
     after: int  # rows after the item's own

@@ -139,10 +139,10 @@ class RemoteShard(Shard):
             threading.Thread(target=self._look, name=f"relive-shard-{self.number}", daemon=True).start()
 
     def is_gone(self) -> None:
-        """Called when the shard stops answering. A subclass that keeps more than streams releases it here."""
+        """Called when the shard stops answering. A subclass releases its resources other than streams here."""
 
     def is_back(self) -> None:
-        """Called when the shard answers again. A subclass opens here again what is_gone released."""
+        """Called when the shard answers again. A subclass opens here again the resources that is_gone released."""
 
     def _look(self) -> None:
         while not self._closing.wait(_LOOK_EVERY_S):
@@ -310,7 +310,7 @@ class RemoteShard(Shard):
 
 @final
 class RemotePart:
-    """A draw of an owner on another host. It stays in flight there until it is settled or the stream ends."""
+    """A draw of an owner on another host. The draw stays in flight there until it is settled or the stream ends."""
 
     def __init__(self, shard: RemoteShard, asked: Asked, pending: Pending, packing: Any) -> None:
         self._shard = shard
@@ -339,7 +339,7 @@ class RemotePart:
         return arrays, keys, masses
 
     def lose(self, num_items: int) -> None:
-        """Notes that num_items items went before their rows were read. They do not count as drawn."""
+        """Notes that num_items items went before their rows were read. Such items do not count as drawn."""
         self._num_lost += num_items
 
     def commit(self) -> None:
