@@ -124,9 +124,9 @@ class ShardOwner(Closing):
         _lock(self._descriptor, path)
 
     def serve(self, address: str = "grpc://0.0.0.0:0", name: str | None = None) -> str:
-        """Serves the shard to handles of other hosts until close(). Such handles attach with attach(["grpc://host:port/name"]).
+        """Serves the shard to handles of other hosts until close(). Needs the extra `service`.
 
-        Needs the extra `service`.
+        Such handles attach with attach(["grpc://host:port/name"]).
 
         Args:
             address: where to listen. Port 0 takes a free port. Name a port if the shard must be found again after a

@@ -1,1 +1,1 @@
-"""The arithmetic of a draw over shards: placement, shares, order and pace, without a shard or a stream."""
+"""The arithmetic of a draw over shards: placement, shares, order and pace; no shard and no stream."""

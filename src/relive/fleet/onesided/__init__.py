@@ -1,1 +1,1 @@
-"""A shard of another host whose rows are read from its memory, through NIXL. Its owner draws and writes."""
+"""A shard of another host whose rows are read from its memory, through NIXL; no draw and no write."""

@@ -1,1 +1,1 @@
-"""A shard of another host. Its owner draws and gathers; its memory is not read."""
+"""A shard of another host, drawn from and gathered through its owner; no read of its memory."""
