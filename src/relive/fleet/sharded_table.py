@@ -240,7 +240,7 @@ class ShardedTable(TableHandle):
 
         Raises:
             TooManyLanes: the shard does not have that many free lanes.
-            CapacityTooSmall: the shard is too small for that many lanes.
+            CapacityTooSmall: the shard has too few steps for a whole window of every open lane.
             InvalidConfig: no shard has this number, or num_lanes is out of range.
             NoLiveShard: no shard has a live owner.
             ReadOnly: the table was attached with read_only=True.
