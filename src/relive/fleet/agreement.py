@@ -1,4 +1,4 @@
-"""How ranks come to the same roots: each tells those of its shards, all hear all, and the draw follows from that."""
+"""Makes the ranks of a group agree on roots: each rank sends the roots of its shards, and all ranks receive all."""
 
 from __future__ import annotations
 
@@ -15,54 +15,67 @@ __all__ = ["Agreement", "Alone", "Exchange"]
 
 
 class Exchange(Protocol):
-    """What carries bytes between the ranks of a group: a collective, or reads of each other's memory."""
+    """Carries bytes between the ranks of a group, by a collective or by reads of each other's memory."""
 
     @property
     def rank(self) -> int:
-        """0 to world - 1."""
+        """Number of this rank, 0 to world - 1."""
         ...
 
     @property
     def world(self) -> int:
-        """Ranks that draw together."""
+        """Number of ranks that draw together."""
         ...
 
     def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
-        """[world] What each rank gave to its call of the same count. Raises DeadlineExceeded, naming who is missing."""
+        """Exchanges bytes among all ranks. Every rank calls it equally often, in the same order.
+
+        Args:
+            mine: the bytes of this rank. Their number may differ between ranks.
+            timeout_s: timeout in seconds.
+
+        Returns:
+            [world] the bytes that each rank gave to its call of the same count, by rank.
+
+        Raises:
+            DeadlineExceeded: a rank did not call in time. The error names the ranks that are missing.
+        """
         ...
 
 
 @final
 class Alone:
-    """The exchange of one rank."""
+    """The exchange of a single rank."""
 
     rank, world = 0, 1
 
     def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
-        """Its own."""
+        """Returns this rank's bytes."""
         return [mine]
 
 
 @final
 class Agreement:
-    """The roots that a draw is made of, read anew or agreed upon every root_age draws.
+    """Gives each draw its roots. Reads the roots, or agrees on them with the other ranks, every root_age draws.
 
-    Of a group used by one thread at a time; of one rank alone by any: two that look at once both look.
+    With several ranks one thread may use it at a time. With one rank any number of threads may: if two threads need new
+    roots at once, both read them.
 
-    A rank of several tells the roots of every world-th shard: what it sends is O(shards / world), what it hears
-    O(shards). Every rank calls as often as every other, for the same index: a draw is a collective.
+    Each of several ranks sends the roots of every world-th shard: it sends O(shards / world) bytes and receives
+    O(shards).
+    A draw is a collective: every rank calls equally often, for the same index.
     """
 
     def __init__(self, shards: Shards, exchange: Exchange, root_age: int) -> None:
         self._shards = shards
         self._exchange = exchange
         self._root_age = root_age
-        self._agreed: dict[int, tuple[Roots, int]] = {}  # by index, and how many draws they serve yet
+        self._agreed: dict[int, tuple[Roots, int]] = {}  # by index: the roots, and how many more draws they serve
         self.bytes_sent = 0
         self.bytes_received = 0
 
     def check_ranks(self, timeout_s: float) -> None:
-        """Raises RanksDisagree where a rank has other specs, indexes or regions. Before the first draw."""
+        """Checks before the first draw. Raises RanksDisagree if a rank has other specs, indexes or regions."""
         if self._exchange.world == 1:
             return
         config = self._shards[0].table.config
@@ -76,7 +89,10 @@ class Agreement:
                 raise RanksDisagree(rank, "shards, or regions of them,")
 
     def check_alike(self, number: int, timeout_s: float) -> None:
-        """Raises RanksDisagree where a rank numbers its next draw otherwise: their slices would not be of one draw."""
+        """Raises RanksDisagree if a rank gives its next draw another number.
+
+        With different numbers the slices of the ranks would belong to different draws.
+        """
         if self._exchange.world == 1:
             return
         mine = number.to_bytes(8, "little")
@@ -85,13 +101,13 @@ class Agreement:
                 raise RanksDisagree(rank, "a number of its next draw")
 
     def read(self, index: int) -> Roots:
-        """The roots as this rank sees them."""
+        """Reads the roots as this rank sees them."""
         return Roots.of(self._shards.roots(index))
 
     def roots(self, index: int, num_items: int, pace: Pace, wait: Wait) -> Roots:
-        """Roots on which a draw of num_items by every rank may go on; waits for them.
+        """Waits for roots on which every rank may draw num_items items, and returns them.
 
-        Raises DeadlineExceeded: on every rank, as soon as it is on one.
+        Raises DeadlineExceeded on every rank as soon as one rank's deadline has passed.
         """
         agreed, draws_left = self._agreed.get(index, (None, 0))
         if agreed is None or draws_left == 0:
@@ -100,7 +116,7 @@ class Agreement:
         return agreed
 
     def forget(self, index: int) -> None:
-        """The next draw reads them anew. Of one rank alone: others would wait for it."""
+        """Makes the next draw read the roots again. Only with one rank, because other ranks would wait for it."""
         if self._exchange.world == 1:
             self._agreed.pop(index, None)
 

@@ -1,4 +1,4 @@
-"""What a table asks of its core, answered by several: draws are placed by agreed roots, keys say whose they are."""
+"""A table's core over several shards: agreed roots place the draws, and each key contains the number of its shard."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
 Arrays = list[npt.NDArray[Any]]
 
-_LEAVES_BITS = 48  # of the position of a listing: the shard stands above
+_LEAVES_BITS = 48  # low bits of a listing's position are the leaf, the bits above are the shard
 
 
 class FleetSelection(NamedTuple):
-    """Columns of an index: what each shard's core made of them, and how their arrays look, the same of every shard."""
+    """Columns of an index: the selection of each shard's core, and the outputs, which are the same in every shard."""
 
     parts: list[Any]
     outputs: Outputs
 
 
 class Drawn(NamedTuple):
-    """A draw that is in flight in its shards until it is committed or given back."""
+    """A draw in flight in its shards, until it is committed or given back."""
 
     call: int
     arrays: Arrays
@@ -52,7 +52,7 @@ class Drawn(NamedTuple):
 
 
 class _Making(NamedTuple):
-    """A draw to be made: its number, and how long it may take."""
+    """A draw to make: its request, its number, and its deadline."""
 
     request: DrawRequest
     call: int
@@ -61,10 +61,11 @@ class _Making(NamedTuple):
 
 @final
 class FleetCore:
-    """A TableCore over shards, mapped here or of other hosts. Any number of threads; of ranks that agree one call after
-    another.
+    """A TableCore over shards, mapped here or on other hosts.
 
-    A call that changes items splits them by shard, all keys and priorities checked before the first shard hears of it.
+    Any number of threads may use it. Ranks that agree make their draws one after another.
+
+    A call that changes items splits them by shard. All keys and priorities are checked before the first shard changes.
     Items of a shard that is dead, stalled or does not answer count as gone.
     """
 
@@ -72,8 +73,8 @@ class FleetCore:
         self.shards = shards
         self._exchange = exchange
         self._local = local
-        self._lock = threading.Lock()  # over the agreement of ranks
-        self._numbers = threading.Lock()  # over the count of draws
+        self._lock = threading.Lock()  # protects the agreement of ranks
+        self._numbers = threading.Lock()  # protects the count of draws
         self.agreement = Agreement(shards, exchange, root_age)
         config = shards[0].table.config
         self._seed = config.seed
@@ -84,7 +85,10 @@ class FleetCore:
     # ---- drawing ---------------------------------------------------------------------------------------------------
 
     def select(self, index: int, names: list[str]) -> FleetSelection:
-        """Resolves columns in every shard. Raises UnknownColumn, NotOverShards where items lie end to end."""
+        """Resolves columns in every shard.
+
+        Raises UnknownColumn. Raises NotOverShards if items of the batch lie end to end (a ragged batch).
+        """
         parts: list[Any] = [shard.select(index, names) for shard in self.shards]
         outputs: Outputs = next((part for part in parts if isinstance(part, CoreSelection)), parts[0]).outputs
         if len(self.shards) > 1 and any(per != "item" for *_, per in outputs):
@@ -94,11 +98,11 @@ class FleetCore:
         return FleetSelection(parts, outputs)
 
     def where(self, index: int, text: str, operations: list[Any]) -> list[Any]:
-        """The condition, as each shard takes it."""
+        """The condition, translated for each shard."""
         return [shard.core.where(index, text, operations) for shard in self.shards]
 
     def check_condition(self, where: Any) -> None:
-        """Raises NotOverShards where a draw of several shards would have one."""
+        """Raises NotOverShards for a draw with a condition over several shards."""
         if where is not None and len(self.shards) > 1:
             raise NotOverShards(
                 "where= of a draw",
@@ -107,17 +111,19 @@ class FleetCore:
             )
 
     def draw(self, request: DrawRequest, timeout_s: float) -> DrawnItems:
-        """One batch, drawn and counted."""
+        """Draws one batch and counts it."""
         drawn = self.hold(request, timeout_s)
         self.commit(drawn)
         return drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items
 
     def hold(self, request: DrawRequest, timeout_s: float) -> Drawn:
-        """Draws items, in flight until commit or give_back. Those of a draw of keys alone that are drawn for the last
-        time stay until they are gathered.
+        """Draws items and keeps them in flight until commit or give_back.
 
-        A shard whose items went, or that does not answer within STALL_S, is left out: the draw is made again by the
-        same roots without it. Raises DeadlineExceeded, RequestTooLarge, TableClosed; NotOverShards for a condition.
+        A draw of keys alone keeps items that it uses for the last time until they are gathered. A shard whose items
+        went, or
+        that does not answer within STALL_S, is left out: the draw is made again from the same roots without that shard.
+
+        Raises DeadlineExceeded, RequestTooLarge, TableClosed, and NotOverShards for a condition.
         """
         self.check_condition(request.condition)
         wait, pace = Wait(timeout_s), self._paces[request.index_number]
@@ -132,10 +138,13 @@ class FleetCore:
             raise
 
     def _drawn(self, making: _Making, roots: Roots) -> Drawn:
-        """By these roots, then by what is read anew, until it is there or the deadline has come."""
+        """Draws by these roots.
+
+        If that fails, reads the roots again until the draw succeeds or the deadline has passed.
+        """
         call, wait = making.call, making.wait
         index, num_items = making.request.index_number, making.request.num_items
-        attempt, is_anew = 0, False  # at first these may be the roots of draws before
+        attempt, is_anew = 0, False  # the first roots may be those of earlier draws
         while True:
             placed = self._placed(index, roots, num_items, call, attempt) if roots.bounds[-1] > 0.0 else None
             if placed is not None:
@@ -143,7 +152,7 @@ class FleetCore:
                     return self._descend(making, *placed, roots.num_items)
                 except Missed as missed:
                     roots = roots.without({missed.shard.number})
-                    self.agreement.forget(index)  # what it said of itself does not hold any more
+                    self.agreement.forget(index)  # the root of that shard is outdated
             elif wait.is_over and is_anew:
                 raise wait.exceeded(f"{num_items} items of shards that answer", self.num_items(index))
             else:
@@ -154,26 +163,29 @@ class FleetCore:
             attempt += 1
 
     def commit(self, drawn: Drawn) -> None:
-        """The draw is handed out. Raises TableClosed."""
+        """Counts the draw as handed out. Raises TableClosed."""
         if self.closed:
             raise TableClosed()
         for part in drawn.held:
             part.commit()
 
     def give_back(self, drawn: Drawn) -> None:
-        """The draw is not handed out: items, uses and the numbers of draws go back."""
+        """Gives the draw back: its items, its uses and the numbers of draws."""
         for part in reversed(drawn.held):
             part.give_back()
         self._return_number(drawn.call)
 
     def _return_number(self, call: int) -> None:
-        """The next draw has it again, unless another came in between; of a group it is every rank's, and gone."""
+        """Gives the number to the next draw, unless another draw came in between.
+
+        In a group the number is used up on every rank.
+        """
         with self._numbers:
             if self._exchange.world == 1 and self._call == call + 1:
                 self._call = call
 
     def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]:
-        """Which of the keys were claimed, each by its shard; live items."""
+        """Claims each key in its shard. Returns which keys were claimed, and the number of live items."""
         wait, pace = Wait(timeout_s), self._paces[index]
         places = self.shards.places_of(keys, True)
         pace.check_draw(len(keys))
@@ -190,16 +202,19 @@ class FleetCore:
 
     @property
     def num_ranks(self) -> int:
-        """That draw together."""
+        """Number of ranks that draw together."""
         return self._exchange.world
 
     @property
     def next_call(self) -> int | None:
-        """The number of the next draw; None where a shard's owner numbers its draws."""
+        """The number of the next draw; None if the owner of a shard numbers its draws."""
         return None if any(shard.table.next_draw is None for shard in self.shards) else self._call
 
     def number_draws(self, number: int, timeout_s: float) -> None:
-        """The next draw has this number, here and in every shard. Raises RanksDisagree where a rank says another."""
+        """Gives the next draw this number, here and in every shard.
+
+        Raises RanksDisagree if another rank gives another number.
+        """
         self.agreement.check_alike(number, timeout_s)
         with self._numbers:
             self._call = number
@@ -207,9 +222,9 @@ class FleetCore:
             shard.table.number_draws(number)
 
     def _begin(self, index: int, num_items: int, pace: Pace, wait: Wait) -> tuple[Roots, int]:
-        """Roots to draw by and the number of the draw, which a draw that is refused does not take."""
+        """The roots of a draw, and its number. A refused draw takes no number."""
         is_group = self._exchange.world > 1
-        # Ranks agree on one draw after another. Who draws alone waits for the limiter beside others, not behind them.
+        # Ranks agree on one draw after another. Threads of a handle that draws alone wait for the limiter in parallel.
         if is_group and not self._lock.acquire(timeout=min(wait.left_s, threading.TIMEOUT_MAX)):
             raise wait.exceeded("its turn among this rank's draws", "")
         try:
@@ -224,15 +239,15 @@ class FleetCore:
     def _placed(
         self, index: int, roots: Roots, num_items: int, call: int, attempt: int
     ) -> tuple[list[int], Sequence[float]] | None:
-        """Items of each shard, and its share; None where uses are counted and there are not as many left."""
-        # Ranks that draw together share stream 0; a rank alone has its handle's own.
+        """Number of items of each shard, and its share. None if uses are counted and too few are left."""
+        # Ranks that draw together share stream 0. A rank alone uses the stream of its handle.
         world, stream = self._exchange.world, 0 if self._exchange.world > 1 else self.stream
         point = shared_point(self._seed, stream, call, attempt, world)
         counts = place(roots, num_items, point, self._exchange.rank, world)
         most = self._max_times[index]
         if most is None or world > 1 or len(self.shards) == 1:
             return counts, roots.shares
-        # A shard that is asked for more than it has would be waited for. Where counts are cut they are the shares.
+        # A shard that is asked for too many items would make the draw wait. If counts are cut, they are the shares.
         room = self.shards.sharings[index].room
         cut = within(
             counts, [most * room(root) if share else 0 for root, share in zip(roots.shards, roots.shares, strict=True)]
@@ -247,7 +262,7 @@ class FleetCore:
         drawn_from = [at for at, count in enumerate(counts) if count]
         is_certain = bool(self.shards.sharings) and self.shards.sharings[request.index_number].is_certain
         try:
-            for at in drawn_from:  # all are asked before one is waited for
+            for at in drawn_from:  # all shards are asked before the first wait
                 held.append(self.shards[at].begin(self._asked(making, at, counts[at])))
             for at, part in zip(drawn_from, held, strict=True):
                 parts.append((*part.take(), 1.0 if is_certain else shares[at]))
@@ -258,7 +273,7 @@ class FleetCore:
         if len(parts) == 1:
             arrays, keys, masses, share = parts[0]
             probabilities = masses if share == 1.0 else masses * share
-        else:  # at permuted positions, so that any slice of the batch is a fair one
+        else:  # at permuted positions, so that every slice of the batch is a fair sample
             outputs = [] if request.selection is None else request.selection.outputs
             shown = None if request.selection is None else request.selection.parts
             arrays, keys, probabilities = mixed(shown, outputs, parts, (self._seed, self.stream, making.call))
@@ -279,7 +294,7 @@ class FleetCore:
     def gather(
         self, selection: FleetSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, npt.NDArray[np.bool_]]:
-        """Columns by key, each from its shard; into `out` where that is given."""
+        """Gathers columns by key, each key from its shard; into `out` if it is given."""
         places = self.shards.places_of(keys, False)
         if len(self.shards) == 1 and (not len(keys) or self.shards[0].is_live):
             with contextlib.suppress(Missed):
@@ -287,18 +302,18 @@ class FleetCore:
         arrays = [empty(output, len(keys)) for output in selection.outputs] if out is None else list(out)
         present = np.zeros(len(keys), np.bool_)
         for array in arrays:
-            array.fill(0)  # what is gone reads as 0
+            array.fill(0)  # rows of items that are gone read as 0
         for at, shard in enumerate(self.shards):
             mine = np.flatnonzero(places == at)
             if not (mine.size and shard.is_live):
                 continue
-            with contextlib.suppress(Missed):  # what it has is gone
+            with contextlib.suppress(Missed):  # the shard's items count as gone
                 some, present[mine] = shard.gather(selection.parts[at], np.ascontiguousarray(keys[mine]), None)
                 scatter(selection.outputs, arrays, mine, some)
         return arrays, present
 
     def update_priorities(self, index: int, keys: Keys, priorities: npt.NDArray[Any]) -> int:
-        """Priorities go to the shard in the key; how many items were still there."""
+        """Sets priorities in the shard of each key. Returns the number of items that were still present."""
         if len(self.shards) > 1:
             with np.errstate(over="ignore"):
                 narrow = priorities.astype(np.float32)
@@ -310,7 +325,7 @@ class FleetCore:
         )
 
     def complete(self, keys: Keys, cells: npt.NDArray[np.uint8]) -> int:
-        """Late columns of rows, each to its shard."""
+        """Writes late columns of rows, each row in its shard."""
         rows = cells.reshape(len(keys), -1) if len(keys) else cells.reshape(0, 1)
         return self._summed(
             keys, lambda core, mine: core.complete(keys[mine], np.ascontiguousarray(rows[mine]).reshape(-1))
@@ -323,7 +338,7 @@ class FleetCore:
     def list_items(
         self, index: int, first: int, count: int, where: Any = None
     ) -> tuple[Keys, npt.NDArray[np.uint64], Masses, int]:
-        """Of so many leaves of one shard after another; ages are each shard's own."""
+        """Lists up to `count` leaves of one shard after another. Ages are counted within each shard."""
         at, leaf = first >> _LEAVES_BITS, first & ((1 << _LEAVES_BITS) - 1)
         nothing = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0), 0
         shard, is_only = self.shards[at], len(self.shards) == 1
@@ -343,7 +358,7 @@ class FleetCore:
         columns: Sequence[npt.NDArray[Any]],
         timeout_s: float,
     ) -> Keys:
-        """Of the only shard: a table of more has no Explicit items."""
+        """Creates items in the only shard. A table of several shards has no Explicit items."""
         return self.shards[0].core.create_items(index, windows, rows, priorities, columns, timeout_s)
 
     def _split(self, places: Places) -> Iterator[tuple[Shard, npt.NDArray[np.intp]]]:
@@ -366,12 +381,12 @@ class FleetCore:
     # ---- the table as a whole --------------------------------------------------------------------------------------
 
     def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
-        """Lanes of the local shard, else of the emptiest one."""
+        """Opens lanes in the local shard, otherwise in the emptiest shard."""
         shard = emptiest(self.shards) if self._local is None else self.shards.numbered(self._local)
         return self.open_writer_of(shard, num_lanes, single, normalise)
 
     def open_writer_of(self, shard: Shard, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
-        """Lanes of this shard."""
+        """Opens lanes in this shard."""
         core: WriterCore = shard.core.open_writer(num_lanes, single, normalise)
         paced = [(number, pace) for number, pace in enumerate(self._paces) if pace.holds_inserts]
         if not paced:
@@ -386,11 +401,11 @@ class FleetCore:
         return PacedWriterCore(core, has_room, {name for name, column in columns if column.kind == "step"})
 
     def num_steps(self) -> int:
-        """Live steps of shards that live. Raises TableClosed."""
+        """Live steps of live shards. Raises TableClosed."""
         return self._sum_of(lambda core: core.num_steps())
 
     def num_items(self, index: int) -> int:
-        """Live items of shards that live. Raises TableClosed."""
+        """Live items of live shards. Raises TableClosed."""
         return self._sum_of(lambda core: core.num_items(index))
 
     def _sum_of(self, call: Callable[[Any], int]) -> int:
@@ -400,30 +415,31 @@ class FleetCore:
 
     @property
     def policy_version(self) -> int:
-        """The lowest of the shards that live, of all where none does."""
+        """The lowest policy version of the live shards; of all shards if none is live."""
         told = [shard.asked(lambda core: int(core.policy_version), None, False) for shard in self.shards.live]
         known = [version for version in told if version is not None]
         return min(known or [int(shard.stats()["policy_version"]) for shard in self.shards])
 
     def limiter(self, index: int) -> list[float]:
-        """What acts on totals."""
+        """The limiter that acts on totals, as numbers."""
         if self.closed:
             raise TableClosed()
         return list(self._paces[index].core_numbers())
 
     def set_limiter(self, index: int, numbers: npt.NDArray[np.float64]) -> NoReturn:
-        """Refused: it would have to reach every handle."""
+        """Always raises NotOverShards: the new limiter would have to reach every handle."""
         raise NotOverShards(
-            "set_limiter()", "a limiter over totals is what the shards were made with", "make them anew with another"
+            "set_limiter()", "a limiter over totals is what the shards were made with", "make them again with another"
         )
 
     def priority_exponent(self, index: int) -> float:
-        """That of the first shard that lives."""
+        """The exponent of the first live shard."""
         return (self.shards.live or list(self.shards))[0].core.priority_exponent(index)
 
     def set_priority_exponent(self, index: int, exponent: float) -> None:
-        """In every shard, one after the other: masses of draws in between are of both. ServiceUnavailable before that
-        where one of another host is dead.
+        """Sets the exponent in every shard, one after another. Draws in between mix masses of both exponents.
+
+        Raises ServiceUnavailable before the first change if a shard of another host is dead.
         """
         for shard in self.shards:
             shard.check_answers()
@@ -431,55 +447,58 @@ class FleetCore:
             shard.core.set_priority_exponent(index, exponent)
 
     def set_policy_version(self, version: int) -> None:
-        """In every shard: in dead ones that are mapped, in those of other hosts as soon as they answer."""
+        """Sets the policy version in every shard.
+
+        Dead mapped shards get it too; shards of other hosts get it when they answer.
+        """
         for shard in self.shards:
             shard.set_policy_version(version)
 
     def clear(self) -> None:
-        """Every shard. ServiceUnavailable before that where one of another host is dead."""
+        """Clears every shard. Raises ServiceUnavailable before the first change if a shard of another host is dead."""
         for shard in self.shards:
             shard.check_answers()
         for shard in self.shards:
             shard.core.clear()
 
     def check(self) -> None:
-        """Every shard that lives."""
+        """Checks every live shard."""
         for shard in self.shards.live:
             shard.asked(lambda core: core.check(), None, False)
 
     def stats(self) -> dict[str, Any]:
-        """Totals, and each shard."""
+        """The totals, and the statistics of each shard."""
         if self.closed:
             raise TableClosed()
         return totals([(shard, shard.stats()) for shard in self.shards], self._paces)
 
     @property
     def metadata(self) -> bytes:
-        """That of the first shard."""
+        """The metadata of the first shard."""
         return self.shards[0].core.metadata
 
     @property
     def path(self) -> None:
-        """There is none for all."""
+        """None: there is no path for all shards."""
         return None
 
     @property
     def stream(self) -> int:
-        """Of the first shard's handle."""
+        """The random stream of the first shard's handle."""
         return self.shards[0].stream
 
     @property
     def read_only(self) -> bool:
-        """Whether a shard was attached for reading only."""
+        """Whether any shard was attached read-only."""
         return any(shard.core.read_only for shard in self.shards)
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called, of this or of a shard's handle."""
+        """Whether this core or the handle of a shard was closed."""
         return any(shard.core.closed for shard in self.shards)
 
     def close(self) -> None:
-        """Closes every handle."""
+        """Closes the handles of all shards."""
         self.shards.close()
 
 

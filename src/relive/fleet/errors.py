@@ -1,4 +1,4 @@
-"""What a table over several shards refuses."""
+"""The errors of a table over several shards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ __all__ = [
 
 @final
 class NotOverShards(ReliveError, NotImplementedError):
-    """A call or an index that a table over several shards does not have (yet). what, reason and instead say which."""
+    """A table over several shards does not have this call or index (yet).
+
+    Attributes:
+        what: the call or the index.
+        reason: why it does not work over several shards.
+        instead: what to use instead.
+    """
 
     def __init__(self, what: str, reason: str, instead: str) -> None:
         self.what = what
@@ -32,7 +38,12 @@ class NotOverShards(ReliveError, NotImplementedError):
 
 @final
 class RanksDisagree(ReliveError, ValueError):
-    """A rank of the group has another table than this one: its spec, its indexes or its shards."""
+    """A rank of the group has another spec, other indexes or other shards than this rank.
+
+    Attributes:
+        rank: the other rank.
+        what: the part that differs.
+    """
 
     def __init__(self, rank: int, what: str) -> None:
         self.rank = rank
@@ -45,7 +56,12 @@ class RanksDisagree(ReliveError, ValueError):
 
 @final
 class RankFailed(ReliveError, RuntimeError):
-    """What a rank did for all ranks of the group went wrong there. reason: what it says of it."""
+    """A rank of the group could not do its part of a call for all ranks.
+
+    Attributes:
+        rank: the rank that failed.
+        reason: the error of that rank, as text.
+    """
 
     def __init__(self, rank: int, reason: str) -> None:
         self.rank = rank
@@ -55,19 +71,27 @@ class RankFailed(ReliveError, RuntimeError):
 
 @final
 class RankLost(ReliveError, ConnectionError):
-    """A rank of the group ended, or cannot be reached. reason: what the transport said."""
+    """A rank of the group ended, or cannot be reached.
+
+    Attributes:
+        reason: the error of the transport, as text.
+    """
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(
             f"a rank of the group is gone ({reason}); the others cannot draw together without it: end them, too, and"
-            " start the group anew (torchrun does); shards live on in their owners"
+            " start the group again (torchrun does); shards live on in their owners"
         )
 
 
 @final
 class NoLiveShard(ReliveError, ConnectionError):
-    """Nobody owns any of the shards now."""
+    """No shard of the table has a live owner.
+
+    Attributes:
+        num_shards: number of shards of the table.
+    """
 
     def __init__(self, num_shards: int) -> None:
         self.num_shards = num_shards
@@ -79,7 +103,11 @@ class NoLiveShard(ReliveError, ConnectionError):
 
 @final
 class NoSuchFleet(ReliveError, LookupError):
-    """No fleet of this name runs on the cluster."""
+    """No fleet of this name runs on the cluster.
+
+    Attributes:
+        name: name of the fleet.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -88,7 +116,11 @@ class NoSuchFleet(ReliveError, LookupError):
 
 @final
 class FleetExists(ReliveError, ValueError):
-    """A fleet of this name runs on the cluster already, or parts of it do."""
+    """A fleet of this name, or a part of one, already runs on the cluster.
+
+    Attributes:
+        name: name of the fleet.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -97,7 +129,13 @@ class FleetExists(ReliveError, ValueError):
 
 @final
 class FleetFailed(ReliveError, RuntimeError):
-    """A shard's actor is gone for good: it could not take over its memory, or was ended. reason: what Ray says."""
+    """The actor of a shard has ended for good: it could not take over its memory, or it was ended.
+
+    Attributes:
+        name: name of the fleet.
+        number: number of the shard.
+        reason: Ray's explanation.
+    """
 
     def __init__(self, name: str, number: int, reason: str) -> None:
         self.name = name
@@ -108,7 +146,12 @@ class FleetFailed(ReliveError, RuntimeError):
 
 @final
 class PeerUnreadable(ReliveError, ConnectionError):
-    """A shard's memory cannot be read one-sidedly. address: of the shard; reason: why not."""
+    """The memory of a shard cannot be read one-sidedly.
+
+    Attributes:
+        address: address of the shard.
+        reason: why the memory cannot be read.
+    """
 
     def __init__(self, address: str, reason: str) -> None:
         self.address = address

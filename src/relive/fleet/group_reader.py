@@ -1,10 +1,16 @@
-"""Batches for ranks that compute one model together: one of them draws, all get the same.
+"""Gives the ranks that compute one model together the same batches: one rank draws, and all ranks get its batch.
 
-Protocol. The leader draws and holds what it drew. All exchange 17 bytes: what they ask for, how it goes, how many bytes
-come; where it goes wrong on one of them, what it says, and all end with that. Then the leader broadcasts. Rows: that is
-the batch. Keys: each rank gathers the rows itself, all exchange which were gone, and the leader draws those anew in the
-same way until none is. Only then the draws count.
-A rank that gives up in between is out of step for good: the others may be a collective further on.
+Protocol of one call:
+
+1. The leader draws, and its draw stays in flight.
+2. All ranks exchange 17 bytes: the digest of the arguments, the state of the call, and the number of bytes that follow.
+   If the call failed on a rank, the rank adds its reason, and every rank ends the call with that reason.
+3. The leader broadcasts. If rows travel, the broadcast is the batch.
+4. If keys travel, each rank gathers the rows itself. All ranks exchange which rows were gone, and the leader draws
+   replacements for those rows in the same way until no row is gone.
+5. Only then the draws count.
+
+A rank that gives up in the middle of a call stays out of step: the other ranks may be a collective further on.
 """
 
 from __future__ import annotations
@@ -38,26 +44,39 @@ Bytes = npt.NDArray[np.uint8]
 Keys = npt.NDArray[np.int64]
 Value = TypeVar("Value")
 
-_HEAD = struct.Struct("<8sBq")  # what is asked for, how the draw went, bytes that come
+_HEAD = struct.Struct("<8sBq")  # digest of the arguments, state of the draw, number of bytes that follow
 _GOOD, _LATE, _FAILED = 0, 1, 2
-_MAX_REASON = 500  # bytes of what went wrong
-_LEAST_S = 1.0  # that ranks wait for each other, however short a deadline is
+_MAX_REASON = 500  # bytes of an error's text
+_LEAST_S = 1.0  # the shortest wait of ranks for each other, for every deadline
 _USUAL_S = 60.0
 _ALIGNED = 64
 
 
 class Broadcasts(Exchange, Protocol):
-    """An exchange in which one rank can give the others many bytes."""
+    """An exchange in which one rank can also send many bytes to the others."""
 
     def broadcast(self, given: Bytes | None, num_bytes: int, source: int, timeout_s: float) -> Bytes:
-        """[num_bytes] What rank `source` gave. Raises as all_gather does."""
+        """Sends bytes of one rank to all ranks.
+
+        Args:
+            given: uint8 [num_bytes], the bytes to send, on rank `source`. None on the other ranks.
+            num_bytes: number of bytes, the same on every rank.
+            source: the rank that sends.
+            timeout_s: timeout in seconds.
+
+        Returns:
+            uint8 [num_bytes], the bytes that rank `source` gave.
+
+        Raises:
+            DeadlineExceeded, RankLost: as in all_gather.
+        """
         ...
 
 
 @final
 @dataclass(frozen=True)
 class _Asked:
-    """A batch that every rank of the group asks for."""
+    """The batch that every rank of the group asks for."""
 
     num_items: int
     columns: tuple[str, ...] | None
@@ -70,7 +89,7 @@ class _Asked:
 
 
 class _Keys(NamedTuple):
-    """What a batch is gathered by."""
+    """The keys and probabilities from which a rank gathers a batch."""
 
     item_keys: Keys
     probabilities: npt.NDArray[np.float64]
@@ -79,15 +98,22 @@ class _Keys(NamedTuple):
 
 @final
 class GroupReader:
-    """Batches for ranks that compute one model together: one of them draws, all get the same, bit for bit.
+    """Gives the same batches, bit for bit, to all ranks that compute one model together. One rank, the leader, draws.
 
-    For tensor-parallel ranks, and for pipeline stages that only read. table: of the leader the table, in a
-    data-parallel job one that was attached with an exchange among the leaders; of the others None, or with
-    carries="keys" a handle of their own on the same table. exchange: of the group, such as
-    TorchExchange(mesh["tensor"].get_group()). carries: "rows", the batch travels; "keys", 16 bytes an item do, and each
-    rank reads the rows where it is. leader: its rank in the group. Rows are pickled: ranks trust each other, as with
-    torch's own collectives of objects. One thread at a time; all ranks make the same calls in the same order.
-    Raises InvalidConfig.
+    Use it for tensor-parallel ranks, and for pipeline stages that only read. All ranks make the same calls in the same
+    order, one thread at a time. Rows are pickled: ranks must trust each other, as with torch's own collectives of
+    objects.
+
+    Args:
+        table: on the leader, the table. In a data-parallel job, attach it with an exchange among the leaders. On the
+            other ranks None, or with carries="keys" a handle of the rank's own on the same table.
+        exchange: the exchange of the group, such as TorchExchange(mesh["tensor"].get_group()).
+        carries: "rows" (default): the batch travels. "keys": 16 bytes an item travel, and each rank reads the rows
+            itself.
+        leader: the leader's rank in the group. Default 0.
+
+    Raises:
+        InvalidConfig: carries is unknown, leader is out of range, or a table is missing.
     """
 
     def __init__(
@@ -117,13 +143,32 @@ class GroupReader:
         index: str | None = None,
         where: str | None = None,
     ) -> Batch:
-        """As the table's sample(), on every rank of the group at once with the same arguments. Counts once.
+        """Draws one batch for all ranks of the group, as the table's sample(). The draw counts once.
 
-        timeout_s None: the table's, without a table 60 s; ranks wait for each other at least 1 s. By keys neither from
-        an index with max_times_sampled nor with staleness, which each rank would see at another moment. Of Hindsight
-        there is none. Raises on the leader what the table's sample() raises, and then on the others DeadlineExceeded or
-        RankFailed; DeadlineExceeded, which names the ranks that do not call; InvalidConfig where one asks for something
-        else; RankLost where one ended, and after a call that was given up: end all, and start the group anew.
+        Every rank calls it at once with the same arguments. With carries="keys", the index must not have
+        max_times_sampled,
+        and the columns must not include staleness, because each rank would see another moment. An index with Hindsight
+        is
+        refused.
+
+        Args:
+            num_items: number of items of the batch.
+            columns: names of the columns. None: all columns of the index.
+            timeout_s: timeout in seconds. None: the table's, or 60 s on a rank without a table. Ranks wait for each
+                other for
+                at least 1 s.
+            index: name of the index. None: as in the table's sample().
+            where: a condition, as in the table's sample().
+
+        Returns:
+            The batch, the same on every rank.
+
+        Raises:
+            ReliveError: on the leader, every error that the table's sample() raises. The other ranks then raise
+                DeadlineExceeded or RankFailed.
+            DeadlineExceeded: a rank did not make the call. The error names such ranks.
+            InvalidConfig: a rank asks for another batch, or the index or a column is refused.
+            RankLost: a rank ended, or an earlier call was given up. End all ranks, and start the group again.
         """
         names = None if columns is None else tuple(columns)
         asked = _Asked(integer("num_items", num_items, 1, 2**31 - 1), names, index, where)
@@ -161,7 +206,7 @@ class GroupReader:
 
     @contextmanager
     def _telling(self, asked: _Asked, wait: Wait) -> Iterator[None]:
-        """The others hear of what is raised in here."""
+        """Tells the other ranks about an error that the block raises."""
         try:
             yield
         except ReliveError as error:
@@ -186,7 +231,7 @@ class GroupReader:
     # ---- all of them -----------------------------------------------------------------------------------------------
 
     def _selected(self, asked: _Asked) -> tuple[TableHandle, Selection]:
-        assert self._table is not None  # of a leader and by keys, says __init__
+        assert self._table is not None  # __init__ checked it for a leader and for carries="keys"
         selection = self._table.select(asked.index, asked.columns)
         if selection.goals is not None:
             raise InvalidConfig("index of a group's batches", "one without Hindsight", asked.index)
@@ -199,7 +244,7 @@ class GroupReader:
         return self._table, selection
 
     def _gathered(self, held: _Held, keys: _Keys, wait: Wait) -> Batch:
-        """The rows of the keys; what is gone on any rank is drawn anew."""
+        """Gathers the rows of the keys. The leader draws a replacement for each item that is gone on any rank."""
         while True:
             arrays, present = held.rows(keys)
             mine = b"" if present is None else np.packbits(~present).tobytes()
@@ -221,7 +266,10 @@ class GroupReader:
         return self._gives_keys(held.asked, drawn, wait)
 
     def _heads(self, asked: _Asked, wait: Wait, num_bytes: int = 0, error: ReliveError | None = None) -> int:
-        """Bytes that the leader has for all. Raises, on all ranks, what one of them has to say."""
+        """Exchanges the heads of all ranks. Returns the number of bytes that the leader sends.
+
+        Raises the same error on all ranks if the call failed on one rank.
+        """
         status, reason = _GOOD, b""
         if error is not None:
             status = _LATE if isinstance(error, DeadlineExceeded) else _FAILED
@@ -249,7 +297,7 @@ class GroupReader:
 
 @final
 class _Held:
-    """What a rank reads a batch from; of the leader also what it drew for it."""
+    """The table and columns that a rank reads a batch from. On the leader also the draws in flight."""
 
     def __init__(self, table: TableHandle, selection: Selection, asked: _Asked, draws: HeldDraws | None = None) -> None:
         self.selection = selection
@@ -259,26 +307,26 @@ class _Held:
         self._num_draws = 0
 
     def draw(self, num_items: int, wait: Wait, keys_only: bool) -> HeldDraw:
-        """One more draw, of the leader."""
+        """Makes one more draw, on the leader."""
         assert self._draws is not None
         where, number = self.asked.where, self.selection.number
         condition = None if where is None else self._table.condition(number, where)
         request = DrawRequest(number, num_items, None if keys_only else self.selection.core, condition)
-        # The end of a deadline is for telling: or the others would give up before they hear that nothing came.
+        # The last part of the deadline is kept to tell the others. Otherwise they would give up before they hear of it.
         seconds = wait.left_s - min(_LEAST_S, wait.left_s / 4)
         drawn = self._draws.draw(request, seconds)
         self._num_draws += 1
         return drawn
 
     def rows(self, keys: _Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_] | None]:
-        """The rows of keys and which were there; None: the table was closed."""
+        """The rows of the keys, and which rows were present; ([], None) if the table was closed."""
         try:
             return self._table.gather_arrays(self.selection, keys.item_keys)
         except TableClosed:
             return [], None
 
     def commit(self) -> None:
-        """What was drawn is handed out."""
+        """Counts all draws of the batch as sampled."""
         assert self._draws is not None
         for _ in range(self._num_draws):
             self._draws.commit()
@@ -288,7 +336,7 @@ def _patience(wait: Wait) -> float:
     return max(wait.left_s, _LEAST_S)
 
 
-# ---- what travels ----------------------------------------------------------------------------------------------------
+# ---- bytes that travel -----------------------------------------------------------------------------------------------
 
 
 def _packed_keys(keys: _Keys) -> Bytes:
@@ -303,7 +351,7 @@ def _unpacked_keys(told: Bytes) -> _Keys:
 
 
 def _packed(batch: Batch) -> Bytes:
-    """The batch, its arrays behind its pickle, each at a multiple of 64 bytes, and where they lie in front."""
+    """The batch as bytes: the sizes of all parts, the pickle, then the arrays, each at a multiple of 64 bytes."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(batch, 5, buffer_callback=buffers.append)
     parts = [np.frombuffer(head, np.uint8), *(np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers)]
@@ -326,7 +374,7 @@ def _unpacked(told: Bytes) -> Any:
 
 
 def _ends(sizes: npt.NDArray[np.int64]) -> list[int]:
-    """Of the sizes themselves, and of each part behind them."""
+    """Where the sizes and each part after the sizes end, in bytes."""
     return list(accumulate(_padded(int(size)) for size in (sizes.nbytes, *sizes[1:])))
 
 

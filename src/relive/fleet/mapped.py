@@ -1,4 +1,4 @@
-"""A shard in this machine's memory: mapped here, drawn from and gathered directly."""
+"""A shard in this machine's memory: this process maps it, draws from it and gathers from it directly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ Value = TypeVar("Value")
 
 @final
 class MappedShard(Shard):
-    """A shard in this machine's memory, mapped here. watch: whether its owner lives; None: nobody has to own it."""
+    """A shard that this process maps.
+
+    watch: asks whether the shard's owner lives. None: the shard needs no owner.
+    """
 
     path = "mapped"
 
@@ -45,26 +48,26 @@ class MappedShard(Shard):
 
     @property
     def state(self) -> State:
-        """Asked of the kernel."""
+        """The state. The kernel tells whether the owner lives."""
         if self.watch is not None and not self.watch.is_owned():
             return "dead"
         return "stalled" if time.monotonic() < self._stalled_until else "live"
 
     @property
     def stream(self) -> int:
-        """Of its handle."""
+        """The random stream of the handle."""
         return self.core.stream
 
     def stalls(self) -> None:
-        """It kept a call waiting: it is left alone for STALL_S."""
+        """Notes that the shard kept a call waiting: draws leave it out for STALL_S."""
         self._stalled_until = time.monotonic() + STALL_S
 
     def select(self, index: int, names: list[str]) -> Any:
-        """The core's."""
+        """Resolves columns in the core."""
         return self.core.select(index, names)
 
     def ask_root(self, index: int) -> Callable[[], Root]:
-        """Read when it is called, without a lock: a few microseconds."""
+        """Returns a function that reads the root without a lock, in a few microseconds."""
         return partial(self._root, index)
 
     def _root(self, index: int) -> Root:
@@ -73,17 +76,17 @@ class MappedShard(Shard):
         return Root(self.number, mass, num_items, max_priority, inserted, sampled, version, is_dead, pending)
 
     def begin(self, asked: Asked) -> Part:
-        """Drawn when it is taken: others answer meanwhile."""
-        if not self.is_live:  # since the roots were read
+        """Begins a draw. The items are drawn in take(), while other shards answer."""
+        if not self.is_live:  # the owner ended after the roots were read
             raise Missed(self)
         return _MappedPart(self, asked)
 
     def gather(self, selection: Any, keys: Keys, out: Sequence[npt.NDArray[Any]] | None) -> tuple[Arrays, Present]:
-        """The core's."""
+        """Gathers from the core."""
         return self.core.gather(selection, keys, out)
 
     def asked(self, call: Callable[[Any], Value], without: Value, is_only: bool) -> Value:
-        """`without` where its lock is held by somebody who does not go on."""
+        """Calls the core. Returns `without` if the process that took the shard's lock does not go on."""
         try:
             return call(self.core)
         except DeadlineExceeded:
@@ -93,15 +96,18 @@ class MappedShard(Shard):
             return without
 
     def stats(self) -> dict[str, Any]:
-        """The core's."""
+        """The statistics of the core."""
         return self.core.stats()
 
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
-        """For its lock: of the only shard as long as they like."""
+        """Sets how long calls wait for the shard's lock.
+
+        The wait is timeout_s for the only shard of a table, and at most STALL_S for one of several.
+        """
         self.core.timeout_s = min(timeout_s, math.inf if num_shards == 1 else STALL_S)
 
     def set_policy_version(self, version: int) -> None:
-        """Also of a dead one: it is mapped."""
+        """Sets the policy version. The call works without a live owner, because the shard is mapped."""
         self.core.set_policy_version(version)
 
     def close(self) -> None:
@@ -113,7 +119,10 @@ class MappedShard(Shard):
 
 @final
 class _MappedPart:
-    """Drawn by the core of a mapped shard. claims None: a reader's, which counts nowhere."""
+    """Items that the core of a mapped shard draws.
+
+    `_claims` is None for a read-only handle, whose draws count nowhere.
+    """
 
     def __init__(self, shard: MappedShard, asked: Asked) -> None:
         self._shard = shard
@@ -122,7 +131,7 @@ class _MappedPart:
         self._number: DrawNumber | None = None
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
-        """Stratified over its mass at this moment, at permuted positions."""
+        """Draws the items, stratified over the shard's mass at this moment, at permuted positions."""
         core, asked = self._shard.core, self._asked
         number = DrawNumber(core)
         try:

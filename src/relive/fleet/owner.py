@@ -1,4 +1,4 @@
-"""Who keeps a shard alive: one process, by a lock on a byte of its region's file that ends with the process."""
+"""Keeps a shard alive: one process owns it by a lock on a byte of its region's file, which ends with the process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from relive.table.table import Table, attach_path, table_over
 
 __all__ = ["OwnerWatch", "ShardOwner", "make_shard", "shard_of"]
 
-# Far above the bytes that attached handles lock. A lock of an open file ends when the last copy of its descriptor is
-# closed, by whatever death; one of a process would end already when it closes any descriptor of that file.
+# The byte is far above the bytes that attached handles lock. An open-file lock ends when the last copy of its
+# descriptor is closed, however the process dies. A lock of the process would already end when the process closes
+# any descriptor of that file.
 _OWNER_BYTE = 2**61
 _EPOCH_BITS = 62
 _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process
@@ -35,9 +36,19 @@ _owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # of this process, for
 
 
 def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Table:
-    """Makes a shard of this number, owned by nobody. Its own limiters let all pass: those of a fleet act on totals.
+    """Makes a shard that has no owner. Its own limiters let every call pass, because a fleet's limiters act on totals.
 
-    epoch: as ShardOwner says. Raises InvalidConfig, and what relive.Table raises.
+    Args:
+        number: number of the shard, 0 to 4095.
+        config: the table's configuration. The limiters in it are stored for the fleet.
+        epoch: where the shard's keys begin, as in ShardOwner. None: at random.
+
+    Returns:
+        A handle on the shard.
+
+    Raises:
+        InvalidConfig: number or epoch is out of range, or config is not a TableConfig.
+        ReliveError: also every error that relive.Table raises.
     """
     number = integer("number of a shard", number, 0, MAX_SHARDS - 1)
     begins = secrets.randbits(_EPOCH_BITS) if epoch is None else _checked(epoch)
@@ -50,23 +61,34 @@ def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Ta
 
 
 def shard_of(table: Table) -> int:
-    """The number of the shard that a table is; 0 of one that was made alone."""
+    """The number of the shard behind a table; 0 for a table that was made alone."""
     return int(table.core.geometry["shard"])
 
 
 @final
 class ShardOwner(Closing):
-    """The process that keeps a shard: while it lives and has this open, the fleet draws from the shard.
+    """Keeps a shard alive: a fleet draws from the shard while this object is open and its process lives.
 
-    number: of the shard, 0 to 4095, its own in its fleet. config: of the table, its storage SharedMemory(name). Where a
-    region of that name was left by an owner that died, it is taken over with all that it holds (is_restored). Its
-    limiters act over all shards (docs/fleet.md). table: a handle on the shard alone.
-    epoch: where the keys of a region that is made begin, 0 to 2**62 - 1. None: at random, so that keys of a region
-    that was lost are gone in the one that takes its number; give one where keys are to be the same in every run. As
-    many of its lower bits count as keys have room for (22 with ten million rows).
-    Closing ends the ownership, and removes the memory where nobody else is attached.
-    Raises InvalidConfig (no shared memory; the region left is of another number, spec or index), NameTaken (somebody
-    else owns it), and what relive.Table and relive.attach raise.
+    If an owner died and left a region of that name, the new owner takes the region over with all its contents
+    (`is_restored` is True). The limiters of config act over all shards (docs/fleet.md). Closing ends the ownership, and
+    removes the memory if no other process is attached.
+
+    Attributes:
+        table: a handle on this shard alone.
+        is_restored: whether the region of an earlier owner was taken over.
+        number: number of the shard.
+
+    Args:
+        number: number of the shard, 0 to 4095, unique in its fleet.
+        config: the table's configuration. Its storage is SharedMemory(name).
+        epoch: where the keys of a new region begin, 0 to 2**62 - 1. None: at random, so that keys of a lost region are
+            gone in the region that takes its number. Give a number if keys must be the same in every run. Only as many
+            of the lower bits count as keys have room for (22 with ten million rows).
+
+    Raises:
+        InvalidConfig: the storage is not shared memory, or the region that was left has another number, spec or index.
+        NameTaken: another process owns the shard.
+        ReliveError: also every error that relive.Table and relive.attach raise.
     """
 
     table: Table
@@ -80,12 +102,12 @@ class ShardOwner(Closing):
         path = config.storage.path
         self._descriptor = -1
         self._server: Any = None
-        self._region: Any = None  # what NIXL registered of it
+        self._region: Any = None  # the mapping that NIXL registered
         with ExitStack() as undo:
             undo.callback(self.let_go)
             try:
-                # By a handle that only reads, until it is ours: other handles take the memory with them where they are
-                # closed last, also where this one is refused, or an owner that dies just now holds the shard still.
+                # The handle is read-only until the shard is ours. Any other handle would remove the memory if it were
+                # closed last, even if this owner is refused or a dying owner still has its lock.
                 with attach_path(path, read_only=True) as found:
                     _check(found, self.number, config)
                     self._own(path)
@@ -102,15 +124,26 @@ class ShardOwner(Closing):
         _lock(self._descriptor, path)
 
     def serve(self, address: str = "grpc://0.0.0.0:0", name: str | None = None) -> str:
-        """Serves the shard to handles of other hosts (attach(["grpc://host:port/name"])) until close(); returns where.
+        """Serves the shard to handles of other hosts until close(). Needs the extra `service`.
 
-        name: of the shard at the address, None: that of its shared memory. Port 0 takes a free one: for a shard that is
-        to be found again after a restart, name one. Needs the extra `service`. Raises MissingPackage, InvalidConfig
-        (it is served already), ServiceUnavailable where the address cannot be bound.
+        Such handles attach with attach(["grpc://host:port/name"]).
+
+        Args:
+            address: where to listen. Port 0 takes a free port. Name a port if the shard must be found again after a
+                restart.
+            name: name of the shard at the address. None: the name of its shared memory.
+
+        Returns:
+            The address of the shard, grpc://host:port/name.
+
+        Raises:
+            MissingPackage: the extra `service` is not installed.
+            InvalidConfig: the shard is already served.
+            ServiceUnavailable: the address cannot be bound.
         """
         if self._server is not None:
             raise InvalidConfig("a shard that is served", "one address", self._server.address)
-        service = importlib.import_module("relive.service")  # here and not above: owning a shard needs numpy only
+        service = importlib.import_module("relive.service")  # imported here: an owner needs only numpy
         storage = self.table.config.storage
         shown = storage.name if name is None and isinstance(storage, SharedMemory) else str(name)
         nixl = importlib.import_module("relive.fleet.onesided.nixl")
@@ -121,7 +154,7 @@ class ShardOwner(Closing):
         return f"{self._server.address}/{shown}"
 
     def close(self) -> None:
-        """Ends the service and the ownership, and closes the handle. Closing twice is harmless."""
+        """Ends the service and the ownership, and closes the handle. A second call has no effect."""
         _owners.discard(self)
         if self._server is not None:
             self._server.close()
@@ -131,7 +164,7 @@ class ShardOwner(Closing):
         self.table.close()
 
     def let_go(self) -> None:
-        """Closes the descriptor of the lock: the lock ends with its last copy."""
+        """Closes the lock's descriptor. The lock ends with the last copy of the descriptor."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -139,15 +172,15 @@ class ShardOwner(Closing):
 
 @final
 class OwnerWatch(Closing):
-    """Whether a shard has an owner that lives, asked of the kernel: a microsecond, no wait. Any number of threads."""
+    """Asks the kernel whether a shard has a live owner, in a microsecond and without a wait. Any number of threads."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = _open(path)
 
     def is_owned(self) -> bool:
-        """Whether somebody owns the region that lay at the path when the watch was made. True of a closed watch."""
+        """Whether a process owns the region that was at the path when the watch was made. True for a closed watch."""
         if self._descriptor < 0:
-            return True  # who calls a closed table is told so by its core
+            return True  # the core raises TableClosed to the caller
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0)
         told = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked)
         return bool(_FLOCK.unpack(told)[0] != fcntl.F_UNLCK)
@@ -187,7 +220,7 @@ def _lock(descriptor: int, path: str) -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child has copies of the descriptors: with them the locks would outlive the owner."""
+    """Closes the copies of the descriptors in a forked child. Otherwise the locks would outlive the owner."""
     for owner in list(_owners):
         owner.let_go()
 

@@ -1,13 +1,15 @@
-"""A fleet on a Ray cluster: a shard a node, in a named actor that Ray places and restarts. Needs the extra `ray`.
+"""A fleet on a Ray cluster: one shard a node, in a named actor that Ray places and restarts. Needs the extra `ray`.
 
-Ray carries placement, restart and names, and never a batch: handles map shards of their own host, and reach those of
-others at the address that their actors serve.
+Ray carries placement, restart and names, and never a batch. Handles map shards of their own host, and reach shards of
+other hosts at the address that the shard's actor serves.
 
-Protocol. A placement group `relive/NAME`, STRICT_SPREAD, holds a bundle for each shard, and in it the actor
-`relive/NAME/NUMBER` (namespace `relive`); both are detached, so they outlive who started them. The actor is the shard's
-ShardOwner. Ray restarts it in its bundle, so on its node as long as that lives: there it takes over what its shared
-memory holds, and serves at the same port. Its calls are never repeated by Ray: none of them moves experience, and who
-asks asks again until its own deadline.
+Protocol:
+
+- A placement group `relive/NAME`, STRICT_SPREAD, has a bundle for each shard. The actor `relive/NAME/NUMBER`
+  (namespace `relive`) runs in the bundle. Group and actors are detached, so they outlive the process that started them.
+- The actor is the shard's ShardOwner. Ray restarts it in its bundle, so on the same node as long as the node lives.
+  There the actor takes over the contents of its shared memory, and serves at the same port.
+- Ray never repeats an actor's calls. No call moves experience, and callers ask again until their own deadline.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ __all__ = ["FleetConfig", "ShardReport", "connect", "load_config", "start", "sta
 
 NAMESPACE = "relive"
 DEFAULT_PORT = 7170
-START_S = 120.0  # a node's first worker takes seconds, on a busy one many
+START_S = 120.0  # the first worker of a node takes seconds, on a busy node many
 _OPTIONS = ("name", "num_shards", "port", "num_cpus", "resources", "table")
-_ASK_S = 2.0  # how long one question waits; then it is asked again
+_ASK_S = 2.0  # how long one question waits before it is asked again
 _PAUSE_S = 0.1
 _CONNECT_S = 30.0
-_Removes: TypeAlias = Literal["all", "new", "none"]  # memory of a fleet that ends; new: what its actors made themselves
+_Removes: TypeAlias = Literal["all", "new", "none"]  # memory of an ending fleet; new: only regions that its actors made
 _END_S = 20.0
 _PORT_S = 10.0
 _LOCK_S = 3.0
@@ -62,12 +64,19 @@ _GONE = "its actor was ended; stop the fleet (--keep leaves its memory), and sta
 @final
 @dataclass(frozen=True)
 class FleetConfig:
-    """A fleet: shards 0 to num_shards - 1, each on a node of its own.
+    """The configuration of a fleet: shards 0 to num_shards - 1, each on its own node.
 
-    name: of the fleet; shard n lies in SharedMemory(f"{name}-{n}") of its node. table: of each shard, whose capacity is
-    a shard's; its storage is not looked at. port: shard n is served at port + n of its node; 0: at a free one, another
-    after a restart, so that handles of other hosts attach anew. num_cpus, resources: what Ray keeps free for each.
-    Raises InvalidConfig.
+    Args:
+        name: name of the fleet. Shard n lies in SharedMemory(f"{name}-{n}") of its node.
+        num_shards: number of shards.
+        table: the table of each shard. Its capacity is a shard's capacity; its storage is ignored.
+        port: shard n is served at port + n of its node. 0: a free port, which changes after a restart, so handles of
+            other hosts must attach again. Default 7170.
+        num_cpus: CPUs that Ray reserves for each shard. Default 1.
+        resources: further resources that Ray reserves for each shard, {name: amount}.
+
+    Raises:
+        InvalidConfig: an argument is out of range.
     """
 
     name: str
@@ -92,19 +101,22 @@ class FleetConfig:
             finite(f"resources[{name!r}]", amount, 0.0)
 
     def shard(self, number: int) -> TableConfig:
-        """Of shard `number`."""
+        """The configuration of shard `number`."""
         return replace(self.table, storage=SharedMemory(f"{self.name}-{number}"))
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What Ray keeps free for a shard. A bundle must not be empty."""
+        """The resources that Ray reserves for a shard. A bundle must not be empty."""
         return {"CPU": float(self.num_cpus) or 0.001, **self.resources}
 
 
 @final
 @dataclass(frozen=True)
 class ShardReport:
-    """A shard as its actor describes it. state: "live"; else why it does not answer, and the rest is of no meaning."""
+    """A shard as its actor describes it.
+
+    `state` is "live"; otherwise it says why the shard does not answer, and the other fields have no meaning.
+    """
 
     number: int
     state: str
@@ -115,11 +127,22 @@ class ShardReport:
     pid: int = 0
     num_steps: int = 0
     capacity: int = 0
-    is_restored: bool = False  # the actor found what an earlier one had left
+    is_restored: bool = False  # the actor took over the memory of an earlier actor
 
 
 def load_config(path: str | Path) -> FleetConfig:
-    """Reads fleet.toml, as docs/fleet.md shows it. Raises InvalidConfig or SpecError, which name a part, OSError."""
+    """Reads fleet.toml, as docs/fleet.md shows it.
+
+    Args:
+        path: path of the file.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        InvalidConfig, SpecError: an option is missing, unknown or out of range. The error names it.
+        OSError: the file cannot be read.
+    """
     parts = read_toml(path)
     refuse_unknown(f"option of {path}", parts, _OPTIONS)
     for name in ("name", "num_shards", "table"):
@@ -133,7 +156,7 @@ def load_config(path: str | Path) -> FleetConfig:
 
 @final
 class _ShardActor:
-    """Owns one shard on its node, serves it to other hosts, and says where it is."""
+    """Owns one shard on its node, serves it to other hosts, and reports where it is."""
 
     def __init__(self, number: int, num_shards: int, config: TableConfig, port: int) -> None:
         self._num_shards = num_shards
@@ -143,9 +166,11 @@ class _ShardActor:
         self._address = self._served(f"grpc://{host}", port + number if port else 0)
 
     def _served(self, host: str, port: int) -> str:
-        """Where it is served: at the port, which an actor that was killed may hold a little longer, else at a free one.
+        """Serves the shard and returns its address. Falls back to a free port if the port stays in use.
 
-        Handles of this host do without; whoever has the address only will not find it, until it connects anew.
+        An actor that was killed may keep the port a little longer. Handles of this host do not need the port. A handle
+        that
+        knows only the address does not find the shard at another port until it connects again.
         """
         wait = Wait(_PORT_S)
         while True:
@@ -157,10 +182,10 @@ class _ShardActor:
             wait.pause()
 
     def report(self) -> ShardReport:
-        """Where it is, and how full."""
+        """Reports where the shard is, and how full it is."""
         table = self._owner.table
         storage = table.config.storage
-        assert isinstance(storage, SharedMemory)  # says ShardOwner
+        assert isinstance(storage, SharedMemory)  # ShardOwner checked it
         facts = {
             "num_shards": self._num_shards,
             "node_ip": self._node_ip,
@@ -172,20 +197,26 @@ class _ShardActor:
         return ShardReport(self._owner.number, "live", **facts, **sizes)  # type: ignore[arg-type]
 
     def close(self, removes: _Removes) -> None:
-        """Ends the ownership, and removes memory, which goes with the last handle that is attached.
+        """Ends the ownership, and removes memory, which disappears with the last attached handle.
 
-        What is not removed stays when the process is killed, which is how Ray ends an actor; or asks it to end, where
-        its placement group goes first: then it must not close the handle, for memory goes with the last one.
+        Memory that is not removed stays when the process is killed. Ray ends an actor by a kill. If the placement group
+        is
+        removed first, Ray asks the actor to end: the actor must then not close the handle, because memory disappears
+        with the
+        last handle.
         """
         if removes == "all" or (removes == "new" and not self._owner.is_restored):
             self._owner.close()
         else:
-            atexit.register(os._exit, 0)  # before whatever was registered earlier
+            atexit.register(os._exit, 0)  # runs before the handlers that were registered earlier
         self._owner.let_go()
 
 
 def _owner(number: int, config: TableConfig) -> ShardOwner:
-    """The owner; an earlier one that was killed may end a moment later than Ray hears of it. Raises NameTaken."""
+    """Makes the owner. Waits for an earlier owner that was killed: it may end a moment later than Ray hears of it.
+
+    Raises NameTaken.
+    """
     wait = Wait(_LOCK_S)
     while True:
         try:
@@ -201,7 +232,7 @@ def _actor_name(name: str, number: int) -> str:
 
 
 def _actors(name: str) -> dict[int, Any]:
-    """The actors of a fleet by the numbers of their shards; none where there is no such fleet."""
+    """The actors of a fleet, by the number of their shard; empty if there is no such fleet."""
     prefix = _actor_name(name, 0)[:-1]
     named = (one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE)
     numbers = sorted(
@@ -215,7 +246,10 @@ def _actors(name: str) -> dict[int, Any]:
 
 
 def _answer(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
-    """What an actor reports, asked until it does. Raises DeadlineExceeded, FleetFailed where it is gone for good."""
+    """Asks an actor for its report until it answers.
+
+    Raises DeadlineExceeded, and FleetFailed if the actor is gone for good.
+    """
     why = "it has not answered yet"
     while True:
         try:
@@ -224,7 +258,7 @@ def _answer(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
             return report
         except ActorDiedError as error:
             raise FleetFailed(name, number, _reason(error)) from None
-        except (RayActorError, GetTimeoutError) as error:  # it is being started, by Ray or by its node
+        except (RayActorError, GetTimeoutError) as error:  # Ray or the node is starting the actor
             why = _reason(error)
         if wait.is_over:
             raise wait.exceeded(f"shard {number} of fleet {name!r}", why)
@@ -232,7 +266,7 @@ def _answer(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
 
 
 def _reason(error: BaseException) -> str:
-    """Of what Ray says, the last line that says what happened."""
+    """The last line of Ray's error that describes the failure."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line or ".errors." in line]
     return (told or lines or [type(error).__name__])[-1]
@@ -242,11 +276,27 @@ def _reason(error: BaseException) -> str:
 
 
 def start(config: FleetConfig, timeout_s: float = START_S, address: str | None = None) -> list[ShardReport]:
-    """Starts a fleet that goes on when this process ends; what its shards report. address: of the Ray cluster.
+    """Starts a fleet that continues after this process ends.
 
-    A shard whose memory an earlier fleet left on the node that it comes to takes that over; one of another number, spec
-    or index there is refused. Blocks until all shards are there, at most timeout_s; then, and after any error, nothing
-    of it runs. Raises DeadlineExceeded (too few nodes, or too slow ones), FleetExists, FleetFailed, InvalidConfig.
+    A shard takes over the memory that an earlier fleet left on its node. The shard refuses memory with another number,
+    spec or index. After an error no part of the new fleet runs.
+
+    Args:
+        config: the fleet's configuration.
+        timeout_s: timeout in seconds. Default 120: the first worker of a node takes seconds, on a busy node many.
+        address: address of the Ray cluster. None: the cluster that this process is in, or the one on this host.
+
+    Returns:
+        One report a shard, by number.
+
+    Raises:
+        DeadlineExceeded: the cluster has too few nodes, or they are too slow.
+        FleetExists: a fleet of this name already runs.
+        FleetFailed: the actor of a shard ended for good.
+        InvalidConfig: config is not a FleetConfig, or no Ray cluster was found.
+
+    Blocks:
+        Until all shards answer, at most timeout_s.
     """
     if not isinstance(config, FleetConfig):
         raise InvalidConfig("config of a fleet", "a FleetConfig", config)
@@ -294,13 +344,30 @@ def connect(
     stream: int | None = None,
     address: str | None = None,
 ) -> ShardedTable:
-    """A handle on a fleet that runs, from a task or an actor of Ray, or from any process of a node of the cluster.
+    """Opens a handle on a running fleet, from a Ray task or actor, or from any process on a node of the cluster.
 
-    Its writer() takes the shard of this node, where there is one. Ray is asked where the shards are, and then no more.
-    timeout_s: the default of the handle's calls, None: the table's; connecting waits at most so long, or 30 s, also for
-    a shard that Ray is starting anew. path, exchange, root_age, stream: as of relive.fleet.attach. address: of the Ray
-    cluster, None: the one that this process is in, or runs beside. Raises NoSuchFleet, DeadlineExceeded, FleetFailed,
-    and what attach raises.
+    The handle's writer() uses the shard of this node, if there is one. Ray is asked for the shards' addresses once.
+
+    Args:
+        name: name of the fleet.
+        timeout_s: default timeout of the handle's calls, in seconds. None: the table's.
+        path: as in relive.fleet.attach.
+        exchange: as in relive.fleet.attach.
+        root_age: as in relive.fleet.attach.
+        stream: as in relive.fleet.attach.
+        address: address of the Ray cluster. None: the cluster that this process is in, or the one on this host.
+
+    Returns:
+        The table.
+
+    Raises:
+        NoSuchFleet: no fleet of this name runs.
+        DeadlineExceeded: a shard did not answer in time.
+        FleetFailed: the actor of a shard has ended for good.
+        ReliveError: also every error that relive.fleet.attach raises.
+
+    Blocks:
+        At most timeout_s, or 30 s if timeout_s is None. The wait includes shards that Ray is restarting.
     """
     wait = Wait(_CONNECT_S if timeout_s is None else timeout(timeout_s))
     _join(address)
@@ -317,7 +384,19 @@ def connect(
 
 
 def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> list[ShardReport]:
-    """What each shard of a fleet reports; those that do not, within timeout_s in all, say why. Raises NoSuchFleet."""
+    """Asks each shard of a fleet for its report.
+
+    Args:
+        name: name of the fleet.
+        timeout_s: timeout in seconds for all shards together. Default 5.
+        address: address of the Ray cluster, as in connect.
+
+    Returns:
+        One report a shard, by number. The state of a shard that does not answer says why.
+
+    Raises:
+        NoSuchFleet: no fleet of this name runs.
+    """
     wait = Wait(timeout(timeout_s))
     _join(address)
     reports = []
@@ -333,15 +412,21 @@ def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> lis
 
 
 def _missing(reports: Sequence[ShardReport]) -> list[int]:
-    """Shards that no actor of the fleet answers for."""
+    """Numbers of shards that have no actor."""
     expected = max((one.num_shards for one in reports), default=0)
     return sorted(set(range(expected)) - {one.number for one in reports})
 
 
 def stop(name: str, keeps_memory: bool = False, address: str | None = None) -> None:
-    """Ends a fleet. Its memory goes with the last handle that is attached; keeps_memory: it stays, for a start() anew.
+    """Ends a fleet. Its memory disappears with the last attached handle.
 
-    Raises NoSuchFleet.
+    Args:
+        name: name of the fleet.
+        keeps_memory: True: the memory stays, for a later start(). Default False.
+        address: address of the Ray cluster, as in connect.
+
+    Raises:
+        NoSuchFleet: no fleet of this name runs.
     """
     _join(address)
     actors = _actors(name)
@@ -352,7 +437,7 @@ def stop(name: str, keeps_memory: bool = False, address: str | None = None) -> N
 
 
 def _end(name: str, actors: Mapping[int, Any], group: Any, removes: _Removes) -> None:
-    """Ends the actors, and waits until Ray forgot them."""
+    """Ends the actors, and waits until Ray has forgotten them."""
     wait = Wait(_END_S)
     for actor in actors.values():
         with suppress(RayActorError, GetTimeoutError, RayTaskError):
@@ -372,7 +457,7 @@ def _group(name: str) -> Any:
 
 
 def _join(address: str | None) -> None:
-    """This process becomes one of the cluster's, where it is none yet. Raises InvalidConfig where there is none."""
+    """Joins the cluster if this process is not part of one. Raises InvalidConfig if no cluster is found."""
     if ray.is_initialized():
         return
     try:

@@ -33,7 +33,7 @@ from relive.writing.writer import Writer
 
 __all__ = ["ShardedTable", "attach"]
 
-_STREAMS = 2**40  # of a fleet: each shard has so many of its own, or draws in several shards would be alike
+_STREAMS = 2**40  # streams of a fleet: each shard has its own range, otherwise draws in several shards would be alike
 
 
 @names_arguments
@@ -48,23 +48,41 @@ def attach(
     root_age: int = 1,
     path: str | None = None,
 ) -> ShardedTable:
-    """One table over shards, each of which has an owner (ShardOwner) in some process.
+    """Opens one table over several shards. An owner (ShardOwner) in some process keeps each shard alive.
 
-    names: of each shard the name of its shared memory, or the address grpc://host:port/name at which its owner serves
-    it (ShardOwner.serve; needs the extra `service`). local: the number of the shard that writer() takes; None: the
-    emptiest. stream: the random stream, a rank's number where draws shall be the same in every run (of the same names
-    in the same order, of shards that are mapped); None: one of its own. timeout_s: the default of this handle's calls,
-    None: the shards'. read_only: draws count nowhere; of mapped shards alone. exchange: how the ranks of a group that
-    draw together agree; None: this handle draws alone. root_age: draws that one look at the roots serves. Weights are
-    exact for the draw that was made, whatever it is; how far shares lag behind priorities, and by how much a limiter
-    may be overshot, grows with it.
-    path: how shards at addresses are read. None: "mapped" where they lie on this host, else where NIXL is there
-    and reaches them by "nixl" or "service", whichever is quicker for such batches, else "service". One of the three:
-    that, or an error where it cannot be (stats().shards says what is). Waits for owners at addresses at most timeout_s,
-    or 10 s.
-    Raises NoSuchTable, FormatMismatch, InvalidConfig (shards that are not alike, a number twice), NotOverShards,
-    RanksDisagree, ServiceUnavailable (nobody answers at an address), PeerUnreadable (path="nixl"), MissingPackage, and
-    what relive.attach raises.
+    Weights are exact for the draw that was made, for every root_age. A larger root_age lets the shards' shares lag
+    further behind priorities, and lets draws and inserts overshoot a limiter further.
+
+    Args:
+        names: one entry a shard. An entry is the name of the shard's shared memory, or the address
+            grpc://host:port/name at which the shard's owner serves it (ShardOwner.serve; needs the extra `service`).
+        local: number of the shard that writer() uses. None: the emptiest shard.
+        stream: the random stream. Give a rank's number if draws must be the same in every run; that needs the same
+            names in the same order, and mapped shards. None: a stream of the handle's own.
+        timeout_s: default timeout of this handle's calls, in seconds. None: the shards' default.
+        read_only: True: draws of this handle count nowhere. Only for mapped shards. Default False.
+        exchange: how the ranks of a group that draw together agree. None: this handle draws alone.
+        root_age: number of draws that one read of the roots serves, at least 1. Default 1.
+        path: how shards at addresses are read; stats().shards shows it. "mapped", "nixl" or "service": that path, or an
+            error if the path does not work. None: "mapped" if the shard is on this host. Otherwise "nixl" or "service",
+            whichever is faster for that kind of batch, if NIXL is installed and reaches the shard. Otherwise "service".
+
+    Returns:
+        The table, which pickles as a call that attaches to the same shards, unless an exchange was given.
+
+    Raises:
+        NoSuchTable: no shared memory has that name.
+        FormatMismatch: a region has another format.
+        InvalidConfig: the shards are not alike, two shards have the same number, or an argument is out of range.
+        NotOverShards: an index does not work over several shards.
+        RanksDisagree: another rank opened other shards, specs or indexes.
+        ServiceUnavailable: no owner answers at an address.
+        PeerUnreadable: path="nixl", and NIXL does not reach the shard.
+        MissingPackage: an address was given, and the extra `service` is not installed.
+        ReliveError: also every error that relive.attach raises.
+
+    Blocks:
+        For owners at addresses: at most timeout_s, or 10 s if timeout_s is None.
     """
     if isinstance(names, str):
         raise InvalidConfig("names of shards", "a list of names", names)
@@ -82,14 +100,14 @@ def attach(
         for shard in shards:
             shard.close()
         raise
-    if exchange is None:  # a copy in another process is no rank of a group
+    if exchange is None:  # a copy in another process is not a rank of a group
         again = partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, path=path)
         whole.opened_by(partial(again, root_age=root_age))
     return whole
 
 
 def is_address(name: object) -> bool:
-    """Whether it names a shard of another host: no name of shared memory has a slash."""
+    """Whether the name is an address of a shard. Names of shared memory contain no slash."""
     return isinstance(name, str) and "://" in name
 
 
@@ -112,7 +130,7 @@ def _at_address(address: str, stream: int | None, timeout_s: float | None, read_
     if read_only and asked != "mapped":
         raise InvalidConfig("read_only", "False, where shards are at addresses: their owners count draws", True)
     seconds = None if timeout_s is None else timeout(timeout_s)
-    # Here and not above: a table over mapped shards needs no pyarrow, and one that is read by its owner no NIXL.
+    # Imported here: a table over mapped shards needs no pyarrow, and a shard read through its owner needs no NIXL.
     if asked == "nixl":
         return _peer(address, stream, seconds, must=True)
     shard: Any = importlib.import_module("relive.fleet.remote.shard").RemoteShard(address, stream, seconds)
@@ -131,7 +149,7 @@ def _peer(address: str, stream: int | None, seconds: float | None, must: bool) -
 
 
 def _on_this_host(shard: Any, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard | None:
-    """The same region, mapped here; None where it lies elsewhere."""
+    """Maps the same region in this process. Returns None if the region is not on this host."""
     path = shard.hello.get("path")
     if not isinstance(path, str):
         return None
@@ -147,15 +165,26 @@ def _on_this_host(shard: Any, stream: int | None, timeout_s: float | None, read_
 
 @final
 class ShardedTable(TableHandle):
-    """The interface of every table over several shards; keys say which shard an item is in. Any number of threads.
+    """One table over several shards, with the interface of every table. An item's key contains the number of its shard.
 
-    A draw is placed by the shards' roots: p = the shard's share of the roots' mass x the item's mass / its shard's mass
-    when it was drawn; weights use N and total over all. A shard without an owner that lives is left out, its items are
-    gone until it has one again; stats().shards says which. capacity is the sum of the shards'; each lets its own oldest
-    go. Made by relive.fleet.attach, or over tables of this process by ShardedTable.over.
-    Orders and ranks are each shard's own: TopK(k) draws alike among the k best of each; by an order each gives its
-    first ones, as many as its share of the live items. Not here: where= of a draw, Shuffle, Fresh(decay=),
-    replacement=False, explicit items, groups, ragged batches, set_limiter: NotOverShards.
+    relive.fleet.attach makes it, or ShardedTable.over from tables of this process. Any number of threads may use it.
+
+    Draws: the roots of the shards decide how many items come from each shard. An item has the probability
+
+        p = (shard's share of the roots' mass) * (item's mass / mass of its shard when the item was drawn)
+
+    and weights use N and the total mass of all shards. A shard without a live owner is left out of draws, and its items
+    count as gone until the shard has an owner again; stats().shards names such shards.
+
+    Capacity is the sum of the shards' capacities. Each shard evicts its own oldest steps.
+
+    Orders and ranks are per shard: TopK(k) draws uniformly among the k best items of each shard. An ordered sampler
+    takes
+    the first items of each shard, as many as the shard's share of the live items.
+
+    These parts raise NotOverShards: where= of a draw, Shuffle, Fresh(decay=), replacement=False, explicit items,
+    groups,
+    ragged batches and set_limiter.
     """
 
     def __init__(
@@ -181,17 +210,42 @@ class ShardedTable(TableHandle):
 
     @classmethod
     def over(cls, tables: Sequence[Table], local: int | None = None, *, root_age: int = 1) -> ShardedTable:
-        """One table over handles of this process, which it owns from now on; their shards need no owner."""
+        """Makes one table over handles of this process. Their shards need no owner.
+
+        Args:
+            tables: one handle a shard. The new table owns the handles and closes them.
+            local: number of the shard that writer() uses. None: the emptiest shard.
+            root_age: number of draws that one read of the roots serves. Default 1.
+
+        Returns:
+            The table.
+
+        Raises:
+            InvalidConfig: the shards are not alike, or two shards have the same number.
+            NotOverShards: an index does not work over several shards.
+        """
         return cls([MappedShard(table, None) for table in tables], local, root_age=root_age)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
     @names_arguments
     def writer(self, num_lanes: int | None = None, shard: int | None = None) -> Writer:
-        """Opens num_lanes lanes in the shard of this number; None: in the local one, else in the emptiest that lives.
+        """Opens a writer with num_lanes lanes. The writer stays with one shard.
 
-        A writer stays with its shard. None lanes: one lane, whose arrays have no lane axis.
-        Raises TooManyLanes, CapacityTooSmall, InvalidConfig, NoLiveShard, ReadOnly, TableClosed.
+        Args:
+            num_lanes: number of lanes. None: one lane, and arrays have no lane axis.
+            shard: number of the shard. None: the local shard, otherwise the emptiest live shard.
+
+        Returns:
+            The writer.
+
+        Raises:
+            TooManyLanes: the shard does not have that many free lanes.
+            CapacityTooSmall: the shard has too few steps for a whole window of every open lane.
+            InvalidConfig: no shard has this number, or num_lanes is out of range.
+            NoLiveShard: no shard has a live owner.
+            ReadOnly: the table was attached with read_only=True.
+            TableClosed: the table was closed.
         """
         opens = self._fleet if shard is None else _Opens(self._fleet, self._fleet.shards.numbered(shard))
         return Writer(opens, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
@@ -199,7 +253,7 @@ class ShardedTable(TableHandle):
     # ---- drawing ahead ---------------------------------------------------------------------------------------------
 
     def held_draws(self) -> FleetDraws:
-        """Draws that the shards hold."""
+        """Draws that stay in flight in the shards until they are committed or given back."""
         return FleetDraws(self._fleet)
 
     def _batch_source(
@@ -211,44 +265,53 @@ class ShardedTable(TableHandle):
 
     @property
     def capacity(self) -> int:
-        """Steps that are kept, over all shards."""
+        """Number of steps that all shards keep together."""
         return sum(shard.table.config.capacity for shard in self._fleet.shards)
 
     @property
     def shard_numbers(self) -> tuple[int, ...]:
-        """The shards', in order."""
+        """The numbers of the shards, ascending."""
         return tuple(shard.number for shard in self._fleet.shards)
 
     @property
     def num_ranks(self) -> int:
-        """Those of the exchange."""
+        """Number of ranks of the exchange that draw together; 1 without an exchange."""
         return self._fleet.num_ranks
 
     def opened_by(self, again: Callable[..., ShardedTable]) -> None:
-        """again(stream=) opens one more handle on the same shards, in any process: it pickles as that."""
+        """Sets how this table pickles: again(stream=) opens one more handle on the same shards, in any process."""
         self._again = again
 
     def reopens(self) -> Callable[[int], TableHandle] | None:
-        """Attaches to the same shards."""
+        """A function that attaches to the same shards with a given stream; None if the table cannot be opened again."""
         return None if self._again is None else partial(_on_stream, self._again)
 
     @property
     def next_draw(self) -> int | None:
-        """The number that the next draw takes; None where an owner elsewhere numbers its shard's."""
+        """The number of the next draw; None if an owner in another process numbers the draws of its shard."""
         is_mine = all(shard.table.next_draw is not None for shard in self._fleet.shards)
         return self._fleet.next_call if is_mine else None
 
     def number_draws(self, number: int) -> None:
-        """The next draw takes this number, in every shard. Of a group on all ranks at once. Raises RanksDisagree."""
+        """Gives the next draw this number, in every shard.
+
+        In a group all ranks make this call at once.
+
+        Args:
+            number: number of the next draw.
+
+        Raises:
+            RanksDisagree: another rank gave another number.
+        """
         self._fleet.number_draws(number, self._timeout_s)
 
     @property
     def agreement_bytes(self) -> tuple[int, int]:
-        """Bytes that this rank has (sent, received) to agree on roots. 0 where it draws alone."""
+        """Bytes that this rank has (sent, received) to agree on roots; (0, 0) if the handle draws alone."""
         return self._fleet.agreement.bytes_sent, self._fleet.agreement.bytes_received
 
     def close(self) -> None:
-        """Closes its writers and its handles on all shards. Closing twice is harmless."""
+        """Closes the writers and the handles on all shards. A second call has no effect."""
         self._fleet.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -268,41 +331,41 @@ def _on_stream(again: Callable[..., ShardedTable], stream: int) -> ShardedTable:
 
 @final
 class _Opens:
-    """Opens writers in one shard."""
+    """Opens writers in one given shard."""
 
     def __init__(self, fleet: FleetCore, shard: Shard) -> None:
         self._fleet = fleet
         self._shard = shard
 
     def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
-        """Lanes there."""
+        """Opens lanes in that shard."""
         return self._fleet.open_writer_of(self._shard, num_lanes, single, normalise)
 
 
 @final
 class FleetDraws:
-    """Draws from a sharded table, as HeldDraws says. Owner of what they hold."""
+    """Held draws of a sharded table, with the interface of HeldDraws. Owns the draws in flight."""
 
     def __init__(self, fleet: FleetCore) -> None:
         self._fleet = fleet
         self._held: deque[Drawn] = deque()  # the oldest first
 
     def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
-        """One held draw."""
+        """Draws one batch and keeps the draw in flight."""
         drawn = self._fleet.hold(request, timeout_s)
         self._held.append(drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
         return HeldDraw(drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
 
     def commit(self) -> None:
-        """Counts the oldest as sampled. Raises TableClosed: closing took everything back that was in flight."""
+        """Counts the oldest draw as sampled. Raises TableClosed: closing the table gave back all draws in flight."""
         self._fleet.commit(self._held.popleft())
 
     def give_back(self) -> None:
-        """Takes the newest back."""
+        """Gives the newest draw back."""
         self._fleet.give_back(self._held.pop())
 
     def close(self) -> None:
-        """Takes all of them back."""
+        """Gives all draws back."""
         while self._held:
             self.give_back()
 
@@ -312,20 +375,20 @@ _NONE = np.empty(0, np.int64)
 
 @final
 class FleetSource:
-    """Batches drawn and gathered in one step, in flight until they are handed out."""
+    """Draws and gathers batches in one call. A batch is in flight until it is handed out."""
 
     def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns) -> None:
-        """Raises NotOverShards."""
+        """Raises NotOverShards for a condition over several shards."""
         fleet.check_condition(request.condition)
         self._draws = FleetDraws(fleet)
         self._request = request
         self._columns = columns
 
     def ask(self, num_batches: int) -> None:
-        """Nothing begins before take(), and that is short."""
+        """Does nothing: take() draws, and it is short."""
 
     def take(self) -> Batch:
-        """Draws and gathers."""
+        """Draws and gathers one batch."""
         return Batch(self._columns, *self._draws.draw(self._request, SLICE_S))
 
     def commit(self, was_late: bool) -> None:
@@ -333,7 +396,7 @@ class FleetSource:
         self._draws.commit()
 
     def give_back(self, num_batches: int) -> None:
-        """Returns them, the newest first, with their numbers."""
+        """Gives batches back with their numbers, the newest first."""
         for _ in range(num_batches):
             self._draws.give_back()
 

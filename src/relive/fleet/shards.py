@@ -1,4 +1,4 @@
-"""The shards of one table as this process sees them: where each is read, whether it lives, what its root says."""
+"""The shards of one table as this process sees them: how each is read, whether it is live, and its root."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Present = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 Value = TypeVar("Value")
 
-STALL_S = 0.5  # how long a draw waits for one shard; then it goes on without, and asks it again as much later
+STALL_S = 0.5  # how long a draw waits for one shard; the draw then leaves the shard out for as long
 _LEAF_BITS = 51
 
 
 class Missed(Exception):
-    """A shard did not give its items: what it had went, it stalled, or nobody answers for it."""
+    """A shard did not give its items: they were gone, the shard stalled, or its owner did not answer."""
 
     def __init__(self, shard: Shard) -> None:
         super().__init__()
@@ -42,35 +42,38 @@ class Missed(Exception):
 
 
 class Asked(NamedTuple):
-    """What a draw asks of one shard: a request to the shard's core, and how the draw is made and counted."""
+    """The part of a draw that one shard makes: the request to its core, and how the draw is made and counted."""
 
     request: DrawRequest
     timeout_s: float
-    counts_nowhere: bool  # a reader's
-    is_read: bool  # its rows are, when it is handed out; else they are still to be gathered
-    is_only: bool  # the table has no other shard: nobody goes on without it
+    counts_nowhere: bool  # the draw of a read-only handle
+    is_read: bool  # the batch contains its rows when it is handed out; otherwise the caller gathers them later
+    is_only: bool  # the table has no other shard, so the draw cannot go on without this one
 
 
 class Part(Protocol):
-    """What one shard gives to a draw, in flight until commit or give_back."""
+    """The items that one shard gives to a draw, in flight until commit or give_back."""
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
-        """Waits for it: arrays, keys, and each item's mass over its shard's at the descent. Raises Missed."""
+        """Waits for the items: arrays, keys, and each item's mass divided by its shard's mass at the descent.
+
+        Raises Missed.
+        """
         ...
 
     def commit(self) -> None:
-        """It is handed out."""
+        """Counts the items as handed out."""
         ...
 
     def give_back(self) -> None:
-        """It is not, with its uses; also where it was never taken."""
+        """Gives the items back with their uses, even if take() was never called."""
         ...
 
 
 class Shard(ABC):
-    """One shard: a handle on it. Any number of threads."""
+    """A handle on one shard. Any number of threads."""
 
-    path: Path  # its rows are read by
+    path: Path  # by which the rows are read
 
     def __init__(self, table: TableHandle, core: TableCore, number: int, facts: tuple[bytes, int, int]) -> None:
         self.table = table
@@ -80,66 +83,79 @@ class Shard(ABC):
 
     @property
     def progress(self) -> str:
-        """Who moves the bytes, where that is not this process alone; and why no quicker path is there."""
+        """Which component moves the bytes if another process or library does, and why no faster path is used."""
         return ""
 
     @property
     @abstractmethod
     def state(self) -> State:
-        """live; dead: nobody owns it, or answers; stalled: its lock is held by somebody who does not go on, it is left
-        alone for a while; replaced: another region answers in its place.
+        """Whether draws use this shard.
+
+        - "live": draws use it.
+        - "dead": no process owns it, or its owner does not answer.
+        - "stalled": a process took its lock and does not go on. Draws leave the shard out for a while.
+        - "replaced": another region answers in its place.
         """
 
     @property
     def is_live(self) -> bool:
-        """Whether it is drawn from."""
+        """Whether draws use this shard."""
         return self.state == "live"
 
     @property
     @abstractmethod
     def stream(self) -> int:
-        """Of random numbers, this handle's own."""
+        """The random stream of this handle."""
 
     @abstractmethod
     def select(self, index: int, names: list[str]) -> Any:
-        """Columns, as its draws and gathers take them; has outputs. Raises UnknownColumn."""
+        """Resolves columns for draws and gathers. The result has `outputs`. Raises UnknownColumn."""
 
     @abstractmethod
     def ask_root(self, index: int) -> Callable[[], Root]:
-        """Asks what it says of an index now; the answer, when it is called: dead where it says nothing in time."""
+        """Asks for the root of an index.
+
+        Returns a function that waits for the answer: a dead root if none comes in time.
+        """
 
     @abstractmethod
     def begin(self, asked: Asked) -> Part:
-        """A draw, under way from now on. Raises Missed."""
+        """Begins a draw. Raises Missed."""
 
     @abstractmethod
     def gather(self, selection: Any, keys: Keys, out: Sequence[npt.NDArray[Any]] | None) -> tuple[Arrays, Present]:
-        """Columns by key. Raises Missed."""
+        """Gathers columns by key. Raises Missed."""
 
     @abstractmethod
     def asked(self, call: Callable[[Any], Value], without: Value, is_only: bool) -> Value:
-        """What its core answers; `without` where it does not, which is noted."""
+        """Calls the shard's core and returns the answer.
 
-    def check_answers(self) -> None:  # noqa: B027 - what is mapped does
-        """Raises ServiceUnavailable where it is not there to be changed."""
+        If the shard does not answer, notes that and returns `without`.
+        """
+
+    def check_answers(self) -> None:  # noqa: B027 - a mapped shard always answers
+        """Raises ServiceUnavailable if the shard cannot be changed because it does not answer."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
-        """The core's, the last ones known where it does not answer."""
+        """The statistics of the shard's core; the last known statistics if the shard does not answer."""
 
     def are_rows(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which of the keys, all with its number, it may have given out for rows."""
+        """Which of the keys, all with this shard's number, the shard may have given out for rows."""
         in_shard = keys & ((1 << _LEAF_BITS) - 1)
         slots, generations = in_shard & ((1 << self._slot_bits) - 1), in_shard >> self._slot_bits
         return (slots < self._num_slots) & (generations >= 1)
 
     @abstractmethod
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
-        """How long calls without a deadline of their own wait for it."""
+        """Sets how long calls without a deadline of their own wait for the shard."""
 
     @abstractmethod
     def set_policy_version(self, version: int) -> None:
-        """In this shard; where it does not answer, as soon as it does."""
+        """Sets the policy version in this shard.
+
+        If the shard does not answer, it gets the version as soon as it does.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -148,10 +164,11 @@ class Shard(ABC):
 
 @final
 class Shards:
-    """All shards in the order of their numbers. Owner of their handles.
+    """All shards, ordered by number. Owns their handles.
 
-    Raises InvalidConfig (no shard, a number twice, unlike specs, indexes or seeds, a limiter of a shard's own),
-    NotOverShards where the indexes do not work over several.
+    Raises InvalidConfig: no shard, a number twice, different specs, indexes or seeds, or a shard with a limiter of its
+    own.
+    Raises NotOverShards if an index does not work over several shards.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
@@ -165,7 +182,7 @@ class Shards:
             self._place_of[shard.number] = place
         for shard in self._shards:
             self._check_alike(shard)
-        self.sharings: list[Sharing] = []  # by index; none where there is nobody to share with
+        self.sharings: list[Sharing] = []  # by index; empty for a single shard
         if len(self) > 1:
             _check_indexes(self._shards[0].table)
             indexes = self._shards[0].table.config.index
@@ -182,12 +199,13 @@ class Shards:
 
     @property
     def live(self) -> list[Shard]:
-        """Those that are drawn from now."""
+        """The live shards."""
         return [shard for shard in self._shards if shard.is_live]
 
     def roots(self, index: int, first: int = 0, step: int = 1) -> list[Root]:
-        """Those of every step-th shard from the first on, by what the sampler shares a draw out by (`sharing.py`); who
-        has to be asked for it is asked before anybody is waited for.
+        """The roots of every step-th shard from `first` on. The sampler's sharing sets the masses (`sharing.py`).
+
+        All shards are asked before the first wait for an answer.
         """
         answers = [shard.ask_root(index) for shard in self._shards[first::step]]
         if not self.sharings:
@@ -195,17 +213,18 @@ class Shards:
         return [self.sharings[index].of(answer()) for answer in answers]
 
     def numbered(self, number: int) -> Shard:
-        """The shard of a number. Raises InvalidConfig."""
+        """The shard with this number. Raises InvalidConfig."""
         for shard in self._shards:
             if shard.number == number:
                 return shard
         raise InvalidConfig("shard", " or ".join(str(shard.number) for shard in self._shards), number)
 
     def places_of(self, keys: Keys, are_changed: bool) -> Places:
-        """[B] The place of each key's shard here. Raises ForeignKey: of no shard, or, where they are changed, no row.
+        """[B] The place in this list of each key's shard.
 
-        Keys that are read are looked at by their shard; those that change something are all checked before the first
-        shard hears of it.
+        Raises ForeignKey for a key of no shard. If the keys are for a change, also raises ForeignKey for a key of no
+        row.
+        A shard checks the keys of a read itself. Keys of a change are all checked before the first shard is changed.
         """
         numbers = keys >> _LEAF_BITS
         if len(self) == 1 and (numbers == self._shards[0].number).all():
@@ -222,7 +241,7 @@ class Shards:
         return places
 
     def close(self) -> None:
-        """Closes every handle."""
+        """Closes the handles of all shards."""
         for shard in self._shards:
             shard.close()
 

@@ -1,13 +1,17 @@
-"""Ranks of a torch.distributed group that draw together, or that get what one of them drew: by its collectives.
+"""Lets the ranks of a torch.distributed group draw together, or share one rank's batches, by the group's collectives.
 
-What travels is 61 bytes an index and shard (agreement.py), so it goes over gloo also where gradients go over NCCL: the
+A draw sends 61 bytes an index and shard (agreement.py). These bytes go over gloo even if gradients go over NCCL: the
 default group of a machine with GPUs has both ("cpu:gloo,cuda:nccl").
 
-Protocol. Every rank makes the calls of one exchange in the same order. A call is one all_gather of equal blocks: the
-length, the bytes, and room up to the longest that any call had so far; where one is longer all ranks see its length,
-make room, and gather once more. A rank that waits longer than a moment says in the group's store which call it is in:
-whoever gives up names the ranks that are not there. A collective that was given up stays posted, with its memory: the
-late rank's block goes there, and the calls behind it still meet each other.
+Protocol:
+
+- Every rank makes the calls of an exchange in the same order.
+- A call is one all_gather of equal blocks. A block is the length, the bytes, and padding up to the longest block of
+  any call so far. If one rank has more bytes, all ranks see its length, make room, and gather once more.
+- A rank that waits longer than a moment writes the number of its call into the group's store. A rank that gives up
+  names the ranks that did not write it.
+- A collective that was given up stays posted, with its memory. The block of the late rank arrives there, and later
+  calls still match each other.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchExchange"]
 
-_SLICE_S = 0.2  # between two looks at signals and the deadline
+_SLICE_S = 0.2  # between two checks for signals and the deadline
 _HEADER = 4
 _exchanges = itertools.count()
 
@@ -45,12 +49,17 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 @final
 class TorchExchange:
-    """The Exchange of the ranks of a process group, for relive.fleet.attach(exchange=).
+    """The exchange among the ranks of a process group, for relive.fleet.attach(exchange=).
 
-    group: the ranks that draw together, such as mesh["data"].get_group(); None: all. Ranks outside of it read the table
-    with a handle of their own, or get batches from one of these. Every rank makes its exchanges in the same order.
-    One thread at a time. Raises InvalidConfig: torch.distributed is not initialised, this rank is not in the group, or
-    the group cannot carry tensors of host memory.
+    Ranks outside of the group read the table with a handle of their own, or get batches from a rank of the group. Every
+    rank makes its exchanges in the same order. One thread at a time.
+
+    Args:
+        group: the ranks that draw together, such as mesh["data"].get_group(). None: all ranks.
+
+    Raises:
+        InvalidConfig: torch.distributed is not initialised, this rank is not in the group, or the group cannot carry
+            tensors of host memory.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
@@ -69,13 +78,24 @@ class TorchExchange:
         self._name = f"relive/{next(_exchanges)}"
         self._room = 64
         self._num_calls = 0
-        self._given_up: list[tuple[Any, list[torch.Tensor]]] = []  # collectives that late ranks have still to come to
+        self._given_up: list[tuple[Any, list[torch.Tensor]]] = []  # collectives that late ranks have not joined yet
 
     def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
-        """[world] What each rank gave to its call of the same count.
+        """Exchanges bytes among all ranks of the group.
 
-        Blocks at most timeout_s, hears Ctrl-C. Raises DeadlineExceeded, which names the ranks that did not come, and
-        RankLost where one ended: torchrun starts the group anew.
+        Args:
+            mine: the bytes of this rank. Their number may differ between ranks.
+            timeout_s: timeout in seconds.
+
+        Returns:
+            [world] the bytes that each rank gave to its call of the same count, by rank.
+
+        Raises:
+            DeadlineExceeded: a rank did not call in time. The error names the ranks that are missing.
+            RankLost: a rank ended. torchrun starts the group again.
+
+        Blocks:
+            At most timeout_s. Ctrl-C ends the wait.
         """
         ends = time.monotonic() + timeout_s
         while True:
@@ -86,10 +106,22 @@ class TorchExchange:
             self._room = max(lengths) + _HEADER  # the same on every rank
 
     def broadcast(self, given: npt.NDArray[np.uint8] | None, num_bytes: int, source: int, timeout_s: float) -> Bytes:
-        """[num_bytes] What rank `source` gave; the others give None. Every rank knows how many bytes.
+        """Sends bytes of rank `source` to all ranks of the group.
 
-        Blocks at most timeout_s, hears Ctrl-C; the source may return before the others have it all. Raises as
-        all_gather does.
+        Args:
+            given: uint8 [num_bytes], the bytes to send, on rank `source`. None on the other ranks.
+            num_bytes: number of bytes. Every rank must know it.
+            source: the rank that sends.
+            timeout_s: timeout in seconds.
+
+        Returns:
+            uint8 [num_bytes], the bytes that rank `source` gave.
+
+        Raises:
+            DeadlineExceeded, RankLost: as in all_gather.
+
+        Blocks:
+            At most timeout_s. Ctrl-C ends the wait. The source may return before the other ranks have all bytes.
         """
         self._num_calls += 1
         carried = torch.empty(num_bytes, dtype=torch.uint8) if given is None else torch.from_numpy(given)
@@ -134,7 +166,7 @@ class TorchExchange:
                 raise DeadlineExceeded(needs, f"none of rank {absent}", timeout_s)
 
     def _absent(self) -> list[int]:
-        """Ranks that do not say that they wait in this call, or in a later one."""
+        """Ranks that have not written that they wait in this call or in a later one."""
         absent = []
         for rank in range(self.world):
             key = self._key(rank)

@@ -1,4 +1,4 @@
-"""Statistics of several shards as those of one table."""
+"""Merges the statistics of several shards into those of one table."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LARGEST = ("max_priority", "sampler_waits_s", "writer_waits_s", "draw_size", "i
 
 
 def totals(told: Sequence[tuple[Shard, dict[str, Any]]], paces: Sequence[Pace]) -> dict[str, Any]:
-    """The core's statistics of each shard, as one.
+    """The statistics of one table, from those of each shard's core.
 
-    Counters are of all shards, so that none of them jumps back when a shard dies; what is there now of those that live.
+    Counters sum over all shards, so that no counter falls when a shard dies. Present amounts sum over live shards only.
     """
     live = [shard.is_live for shard, _ in told]
     raws = [raw for _, raw in told]

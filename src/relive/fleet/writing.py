@@ -1,4 +1,4 @@
-"""Who is written to, and how writers wait for limiters that act on totals."""
+"""Chooses the shard of a new writer, and makes writers wait for limiters that act on totals."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Lanes = npt.NDArray[np.int32]
 
 
 def emptiest(shards: Shards) -> Shard:
-    """The shard that lives with the smallest part of its capacity in use, then with the fewest open lanes.
+    """The live shard with the smallest part of its capacity in use. Ties go to the fewest open lanes.
 
     Raises NoLiveShard.
     """
     told = [(shard, shard.stats()) for shard in shards.live]
-    told = [(shard, raw) for shard, raw in told if shard.is_live]  # that did answer
+    told = [(shard, raw) for shard, raw in told if shard.is_live]  # the shards that answered
     if not told:
         raise NoLiveShard(len(shards))
     return min(told, key=lambda one: (one[1]["num_steps"] / one[1]["capacity"], one[1]["num_lanes"]))[0]
@@ -32,7 +32,7 @@ def emptiest(shards: Shards) -> Shard:
 
 @final
 class PacedWriterCore:
-    """Lanes of one shard, each call of which waits until there is room by the totals. Used by one thread at a time."""
+    """Lanes of one shard. Each call waits until the totals leave room. One thread at a time."""
 
     def __init__(self, core: WriterCore, has_room: Callable[[int], bool], step_columns: Set[str]) -> None:
         self._core = core
@@ -44,35 +44,35 @@ class PacedWriterCore:
         self.close = core.close
 
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
-        """One step of each lane, when there is room; keys."""
+        """Appends one step to each lane as soon as there is room. Returns the keys."""
         return self._core.append(columns, lanes, priority, self._wait(self._count(lanes), timeout_s))
 
     def append_alike(self, columns: dict[str, Any], timeout_s: float) -> None:
-        """None: what a call waits for, and how long, is for append to say."""
+        """Returns None, so that the writer calls append, which waits for room."""
 
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
-        """A block of steps, when there is room for all of them; keys."""
+        """Appends a block of steps as soon as there is room for all of them. Returns the keys."""
         lengths = [np.shape(value)[:1] for name, value in columns.items() if name in self._step_columns]
         num_steps = max((length[0] for length in lengths if length), default=1) * self._count(lanes)
         return self._core.extend(columns, lanes, priority, self._wait(num_steps, timeout_s))
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called, of it or of the table."""
+        """Whether this core or the table was closed."""
         return self._core.closed
 
     @property
     def num_lanes(self) -> int:
-        """Lanes, whether or not arrays have an axis for them."""
+        """Number of lanes, with or without a lane axis in the arrays."""
         return self._core.num_lanes
 
     def _count(self, lanes: Lanes | None) -> int:
         return self._core.num_lanes if lanes is None else len(lanes)
 
     def _wait(self, num_steps: int, timeout_s: float) -> float:
-        """What is left of the timeout when there is room. Raises DeadlineExceeded."""
+        """Waits for room. Returns the rest of the timeout in seconds. Raises DeadlineExceeded."""
         wait = Wait(timeout_s)
-        while not self._core.closed and not self._has_room(num_steps):  # a closed one says so itself
+        while not self._core.closed and not self._has_room(num_steps):  # a closed core raises its own error
             if wait.is_over:
                 raise wait.exceeded("room in the limiter's window over all shards", "none")
             wait.pause()

@@ -1,4 +1,4 @@
-"""Parts of a batch put together: at the positions of one permutation, or where their keys stand."""
+"""Joins the parts of a batch: at the positions of one permutation, or at the positions of their keys."""
 
 from __future__ import annotations
 
@@ -18,16 +18,25 @@ Arrays = list[npt.NDArray[Any]]
 Outputs = list[tuple[str, str, tuple[int, ...], int, str]]
 Parts = list[tuple[Arrays, Keys, Masses, float]]
 
-_MIXES = 2**64 - 4  # a call that no draw has: mixing shifts nobody's numbers
+_MIXES = 2**64 - 4  # no draw has this call number, so mixing does not shift the random numbers of a draw
 
 
 def mixed(
     selections: Sequence[Any] | None, outputs: Outputs, parts: Parts, numbers: tuple[int, int, int]
 ) -> tuple[Arrays, Keys, Masses]:
-    """Arrays, keys and probabilities of all parts, at permuted positions; numbers: seed, stream and call of the draw.
+    """Joins the arrays, keys and probabilities of all parts, at permuted positions.
 
-    selections: of each shard what the columns are, None: there are no columns. By the core where one of them is the
-    core's, else here: the items of shards that are all elsewhere.
+    The core joins them if one selection is the core's. Otherwise this function does: then all shards are on other
+    hosts.
+
+    Args:
+        selections: the selection of each shard. None: there are no columns.
+        outputs: the outputs of the selections.
+        parts: (arrays, keys, masses, share) of each part.
+        numbers: seed, stream and call of the draw.
+
+    Returns:
+        (arrays, keys, probabilities).
     """
     seed, stream, call = numbers
     shown = next((one for one in selections or () if isinstance(one, CoreSelection)), None)
@@ -47,15 +56,15 @@ def mixed(
 
 
 def empty(output: tuple[str, str, tuple[int, ...], int, str], num_items: int) -> npt.NDArray[Any]:
-    """An array for so many items."""
+    """An uninitialised array for num_items items."""
     _, dtype, shape, axis, _ = output
     return np.empty((*shape[:axis], num_items, *shape[axis:]), dtype)
 
 
 def scatter(outputs: Outputs, arrays: Arrays, positions: npt.NDArray[Any], some: Arrays) -> None:
-    """Items of a part to their positions."""
+    """Copies the items of a part to their positions."""
     for (_, _, _, axis, _), array, part in zip(outputs, arrays, some, strict=True):
         if axis == 0:
             array[positions] = part
-        else:  # behind the axis of time
+        else:  # the item axis comes after the time axis
             array[:, positions] = part

@@ -1,4 +1,4 @@
-"""When a draw or an insert may go on, by the totals of all shards."""
+"""Decides when a draw or an insert may go on, by the totals of all shards."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from relive.fleet.errors import NotOverShards
 
 __all__ = ["Pace", "Wait", "pace_of"]
 
-_SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two looks
+_SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two checks
 
 
 class Pace(Protocol):
-    """A limiter over totals: pure, on roots.
+    """A limiter over totals, a pure function of roots.
 
-    What passes on the roots that somebody saw is not taken back: the total may overshoot by what others drew or
-    inserted since, at most a batch (a block) of each other handle for each batch of the roots' age.
+    A call that passes on outdated roots is not taken back. The total may overshoot by the draws or inserts of other
+    handles
+    since then: at most one batch (one block) of each other handle for each batch of the roots' age.
     """
 
     @property
@@ -28,23 +29,23 @@ class Pace(Protocol):
         ...
 
     def check_draw(self, num_items: int) -> None:
-        """Raises RequestTooLarge where a draw of so many could never pass."""
+        """Raises RequestTooLarge if a draw of num_items items could never pass."""
         ...
 
     def can_sample(self, totals: Totals, num_items: int) -> bool:
-        """Whether a draw of so many may go on now."""
+        """Whether a draw of num_items items may go on now."""
         ...
 
     def check_insert(self, num_steps: int) -> None:
-        """Raises RequestTooLarge where an insert of so many could never pass."""
+        """Raises RequestTooLarge if an insert of num_steps steps could never pass."""
         ...
 
     def can_insert(self, totals: Totals, num_steps: int) -> bool:
-        """Whether an insert of so many steps, each taken for an item, may go on now."""
+        """Whether an insert of num_steps steps may go on now. Each step counts as an item."""
         ...
 
     def needs(self, num_items: int) -> str:
-        """What a draw waits for, in words."""
+        """The condition that a draw waits for, in words."""
         ...
 
     def core_numbers(self) -> tuple[float, ...]:
@@ -53,7 +54,7 @@ class Pace(Protocol):
 
 
 def pace_of(limiter: Limiter) -> Pace:
-    """The limiter as it acts on totals. Raises NotOverShards for those that count what only one shard knows."""
+    """The limiter as it acts on totals. Raises NotOverShards for limiters that need a number of a single shard."""
     if limiter.one_table_only is not None:
         raise NotOverShards(*limiter.one_table_only)
     return cast(Pace, limiter)
@@ -61,7 +62,7 @@ def pace_of(limiter: Limiter) -> Pace:
 
 @final
 class Wait:
-    """One call's patience: looks again, ever less often, until its deadline."""
+    """The wait of one call: it checks less and less often until its deadline."""
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         if not timeout_s >= 0.0:
@@ -73,17 +74,17 @@ class Wait:
 
     @property
     def waited_s(self) -> float:
-        """Since the call began."""
+        """Seconds since the call began."""
         return self._clock() - self._start
 
     @property
     def left_s(self) -> float:
-        """Until its deadline, at least 0."""
+        """Seconds until the deadline, at least 0."""
         return max(0.0, self._timeout_s - self.waited_s)
 
     @property
     def is_over(self) -> bool:
-        """Whether the deadline has come."""
+        """Whether the deadline has passed."""
         return self.waited_s >= self._timeout_s
 
     def pause(self) -> None:
@@ -92,5 +93,5 @@ class Wait:
         self._pause_s = min(2.0 * self._pause_s, _LONGEST_S)
 
     def exceeded(self, needs: object, has: object) -> DeadlineExceeded:
-        """The error of a deadline that has come."""
+        """The error of a deadline that has passed."""
         return DeadlineExceeded(needs, has, self.waited_s)

@@ -1,10 +1,10 @@
-"""Where the points of a draw fall when a table lives in several shards: arithmetic on roots, and nothing else.
+"""Places the points of a draw on the shards of a table, by arithmetic on roots alone.
 
-A shard is one more child of the tree's root: its root says its mass, and a draw first chooses among shards as it
-chooses among the children of any node. Whoever has the same roots and the same point finds the same answer, so ranks
-need to agree on O(shards) bytes only, whatever the number of items and of a batch.
+A shard is one more child of the tree's root. Its own root gives its mass, and a draw first chooses among shards as it
+chooses among the children of any node. Processes with the same roots and the same point compute the same answer, so
+ranks need to agree on O(shards) bytes only, for any number of items and any batch size.
 
-No network, no table, no clock: roots and numbers in, counts out.
+The module uses no network, no table and no clock: it takes roots and numbers and returns counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["MAX_SHARDS", "ROOT_BYTES", "Point", "Root", "Roots", "offsets", "pla
 
 MAX_SHARDS = 4096  # a key has 12 bits for the shard
 _ROOT = struct.Struct("<HHIdqdqqq")
-ROOT_BYTES = _ROOT.size  # that travel for an index of a shard
+ROOT_BYTES = _ROOT.size  # sent for one index of one shard
 
 Counts = npt.NDArray[np.int64]
 
@@ -38,7 +38,7 @@ Counts = npt.NDArray[np.int64]
 @final
 @dataclass(frozen=True)
 class Root:
-    """What one shard says of one index. A dead shard has no mass and no items, whatever it had."""
+    """The numbers of one index in one shard. A dead shard counts as without mass and items."""
 
     shard: int
     mass: float  # of its live items
@@ -51,13 +51,13 @@ class Root:
     pending: int = 0  # items that wait for late columns or a priority
 
     def pack(self) -> bytes:
-        """ROOT_BYTES bytes."""
+        """The root as ROOT_BYTES bytes."""
         counted = (self.mass, self.num_items, self.max_priority, self.inserted, self.sampled, self.pending)
         return _ROOT.pack(self.shard, self.is_dead, self.policy_version, *counted)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Root:
-        """What pack() wrote. Raises FormatMismatch."""
+        """The root from the bytes of pack(). Raises FormatMismatch."""
         if len(packed) != ROOT_BYTES:
             raise FormatMismatch("bytes of a root", ROOT_BYTES, len(packed))
         shard, is_dead, version, mass, num_items, max_priority, inserted, sampled, pending = _ROOT.unpack(packed)
@@ -67,7 +67,7 @@ class Root:
 @final
 @dataclass(frozen=True)
 class Roots:
-    """The roots of one index of all shards, in the order of their numbers: what a draw is agreed upon.
+    """The roots of one index in all shards, ordered by shard number. Ranks agree on them for a draw.
 
     Raises InvalidConfig: no shard, more than MAX_SHARDS, a number twice or out of range, a mass that is not finite.
     """
@@ -89,50 +89,53 @@ class Roots:
 
     @classmethod
     def of(cls, roots: Iterable[Root]) -> Roots:
-        """Roots in any order."""
+        """Makes roots from any order."""
         return cls(tuple(roots))
 
     def without(self, shards: Set[int]) -> Roots:
-        """The same, these shards dead: all probabilities are of what is left."""
+        """The same roots with these shards dead. All probabilities refer to the remaining shards."""
         return Roots(tuple(replace(root, is_dead=root.is_dead or root.shard in shards) for root in self.shards))
 
     @cached_property
     def bounds(self) -> tuple[float, ...]:
-        """[S] The part of the total mass that lies in the shards up to and with each, the last with any exactly 1.
+        """[S] The fraction of the total mass in the shards up to and including each one.
 
-        All 0 where there is no mass.
+        The bound of the last shard with mass is exactly 1. All bounds are 0 if there is no mass.
         """
         masses = [0.0 if root.is_dead or not root.num_items else root.mass for root in self.shards]
         largest = max(masses)
         if largest == 0.0:
             return (0.0,) * len(masses)
-        # One after the other: the same on every rank; and no overflow.
+        # The sum runs in order, so it is the same on every rank. The scaled masses cannot overflow.
         sums = list(itertools.accumulate(mass / largest for mass in masses))
         return tuple(some / sums[-1] for some in sums)
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """[S] The part of the total mass that each shard has."""
+        """[S] The fraction of the total mass in each shard."""
         return tuple(bound - before for before, bound in zip((0.0, *self.bounds), self.bounds, strict=False))
 
     @cached_property
     def num_items(self) -> int:
-        """N: live items of all shards that are not dead."""
+        """N: number of live items in all shards that are not dead."""
         return sum(root.num_items for root in self.shards if not root.is_dead)
 
     @property
     def inserted(self) -> int:
-        """Items published. Dead shards count: what they published was, and the limiter's balance does not jump."""
+        """Number of items published.
+
+        Dead shards count, so that the limiter's balance does not jump when a shard dies.
+        """
         return sum(root.inserted for root in self.shards)
 
     @property
     def pending(self) -> int:
-        """Items that wait, of shards that are not dead."""
+        """Number of items that wait, in shards that are not dead."""
         return sum(root.pending for root in self.shards if not root.is_dead)
 
     @property
     def sampled(self) -> int:
-        """Items drawn; dead shards count."""
+        """Number of items drawn. Dead shards count."""
         return sum(root.sampled for root in self.shards)
 
 
@@ -142,14 +145,17 @@ class Roots:
 @final
 @dataclass(frozen=True)
 class Point:
-    """What is random in the choice of shards: where the comb of points stands, and which rank takes its first one."""
+    """The random part of the choice of shards: the comb's offset, and the rank that takes its first point."""
 
     at: float  # in [0, 1)
-    shift: int  # of ranks
+    shift: int  # in ranks
 
 
 def shared_point(seed: int, stream: int, call: int, attempt: int, world: int = 1) -> Point:
-    """The point of a draw, from counters alone: the same on every rank, and no draw shifts another."""
+    """The point of a draw, from counters alone.
+
+    The point is the same on every rank, and no draw shifts the point of another draw.
+    """
     word = _core.random_base(seed, stream, call, attempt)
     return Point((word >> 11) * 2.0**-53, _core.splitmix64(word) % world)
 
@@ -158,12 +164,34 @@ def shared_point(seed: int, stream: int, call: int, attempt: int, world: int = 1
 
 
 def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int = 1) -> list[int]:
-    """[S] How many of its num_items items a rank draws from each shard, when world ranks draw as many each.
+    """Number of items that a rank draws from each shard, if `world` ranks draw num_items items each.
 
-    The ranks' points are a comb: point j of num_items x world stands at (j + at) / (num_items x world) of the total
-    mass, and rank r has those with j = r + shift modulo world. So every rank has exactly num_items, no two ranks share
-    one, a shard's count is within 1 of its share, and on average (over at and shift) exactly its share, on each rank.
-    A shard without mass has none. Cost: O(S). Raises InvalidConfig where no shard has mass.
+    The ranks' points are a comb over the total mass. Point j of num_items * world lies at
+
+        (j + at) / (num_items * world)
+
+    and rank r has the points with j = r + shift (modulo world). This comb has these properties:
+
+    - Every rank has exactly num_items points, and no two ranks share a point.
+    - A shard's count is within 1 of its share.
+    - Averaged over `at` and `shift`, a shard's count is exactly its share, on each rank.
+    - A shard without mass has no point.
+
+    Args:
+        roots: the roots of the draw.
+        num_items: number of items of each rank.
+        point: the random offset and shift.
+        rank: this rank, 0 to world - 1.
+        world: number of ranks.
+
+    Returns:
+        [S] the counts.
+
+    Raises:
+        InvalidConfig: no live shard has mass, or rank is out of range.
+
+    Cost:
+        O(S).
     """
     if not 0 <= rank < world:
         raise InvalidConfig("rank", f"0 to {world - 1}", rank)
@@ -174,17 +202,20 @@ def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int 
     first = (rank + point.shift) % world
     counts, mine_before = [], 0
     for bound in bounds:
-        # Points in the shards up to and with this; said outright where it is all, for a difference may round below it.
+        # Points in the shards up to and including this one. If bound is 1, all points: the difference may round below.
         below = math.ceil(num_points * bound - point.at) if bound < 1.0 else num_points
-        mine = max(below - first + world - 1, 0) // world  # of these, the rank's
+        mine = max(below - first + world - 1, 0) // world  # the rank's part of these points
         counts.append(mine - mine_before)
         mine_before = mine
     return counts
 
 
 def within(counts: list[int], room: Sequence[int]) -> list[int] | None:
-    """[S] The counts cut to the room of each shard, what is cut given to the others in proportion to the room that
-    they have left; None where all of them together have too little room.
+    """[S] The counts, cut to the room of each shard.
+
+    The cut items go to the other shards, in proportion to the room that these have left. None if all shards together
+    have
+    too little room.
     """
     cut = [min(count, most) for count, most in zip(counts, room, strict=True)]
     left = sum(counts) - sum(cut)
@@ -193,16 +224,17 @@ def within(counts: list[int], room: Sequence[int]) -> list[int] | None:
         return None
     if not left:
         return cut
-    # Rounded down up to and with each shard, so that the parts add up; none is more than its spare room, left <= sum.
+    # Cumulative sums are rounded down, so the parts add up. left <= sum(spare): no part exceeds its shard's spare room.
     bounds = [left * behind // sum(spare) for behind in itertools.accumulate(spare)]
     return [count + behind - before for count, before, behind in zip(cut, (0, *bounds), bounds, strict=False)]
 
 
 def offsets(roots: Roots, num_items: int, point: Point, world: int) -> tuple[Counts, Counts]:
-    """(first, count) [W, S]: which of a shard's drawn keys go to which rank, where each owner draws for all ranks.
+    """(first, count) [W, S]: which of a shard's drawn keys go to which rank, if each owner draws for all ranks.
 
-    An owner's keys come at permuted positions, so that any run of them is a fair part. Keys of shard s from first[r, s]
-    on are rank r's: what an owner draws beyond its own rank's need is the surplus that moves.
+    An owner's keys come at permuted positions, so every run of them is a fair sample. Rank r gets the keys of shard s
+    from
+    first[r, s] on. The keys that an owner draws beyond the need of its own rank are the surplus that moves.
     """
     counts = np.array([place(roots, num_items, point, rank, world) for rank in range(world)], np.int64)
     return np.cumsum(counts, axis=0) - counts, counts

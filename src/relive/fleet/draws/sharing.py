@@ -1,9 +1,11 @@
-"""How a draw is shared out among shards, by the sampler of the index: what a shard's part is in proportion to.
+"""Shares a draw out among shards, in proportion to a quantity that the sampler of the index determines.
 
-Samplers that draw by masses which add up over shards are those of one table: the mass of a shard's root is its part.
-An order or a rank is each shard's own, for nobody compares the items of two shards. So a draw is of the union of what
-each shard's sampler chooses from: the k best *of each shard* for TopK, every item for ranks; and by an order each shard
-gives its first ones, as many as its share of the live items.
+Masses add up over shards. A sampler that draws by mass therefore works as on one table: the mass of a shard's root is
+its part.
+
+Orders and ranks are per shard, because no process compares the items of two shards. A draw is then from the union of
+the items that each shard's sampler chooses from: the k best items *of each shard* for TopK, every item for ranks. By an
+order each shard gives its first items, as many as its share of the live items.
 """
 
 from __future__ import annotations
@@ -20,30 +22,34 @@ __all__ = ["Sharing", "sharing_of"]
 
 @final
 class Sharing:
-    """How draws of an index are shared out, by its sampler."""
+    """How a sampler shares out the draws of an index."""
 
     def __init__(self, sampler: SamplerKind) -> None:
         self._sampler = sampler
 
     @property
     def is_certain(self) -> bool:
-        """Whether an order leaves nothing to chance: then every item of a draw has the probability 1, and otherwise the
-        shard's share of the probability in its shard.
+        """Whether the sampler draws by an order, so that every item of a draw has the probability 1.
+
+        Otherwise an item's probability is the shard's share times the item's probability in its shard.
         """
         return self._sampler.draws_by == "order"
 
     def room(self, root: Root) -> int:
-        """Of a root that `of` made: items that may be drawn one after another."""
+        """Number of items that may be drawn one after another, from a root that `of` made."""
         return self._sampler.shard_room(root.mass, root.num_items)
 
     def of(self, root: Root) -> Root:
-        """The same root, with what a shard's part of a draw is in proportion to as its mass."""
+        """The same root, with its mass replaced by the quantity that the shard's part of a draw is proportional to."""
         part = self._sampler.shard_part(root.mass, root.num_items)
         return root if part == root.mass else replace(root, mass=part)
 
 
 def sharing_of(name: str, sampler: SamplerKind) -> Sharing:
-    """Of an index of this name. Raises NotOverShards for samplers that would have to know what other shards gave."""
+    """The sharing of the index of this name.
+
+    Raises NotOverShards for samplers that need to know the draws of other shards.
+    """
     if sampler.one_table_only is not None:
         what, reason, instead = sampler.one_table_only
         raise NotOverShards(f"{what} of index {name!r}", reason, instead)

@@ -1,8 +1,8 @@
-"""A thread that does something beside its caller: half of a copy.
+"""A thread that works in parallel to its caller: it makes half of a copy.
 
-Protocol. Jobs go through one queue and are done one after another. A job that was handed over is done, whether or not
-anybody waits for it; what it raises is kept for who does. end() waits for what is queued, and for the thread. It is a
-daemon: a process that ends without end() does not wait for it.
+Protocol. Jobs go through one queue and are done one after another. A job that was handed over is done even if no thread
+waits for it; the job's error is kept for the thread that does. end() waits for the queued jobs and for the thread. The
+thread is a daemon: a process that ends without end() does not wait for it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ __all__ = ["Handed", "SecondHand"]
 
 @final
 class Handed:
-    """A job of the second hand. Waited for by one thread at a time."""
+    """A job of the second hand. One thread at a time waits for it."""
 
     def __init__(self, job: Callable[[], None]) -> None:
         self._job = job
-        self._is_running = threading.Lock()  # held until it is over: waiting for a lock is the quickest wait there is
+        self._is_running = threading.Lock()  # locked until the job is over: a wait for a lock is the fastest wait
         self._is_running.acquire()
-        self._is_begun = self._is_over = False  # by the second hand alone
+        self._is_begun = self._is_over = False  # set only by the second hand
         self._problem: BaseException | None = None
 
     @property
     def is_over(self) -> bool:
-        """Done, or failed. Not what the lock says: a signal may end a wait before it gives that back."""
+        """Whether the job succeeded or failed.
+
+        The lock does not tell: a signal may end a wait before it releases the lock.
+        """
         return self._is_over
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it was over in time. Raises what it raised."""
+        """Waits for the job. Returns whether it was over in time. Raises the job's error."""
         if not self._is_over:
             if not self._is_running.acquire(timeout=timeout_s):
                 return False
@@ -42,13 +45,13 @@ class Handed:
         return True
 
     def do(self) -> None:
-        """By the second hand, which may find it in its queue twice."""
+        """Runs the job, on the second hand. The queue may contain the job twice; it runs once."""
         if self._is_begun:
             return
         self._is_begun = True
         try:
             self._job()
-        except BaseException as problem:  # whoever waits raises it
+        except BaseException as problem:  # the waiting thread raises it
             self._problem = problem
         finally:
             self._is_over = True
@@ -57,7 +60,7 @@ class Handed:
 
 @final
 class SecondHand:
-    """Owner of the thread, until end(). Jobs by any thread."""
+    """Owns the thread until end(). Any thread may hand over jobs."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Handed | None] = SimpleQueue()
@@ -65,16 +68,16 @@ class SecondHand:
         self._thread.start()
 
     def hand(self, job: Callable[[], None], noted: list[Handed] | None = None) -> Handed:
-        """Does it soon. Returns at once.
+        """Queues a job, and returns at once.
 
-        noted: gets it before it is handed over; what is noted is done, also where a signal cuts this short.
+        noted: gets the job before it is queued. A job in `noted` is done even if a signal interrupts this call.
         """
         handed = Handed(job)
         try:
             if noted is not None:
                 noted.append(handed)
             self._jobs.put(handed)
-        except BaseException:  # before it was in the queue, or behind that: nobody can tell
+        except BaseException:  # it may have come before or after the job entered the queue
             if noted is not None and handed in noted:
                 self._jobs.put(handed)
             raise
@@ -85,6 +88,6 @@ class SecondHand:
             job.do()
 
     def end(self) -> None:
-        """Waits for what it was handed, and for the thread. Nothing is handed to it any more."""
+        """Waits for the queued jobs and for the thread. After end() no job may be handed over."""
         self._jobs.put(None)
         self._thread.join()

@@ -1,9 +1,10 @@
-"""Which of two ways to the same rows is quicker, by what each took.
+"""Chooses the faster of two ways to the same rows, by the measured time of each.
 
-How long a way takes depends on the rows, the batch, the transport and what else the machines do, so it is measured
-where it is felt: the time that a caller waited. At first, and again after AGAIN calls, the ways are tried one after the
-other, TURN calls each, the first WARM of which count for nothing: they make connections, and learn what later ones
-recall. All other calls go the way whose counted calls had the lesser median. A way that cannot be gone tells nothing.
+The time of a way depends on the rows, the batch, the transport and the load of the machines. The time is therefore
+measured at the caller, as the caller's wait. At first, and again after AGAIN calls, the ways are tried one after the
+other, TURN calls each. The first WARM of these calls do not count: they make connections, and learn the pages that
+later calls recall. All other calls use the way whose counted calls had the lower median. A way that fails gives no
+measurement.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ AGAIN = 1000
 
 
 class Turn(NamedTuple):
-    """A call that goes one of the ways; is_tried: how long it takes is of interest."""
+    """The way of one call. is_tried: whether the time of the call counts."""
 
     way: int
     is_tried: bool
@@ -28,7 +29,7 @@ class Turn(NamedTuple):
 
 @final
 class Quicker:
-    """The choice for calls of one kind. Any number of threads, none of which waits for another's call."""
+    """The choice for calls of one kind. Any number of threads; no thread waits for another thread's call."""
 
     WAYS: Final = 2
 
@@ -40,7 +41,7 @@ class Quicker:
 
     @property
     def best(self) -> int:
-        """The way that most calls go now."""
+        """The way that most calls use now."""
         return self._best
 
     def turn(self) -> Turn:
@@ -55,7 +56,7 @@ class Quicker:
             return Turn(way, place >= WARM)
 
     def took(self, turn: Turn, seconds: float) -> None:
-        """How long a call took that is over, and went well."""
+        """Records the time of a call that succeeded."""
         if turn.is_tried:
             with self._lock:
                 self._took_s[turn.way].append(seconds)

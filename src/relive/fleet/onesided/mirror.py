@@ -1,12 +1,15 @@
 """The mirror: a table of this process with the pages of one batch, copied word for word from a peer's region.
 
-What a window is, how far it reaches and what is computed over it, the core says once (cpp/relive/read). So a reader of
-a peer's memory brings pages, links, states and rows into a small region of the same spec, indexes and page length, and
-lets that region's own core gather. Pages get numbers of the mirror's own, and so do the links between them; their
-generation is always the first, for those of the peer may not fit in the mirror's keys. What was not brought is not
-there: a link out of what was read leads to a page that is gone, and a window that needs it is not whole (W1).
+The core alone defines a window, its extent and the values computed over it (cpp/relive/read). A reader of a peer's
+memory therefore copies pages, links, states and rows into a small region with the same spec, indexes and page length,
+and lets the core of that region gather.
 
-Used by one thread at a time.
+- Pages get numbers of the mirror's own, and so do the links between them.
+- The generation of every page is the first one, because the peer's generations may not fit in the mirror's keys.
+- Pages that were not copied are absent. A link to such a page leads to a page that is gone, and a window that needs it
+  is not whole (W1).
+
+One thread at a time.
 """
 
 from __future__ import annotations
@@ -29,19 +32,19 @@ from relive.fleet.onesided.peer_layout import Indices, PeerLayout
 __all__ = ["Mirror"]
 
 _LANES = 8
-_PAGES_A_LANE = 56  # 8 x this many pages of capacity: as many lanes as leave the length of a page what it is
-_MOST_BYTES = 1 << 34  # of address space, of which only what is read gets memory
+_PAGES_A_LANE = 56  # the capacity is 8 x this many pages: with that many lanes the page length stays as it is
+_MOST_BYTES = 1 << 34  # of address space; only pages that are read get memory
 _FORMAT = _core.region_format()
 _PREV, _NEXT = (_FORMAT[name] // _FORMAT["word_bytes"] for name in ("page_prev_at", "page_next_at"))
 _GENERATION_BIT = _FORMAT["generation_shift"]  # of a page word
-_GENERATION = 1  # of all pages here
+_GENERATION = 1  # of every page in the mirror
 
 
 @final
 class Mirror:
-    """Owner of the region. base: where it lies in this process, as long as it is open.
+    """Owns the region. base: address of the region in this process while the mirror is open.
 
-    Raises InvalidConfig where no region of this process has rows that lie as the peer's do.
+    Raises InvalidConfig if no region of this process has rows with the peer's layout.
     """
 
     def __init__(self, config: TableConfig, peer: PeerLayout) -> None:
@@ -59,10 +62,10 @@ class Mirror:
         self._hold = _core.RegionHold(self.core)
         self._hold.__enter__()  # the mapping stays where it is until close()
         self.base = self._hold.address
-        self.num_pages = self.layout.num_pages - 1  # the last one stands for all that are gone
+        self.num_pages = self.layout.num_pages - 1  # the last page stands for all pages that are gone
         self._words = self.view(self.layout.words_offset, self.layout.num_pages, np.uint64)
         frames = self.view(self.layout.frames_offset, self.layout.num_pages, np.uint32)
-        frames[:] = np.arange(self.layout.num_pages)  # page k lies in frame k, for good
+        frames[:] = np.arange(self.layout.num_pages)  # page k always lies in frame k
         page_words = self.layout.page_bytes // 8
         self._pages = self.view(self.layout.pages_offset, self.layout.num_pages * page_words, np.uint64)
         self._pages = self._pages.reshape(-1, page_words)
@@ -87,13 +90,13 @@ class Mirror:
             raise InvalidConfig("pages of the peer", "of rows small enough to be mirrored", f"{own.region_bytes} bytes")
 
     def view(self, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Words of the region."""
+        """A view of words of the region."""
         num_bytes = count * np.dtype(dtype).itemsize
         memory: Any = (ctypes.c_ubyte * num_bytes).from_address(self.base + offset)
         words: npt.NDArray[Any] = np.frombuffer(memory, dtype)
         return words
 
-    # ---- what was read becomes pages -------------------------------------------------------------------------------
+    # ---- pages from the rows read ----------------------------------------------------------------------------------
 
     def show(
         self,
@@ -102,10 +105,15 @@ class Mirror:
         tails: npt.NDArray[np.uint64],
         links: tuple[Indices, Indices],
     ) -> None:
-        """Pages 0 to K - 1 are these: their words, records and tails, and which of them comes before and after each.
+        """Sets pages 0 to K - 1: their words, records and tails, and the pages before and after each.
 
-        links: (before, after) int64[K], -1: none, -2: one that is gone, or was not read. Marks and rows were brought to
-        where they lie in the mirror.
+        Marks and rows were already copied to their places in the mirror.
+
+        Args:
+            words: uint64 [K], the words of the pages.
+            pages: uint64 [K, words of a page], their records.
+            tails: uint64 [K, tail words], their tails.
+            links: (before, after), int64 [K] each. -1: no page. -2: a page that is gone, or was not read.
         """
         count = len(words)
         self._tails[:count] = tails.reshape(count, -1)
@@ -118,23 +126,23 @@ class Mirror:
         self._words[:count] = words & np.uint64((1 << _GENERATION_BIT) - 1) | np.uint64(_GENERATION << _GENERATION_BIT)
 
     def keys_of(self, pages: Indices, rows: Indices) -> Indices:
-        """The keys of rows that are shown."""
+        """The keys of rows of pages that were set."""
         return self.layout.keys_of(pages, rows, np.full(len(rows), _GENERATION))
 
     def set_states(self, index: int, pages: Indices, rows: Indices) -> None:
-        """These rows are items of an index: their leaf states said so."""
+        """Marks these rows as items of an index, because their leaf states in the peer did."""
         self._states[index][pages * self.layout.page_len + rows] = 0
 
     def forget(self, count: int) -> None:
-        """No page is there any more, whatever its rows hold."""
+        """Removes all pages, whatever their rows contain."""
         self._words[:count] = 0
 
     def set_policy_version(self, version: int) -> None:
-        """That staleness is counted from."""
+        """Sets the policy version that staleness is counted from."""
         self._version[0] = version
 
     def heads(self, pages: Indices, rows: Indices) -> npt.NDArray[np.uint32]:
-        """The heads of records that were brought."""
+        """The heads of records that were copied."""
         starts = self.layout.slabs_offset // 4 + self._frame_words(pages)
         found: npt.NDArray[np.uint32] = self._heads[starts + rows * (self.layout.record_stride // 4)]
         return found
@@ -145,15 +153,15 @@ class Mirror:
         return words
 
     def gather(self, selection: Any, keys: Indices) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
-        """By the core, of keys of the mirror."""
+        """Gathers keys of the mirror by its core."""
         return self.core.gather(selection, keys, None)
 
     def select(self, index: int, names: Sequence[str]) -> Any:
-        """Columns of an index. Raises UnknownColumn."""
+        """Resolves columns of an index. Raises UnknownColumn."""
         return self.core.select(index, list(names))
 
     def close(self) -> None:
-        """Ends it. Nobody writes to it any more."""
+        """Closes the mirror. No transport may write to it any more."""
         if self.base:
             self.base = 0
             self._words = self._pages = self._tails = self._version = self._heads = np.empty(0, np.uint64)

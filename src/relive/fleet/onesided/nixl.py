@@ -1,13 +1,18 @@
 """One-sided reads by NIXL: UCX within a host and over TCP, RDMA and EFA by the same calls.
 
-An owner registers the mapping of its region once, and says over the service where it lies (SharedRegion, asked for by
-name: "nixl"). A reader makes lists of cells once, over frames and rows, and asks for them by number (NixlMemory). The
-owner's Python takes no part; its agent's progress thread must run, or first reads hang.
+An owner registers the mapping of its region once, and tells over the service where the region lies (SharedRegion,
+requested by the name "nixl"). A reader makes lists of cells once, over frames and rows, and asks for cells by number
+(NixlMemory). The owner's Python code takes no part. The progress thread of its agent must run, otherwise first reads
+hang.
 
-Protocol. Both hold this process's agent (nixl_agent.py) while they live. A read is a request a list, all of them posted
-before one is waited for; where posts copy, one that is large is halved, and the second hand has the other half. What
-is not done when its reader gives up is quarantined there. A peer that disconnected is told at once; its lists are void,
-and new ones need new metadata: they are made when the shard is found alive again over the service, never back to back.
+Protocol:
+
+- Reader and owner both keep this process's agent (nixl_agent.py) while they live.
+- A read is one request a list. All requests are posted before the first wait.
+- If posts copy, a large request is halved, and the second hand makes the other half.
+- A request that is not done when its reader gives up is quarantined in the agent.
+- A disconnected peer is reported at once. Its lists are void, and new lists need new metadata. New lists are made when
+  the service finds the shard alive again, never back to back.
 """
 
 from __future__ import annotations
@@ -32,9 +37,9 @@ from relive.fleet.onesided.transport import Move, Place
 __all__ = ["NixlMemory", "Offered", "SharedRegion", "is_installed", "open_memory"]
 
 _MOST_CELLS = 2**31 - 1
-_HALVED_BYTES = 1 << 20  # from here on half of a copy takes longer than to hand it to another thread
-_HEAD_START_BYTES = 250_000  # that the caller copies before the other thread has begun
-_SHORTEST_S, _LONGEST_S = 0.00002, 0.001  # between two looks at a request
+_HALVED_BYTES = 1 << 20  # from this size on, half of a copy takes longer than handing it to another thread
+_HEAD_START_BYTES = 250_000  # bytes that the caller copies before the other thread begins
+_SHORTEST_S, _LONGEST_S = 0.00002, 0.001  # between two checks of a request
 
 
 # ---- the owner's side ----------------------------------------------------------------------------------------------
@@ -42,13 +47,13 @@ _SHORTEST_S, _LONGEST_S = 0.00002, 0.001  # between two looks at a request
 
 @final
 class SharedRegion:
-    """What an owner offers as "nixl": its region's mapping, registered when somebody first asks for it.
+    """The mapping of an owner's region, offered as "nixl". The mapping is registered at the first request.
 
-    Owner of the registration, of a hold on the mapping, and from then on of one on the agent.
+    Owns the registration, a pin of the mapping, and from the first request on a reference to the agent.
     """
 
     def __init__(self, core: _core.CoreTable, hold: Callable[[], Agent] = hold_agent) -> None:
-        """hold: the agent, held once more."""
+        """hold: takes one more reference to the agent, and returns it."""
         self._core = core
         self._hold_agent = hold
         self._hold: _core.RegionHold | None = None
@@ -76,7 +81,10 @@ class SharedRegion:
             return dict(self._fields), self._agent.metadata()
 
     def close(self) -> None:
-        """Nobody reads it any more. Before the table is closed, which waits for the hold."""
+        """Ends the registration.
+
+        No process may read the region any more. Call it before the table closes, which waits for it.
+        """
         with self._lock:
             if self._agent is not None and self._hold is not None:
                 self._agent.unregister(self._region)
@@ -89,7 +97,7 @@ class SharedRegion:
 
 
 class Offered(NamedTuple):
-    """Where a peer's region lies in its process, and how to reach that."""
+    """Where a peer's region lies in its process, and how to reach that process."""
 
     address: str  # of the shard, for messages
     base: int
@@ -99,7 +107,7 @@ class Offered(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """A list of NIXL's."""
+    """A list of cells in NIXL."""
 
     number: Any
     cell_bytes: int
@@ -107,22 +115,26 @@ class _Cells(NamedTuple):
 
 @final
 class NixlMemory:
-    """A peer's region by NIXL, as relive.fleet.onesided.transport.Memory says. One thread at a time.
+    """A peer's region by NIXL, with the interface of relive.fleet.onesided.transport.Memory. One thread at a time.
 
-    Owner of its lists and registrations, of the memory that was allowed, and of a hold on the agent until close():
-    where requests are under way then, until they are over.
+    Owns its lists and registrations, the memory that was allowed, and a reference to the agent until close(). If
+    requests
+    are under way at close(), it keeps them until the requests are over.
     """
 
     def __init__(self, offered: Offered, agent: Agent) -> None:
-        """agent: held by the caller, for this. Where it raises PeerUnreadable the hold is the caller's still."""
+        """agent: the caller took a reference for this object.
+
+        If PeerUnreadable is raised, the caller keeps the reference.
+        """
         self._offered = offered
         self._agent = agent
         self._lists: list[_Cells] = []
-        self._regions: dict[int, tuple[Any, object]] = {}  # by number: what was registered, and who keeps it
+        self._regions: dict[int, tuple[Any, object]] = {}  # by number: registration, keeper of the memory
         self._numbers = itertools.count()
-        self._pending: list[Any] = []  # requests; those of the second hand come by themselves
+        self._pending: list[Any] = []  # requests; the second hand adds its own
         self._beside: list[Handed] = []
-        self._copies = False  # the last large post came back with all of its bytes: whoever posts, copies
+        self._copies = False  # the last large post returned with all bytes: the posting thread copies
         self._has_failed = False
         agent.sweep()
         try:
@@ -132,31 +144,31 @@ class NixlMemory:
 
     @property
     def progress(self) -> str:
-        """Who moves the bytes."""
+        """Which component moves the bytes."""
         return self._agent.progress
 
     def source(self, area: Area) -> _Cells:
-        """Cells of the peer's region."""
+        """Makes a list of cells of the peer's region."""
         end = int(area.offsets(np.array([0, area.num_cells - 1])).max()) + area.cell_bytes
         if area.num_cells > _MOST_CELLS or end > self._offered.num_bytes:
             raise PeerUnreadable(self._offered.address, f"its {area.name} lie beyond what it registered")
         return self._listed(self._offered.agent, area, self._offered.base)
 
     def allow(self, address: int, num_bytes: int, keeper: object) -> int:
-        """Registers it. Raises SystemFailure."""
+        """Registers memory. Raises SystemFailure."""
         number = next(self._numbers)
         self._regions[number] = self._agent.register(address, num_bytes), keeper
         return number
 
     def disallow(self, allowed: int, target: _Cells) -> None:
-        """Unregisters it."""
-        if allowed in self._regions:  # a closed one has none
+        """Unregisters memory."""
+        if allowed in self._regions:  # closed memory has no registrations
             self._agent.release_cells(target.number)
             self._lists.remove(target)
             self._agent.unregister(self._regions.pop(allowed)[0])
 
     def target(self, place: Place) -> _Cells:
-        """Cells of memory here."""
+        """Makes a list of cells of memory in this process."""
         return self._listed("", place.area, place.base)
 
     def _listed(self, name: str, area: Area, base: int) -> _Cells:
@@ -167,7 +179,7 @@ class NixlMemory:
         return self._lists[-1]
 
     def read(self, moves: Sequence[Move], timeout_s: float) -> None:
-        """Posts all, then waits. Raises ServiceUnavailable where the peer is gone, DeadlineExceeded."""
+        """Posts all requests, then waits. Raises ServiceUnavailable if the peer is gone, and DeadlineExceeded."""
         started = time.monotonic()
         try:
             for move in moves:
@@ -194,7 +206,10 @@ class NixlMemory:
             raise ServiceUnavailable(self._offered.address, waited_s, short(problem)) from None
 
     def _post(self, move: Move) -> None:
-        """Whatever cuts this short, its bytes may come: it is noted before it is under way."""
+        """Posts one request.
+
+        The request is noted before it starts, because its bytes may come even if this call is interrupted.
+        """
         source, target, from_cells, to_cells = move
         is_large = len(to_cells) > 1 and len(to_cells) * target.cell_bytes >= _HALVED_BYTES
         if is_large and self._copies:
@@ -210,11 +225,11 @@ class NixlMemory:
 
     @property
     def num_pending(self) -> int:
-        """Requests that were given up on."""
+        """Number of requests that were given up."""
         return len(self._pending)
 
     def close(self, end: Callable[[], None] = lambda: None) -> None:
-        """Ends it, then calls end(): at once, or when no byte can come any more (Agent.sweep)."""
+        """Ends the memory, then calls end(): at once, or as soon as no byte can come any more (Agent.sweep)."""
         pending, self._pending = self._pending, []
         beside, self._beside = self._beside, []
 

@@ -1,23 +1,28 @@
-"""NIXL's agent of this process: memory that is registered, peers, lists of cells, requests, the quarantine.
+"""NIXL's agent of this process: registered memory, peers, lists of cells, requests, and the quarantine.
 
-NIXL is no extra of relive, for its packages ask for torch, which it does not need here:
+NIXL is not an extra of relive, because its packages require torch, which is not needed here:
 
     pip install --no-deps nixl-cu12==1.5.1
 
-Protocol. One agent a process, for both roles. What changes peers, memory and lists is behind one lock of ours, and each
-such call is short. Requests are made, posted and looked at without it: NIXL's own lock (SYNC_RW) lets several threads
-do so, each request being one thread's at a time. Within a host a post is the copy: the caller's thread makes it. So
-large reads are halved, and one half is made and posted by the agent's *second hand*, a thread of its own, over the
-second of two UCX workers, each of which has a lock and a connection a peer. NIXL gives workers to threads in turns: a
-process that reads by more than two threads may have one whose worker is the second hand's, and whose halves then wait
-for each other, as if they were not made.
+Agent. A process has one agent, for both roles. Calls that change peers, memory or lists are short, and run under one
+lock of this module. Requests are made, posted and checked without that lock. NIXL's own lock (SYNC_RW) lets several
+threads do so, if each request belongs to one thread at a time.
 
-The agent is held by whoever uses it (hold_agent), and ends, with its threads, when the last of them lets it go: none of
-NIXL's or UCX's threads runs in a process that reads nobody and is read by nobody. A request that is not done when its
-reader gives up is *quarantined*, with all memory that its bytes may come to, until it is, and the second hand is done
-with it: only then that memory is freed, and the lists that it was made of; the agent is held until then. A peer that
-disconnected is told at once; its lists are void, and new ones need new metadata: what failed rests for a second, also
-where another agent is made meanwhile.
+Copies. Within a host a post is the copy, and the caller's thread makes it. Large reads are therefore halved. The
+agent's *second hand*, a thread of its own, makes and posts one half over the second of two UCX workers. Each worker has
+a lock, and a connection a peer. NIXL assigns workers to threads in rotation. If a process reads with more than two
+threads, a reading thread may get the worker of the second hand. Its halves then wait for each other, as if the read was
+not halved.
+
+Lifetime. Each user of the agent takes a reference (hold_agent). The agent and its threads end when the last reference
+is released. No thread of NIXL or UCX runs in a process that neither reads a peer nor is read by a peer.
+
+Quarantine. A request that is not done when its reader gives up is *quarantined*, together with all memory that its
+bytes may come to. The memory stays there until the request is done and the second hand is done with the request. Only
+then the memory and the request's lists are freed, and the reference to the agent is released.
+
+Disconnection. A disconnected peer is reported at once. Its lists are void, and new lists need new metadata. A failed
+connection rests for a second, even if another agent is made in the meantime.
 """
 
 from __future__ import annotations
@@ -44,13 +49,13 @@ __all__ = ["COMMAND", "Agent", "hold_agent", "is_installed", "short"]
 COMMAND = "pip install --no-deps nixl-cu12==1.5.1"
 _MODULES = ("nixl_cu12", "nixl_cu13")
 _BACKEND = "UCX"
-_OPTIONS = {"num_workers": "2"}  # the second for the second hand
-_PAUSE_US = 100_000  # between looks of the progress thread that nothing woke; it spins on a lock while a copy holds it
-_REST_S = 1.0  # of a connection that ended, before it is made anew
+_OPTIONS = {"num_workers": "2"}  # the second worker is for the second hand
+_PAUSE_US = 100_000  # between checks of a progress thread that is not woken; it spins on a lock that a copy has taken
+_REST_S = 1.0  # rest of an ended connection before it is made again
 
 
 def short(problem: BaseException) -> str:
-    """What NIXL said, for a sentence."""
+    """The text of a NIXL error, shortened for a sentence."""
     return (str(problem) or type(problem).__name__)[:200]
 
 
@@ -65,11 +70,11 @@ def _found() -> str | None:
 
 
 def _bindings() -> Any:
-    """NIXL's own calls. Quiet, and without UCX's keepalive, unless the user's environment says otherwise.
+    """NIXL's own bindings, quiet and without UCX's keepalive, unless the user's environment says otherwise.
 
-    NIXL tells on the terminal what it does. UCX asks its peers every 20 s whether they live, and may look at a
-    connection that has ended for that (openucx/ucx issue 11217), which ends the process; shards are asked over the
-    service, five times a second.
+    NIXL logs to the terminal. UCX asks its peers every 20 s whether they live. For that it may use a connection that
+    has
+    ended (openucx/ucx issue 11217), which ends the process. relive asks shards over the service, five times a second.
     """
     name = _found()
     if name is None:
@@ -78,16 +83,17 @@ def _bindings() -> Any:
     os.environ.setdefault("UCX_KEEPALIVE_INTERVAL", "inf")
     try:
         return importlib.import_module(f"{name}._bindings")
-    except (ImportError, OSError) as problem:  # a library of its own that is not there
+    except (ImportError, OSError) as problem:  # a library that NIXL needs is missing
         raise PeerUnreadable("this process", f"NIXL cannot be loaded ({problem})") from None
 
 
 @final
 class Agent:
-    """NIXL's agent. bindings: NIXL's, or what stands for them in a test.
+    """NIXL's agent. bindings: NIXL's bindings, or a substitute in a test.
 
-    Owner of NIXL's and UCX's threads, and of its second hand's. The process's is made by hold_agent() and ended by
-    let_go(); in tests whoever made it ends it.
+    Owns the threads of NIXL and UCX, and the second hand. hold_agent() makes the agent of the process, and let_go()
+    ends
+    it. In tests, the test that made an agent ends it.
     """
 
     def __init__(self, bindings: Any) -> None:
@@ -95,9 +101,9 @@ class Agent:
         self._nixl = bindings
         self.process = os.getpid()
         self._quarantine: list[_Leftover] = []
-        self._peers: dict[str, int] = {}  # how many use each: a connection ends with the last of them
+        self._peers: dict[str, int] = {}  # number of users of each peer: a connection ends with its last user
         self._second_hand: SecondHand | None = None
-        self.num_holds = 0  # changed under _making
+        self.num_holds = 0  # protected by _making
         try:
             config = bindings.nixlAgentConfig()
             config.useProgThread = True
@@ -107,27 +113,30 @@ class Agent:
             self.name = f"relive-{uuid.uuid4().hex}"
             self._agent = bindings.nixlAgent(self.name, config)
             self._backend = self._agent.createBackend(_BACKEND, dict(_OPTIONS))
-        except Exception as problem:  # NIXL's errors have no class of their own in all of its versions
+        except Exception as problem:  # not all versions of NIXL have an error class of their own
             raise PeerUnreadable("this process", f"NIXL has no {_BACKEND} here ({short(problem)})") from None
         self.done, self.in_progress = bindings.NIXL_SUCCESS, bindings.NIXL_IN_PROG
 
     def let_go(self) -> None:
-        """One hold less. The last of them ends the agent of this process: its threads are joined, milliseconds."""
+        """Releases one reference.
+
+        The last release ends the agent of this process and joins its threads, which takes milliseconds.
+        """
         with _making:
             self.num_holds -= 1
             if self.num_holds == 0 and self in _agents and self.process == os.getpid():
                 _agents.remove(self)
                 self.end_second_hand()
-                self._agent = self._backend = None  # whoever deletes the last reference joins the threads
+                self._agent = self._backend = None  # deleting the last reference joins the threads
 
     @property
     def progress(self) -> str:
-        """Who moves the bytes."""
+        """Which component moves the bytes."""
         chosen = os.environ.get("UCX_TLS")
         return f"NIXL over UCX ({f'UCX_TLS={chosen}' if chosen else 'its choice of transports'}), progress threads"
 
     def register(self, address: int, num_bytes: int) -> Any:
-        """Memory that may be read from, or come to. Raises SystemFailure."""
+        """Registers memory that peers may read, or that bytes may come to. Raises SystemFailure."""
         try:
             with self.lock:
                 region = self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(address, num_bytes, 0, "")])
@@ -137,22 +146,22 @@ class Agent:
             raise SystemFailure(f"registering {num_bytes} bytes of memory with NIXL ({short(problem)})") from None
 
     def unregister(self, region: Any) -> None:
-        """No longer."""
+        """Ends a registration."""
         with self.lock, contextlib.suppress(Exception):  # it is gone either way
             self._agent.deregisterMem(region, [self._backend])
 
     def metadata(self) -> bytes:
-        """What a peer needs to reach this agent, and all that it registered so far."""
+        """The data that a peer needs to reach this agent and all memory that was registered so far."""
         with self.lock:
             return bytes(self._agent.getLocalMD())
 
     def rest_s(self, peer: str) -> float:
-        """How long a peer's connection, which ended, is to rest before it is made anew."""
+        """Seconds that a peer's ended connection must still rest before it is made again."""
         with self.lock:
             return max(0.0, _REST_S - (time.monotonic() - _ended.get(peer, -math.inf)))
 
     def connect(self, peer: str, metadata: bytes) -> None:
-        """One more that uses a peer. Raises ConnectionError (its connection ended just now), and what NIXL raises."""
+        """Adds one user of a peer. Raises ConnectionError if its connection ended just now, and NIXL's errors."""
         with self.lock:
             if self.rest_s(peer) > 0.0:
                 raise ConnectionError("its connection ended just now")
@@ -164,7 +173,10 @@ class Agent:
             self._peers[peer] = self._peers.get(peer, 0) + 1
 
     def disconnect(self, peer: str, has_failed: bool) -> None:
-        """One less; with the last the connection ends, and lists of its cells are void. One that failed rests then."""
+        """Removes one user of a peer. The last one ends the connection, and lists of the peer's cells are void.
+
+        A connection that failed then rests.
+        """
         with self.lock:
             self._peers[peer] -= 1
             if not self._peers[peer]:
@@ -177,7 +189,7 @@ class Agent:
                     self._agent.invalidateRemoteMD(peer)
 
     def cells(self, name: str, area: Area, base: int) -> Any:
-        """A list of cells: of the peer of this name, "": of this process."""
+        """Makes a list of cells. name: the peer's name, or "" for memory of this process."""
         rows = np.empty((len(area.starts), 5), np.uint64)
         rows[:, 0] = area.starts.astype(np.uint64) + np.uint64(base)
         rows[:, 1:] = area.cell_bytes, 0, area.stride, area.run_cells
@@ -187,38 +199,42 @@ class Agent:
             )
 
     def release_cells(self, cells: Any) -> None:
-        """A list is not used any more."""
+        """Releases a list."""
         with self.lock, contextlib.suppress(Exception):
             self._agent.releasedDlistH(cells)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def request(self, target: Any, to_cells: Indices, source: Any, from_cells: Indices) -> Any:
-        """A read that is to be posted, over the worker of the calling thread. Raises what NIXL raises."""
+        """Makes a read, to be posted over the worker of the calling thread. Raises NIXL's errors."""
         to_cells, from_cells = to_cells.astype(np.int32, copy=False), from_cells.astype(np.int32, copy=False)
         return self._agent.makeXferReq(
             self._nixl.NIXL_READ, target, to_cells, source, from_cells, b"", [self._backend], False
         )
 
     def post(self, request: Any) -> bool:
-        """It is under way from now on; whether all of its bytes are here already. Raises what NIXL raises: it is not.
+        """Starts a read.
 
-        Blocks for as long as a copy takes where the transport is one.
+        Returns whether all of its bytes are already here. If it raises a NIXL error, the read did not start.
+
+        Blocks for the length of a copy if the transport copies in the post.
         """
         return self._is_over_by(self._agent.postXferReq(request, b""))
 
     def post_beside(
         self, noted: tuple[list[Any], list[Handed]], target: Any, to_cells: Indices, source: Any, from_cells: Indices
     ) -> None:
-        """The same two by the second hand, while the caller does something else.
+        """Makes and posts a read on the second hand, while the caller does something else.
 
-        noted: get the request before it is posted, and nothing once the job is over; and the job before it is begun.
+        noted: two lists. The first gets the request before it is posted, and nothing after the job is over. The second
+        gets the
+        job before it begins.
         """
         requests, jobs = noted
 
         def posted() -> None:
             request = self.request(target, to_cells, source, from_cells)
-            requests.append(request)  # beside the caller, who adds its own
+            requests.append(request)  # the caller adds its own requests to the list
             self.post(request)
 
         with self.lock:
@@ -227,13 +243,13 @@ class Agent:
             self._second_hand.hand(posted, jobs)
 
     def end_second_hand(self) -> None:
-        """Ends that thread, when it is done with what it has. Nobody hands it anything meanwhile: no lock is taken."""
+        """Ends the second hand after its queued jobs. No thread hands over jobs meanwhile, so no lock is taken."""
         hand, self._second_hand = self._second_hand, None
         if hand is not None:
             hand.end()
 
     def is_done(self, request: Any) -> bool:
-        """Whether all of its bytes are here. Raises what NIXL raises."""
+        """Whether all bytes of a request are here. Raises NIXL's errors."""
         return self._is_over_by(self._agent.getXferStatus(request))
 
     def _is_over_by(self, status: Any) -> bool:
@@ -244,23 +260,23 @@ class Agent:
         raise RuntimeError(str(status))
 
     def release(self, request: Any) -> None:
-        """It is done."""
+        """Releases a request that is done."""
         with contextlib.suppress(Exception):
             self._agent.releaseXferReq(request)
 
     # ---- the quarantine --------------------------------------------------------------------------------------------
 
     def quarantine(self, requests: list[Any], beside: Sequence[Handed], end: Callable[[], None]) -> None:
-        """Calls end() when none of the requests is under way any more, nor any that the second hand will add."""
+        """Calls end() when no request is under way any more, including the requests that the second hand will add."""
         with self.lock:
             self._quarantine.append(_Leftover(requests, beside, end))
 
     def sweep(self) -> int:
-        """Lets out of the quarantine what is done; how many are left there."""
+        """Releases finished entries of the quarantine. Returns the number of entries that remain."""
         with self.lock:
             kept = []
             for one in self._quarantine:
-                if not all(handed.is_over for handed in one.beside):  # the second hand has one of them, or will
+                if not all(handed.is_over for handed in one.beside):  # the second hand has one of its requests
                     kept.append(one)
                     continue
                 one.requests[:] = [request for request in one.requests if not self._is_over(request)]
@@ -275,14 +291,14 @@ class Agent:
         try:
             if not self.is_done(request):
                 return False
-        except Exception:  # it failed, which ends it too
+        except Exception:  # a failed request is over, too
             pass
         self.release(request)
         return True
 
 
 class _Leftover(NamedTuple):
-    """Requests that somebody gave up on, and what is to be done when they are over."""
+    """Requests that a reader gave up on, and the call to make when they are over."""
 
     requests: list[Any]
     beside: Sequence[Handed]
@@ -290,14 +306,17 @@ class _Leftover(NamedTuple):
 
 
 _agents: list[Agent] = []
-_ended: dict[str, float] = {}  # by peer: when a connection to it ended, of those that rest
-_making = threading.Lock()  # of an agent, and of how often it is held; taken behind an agent's own, never before it
+_ended: dict[str, float] = {}  # by peer: the time when its connection ended, while it rests
+_making = threading.Lock()  # protects the agent and its references; taken after an agent's own lock, never before
 
 
 def hold_agent() -> Agent:
-    """The only one, held once more: let_go() ends that. A forked child gets its own. Raises PeerUnreadable: no NIXL."""
+    """Takes a reference to the only agent of this process; let_go() releases it.
+
+    A forked child gets its own agent. Raises PeerUnreadable if NIXL is missing.
+    """
     with _making:
         if not _agents or _agents[-1].process != os.getpid():
-            _agents.append(Agent(_bindings()))  # that of a parent is kept: ending it would end the parent's connections
+            _agents.append(Agent(_bindings()))  # a parent's agent is kept, for its connections
         _agents[-1].num_holds += 1
         return _agents[-1]

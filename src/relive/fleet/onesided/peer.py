@@ -1,11 +1,14 @@
-"""A shard of another host whose rows are read from its memory: keys and masses by its owner, rows one-sidedly.
+"""A shard of another host whose rows are read from its memory: the owner gives keys and masses, rows come one-sidedly.
 
-Who draws counts, so draws, priorities and writes go to the owner as those of every shard of another host do. An index
-with use counts, and what the reader does not read (one_sided.py), go by the owner altogether. So does a batch whose
-bytes do not come in time; its reader is spoiled, and the shard is read by its owner until a new one is made, a second
-later or more. Where no path was asked for, of both ways the one is taken that is quicker for batches of that kind:
-over sockets, and of small rows, that is the owner's answer; a network card was not tried. What stands behind the reads,
-and when it is made anew, is here; how they are made is the transport's.
+- The process that draws also counts. Draws, priorities and writes therefore go to the owner, as for every shard of
+  another host.
+- An index with use counts, and every index that the reader refuses (rows.py), is read through the owner entirely.
+- A batch whose bytes do not come in time is read through the owner. Its reader is spoiled, and the owner answers until
+  a new reader is made, a second later or more.
+- If no path was asked for, the faster way for batches of that kind is used. Over sockets and for small rows that is the
+  owner's answer. A network card was not tried.
+
+This module makes readers, and makes them again. The transport makes the reads.
 """
 
 from __future__ import annotations
@@ -41,20 +44,22 @@ Arrays = list[npt.NDArray[Any]]
 Present = npt.NDArray[np.bool_]
 
 OFFER = "nixl"
-HERE, BY_OWNER = 0, 1  # ways to rows
-_ANEW_S = 1.0  # between two readers of a shard: never back to back
-_REDRAWS = 4  # of items that went between their draw and their rows; then their owner draws and reads at once
-_SETUP_S = 5.0  # of patience with each answer that the first reader is made of
-_AGAIN_S = 1.0  # and those after it: a draw waits for them, which has its owner's rows otherwise
-_READ_S = 1.0  # of patience with one batch's bytes
+HERE, BY_OWNER = 0, 1  # the two ways to rows
+_ANEW_S = 1.0  # between two readers of a shard, which are never made back to back
+_REDRAWS = 4  # redraws of items that went before their rows were read; after them the owner draws and reads at once
+_SETUP_S = 5.0  # timeout of each answer that the first reader needs
+_AGAIN_S = 1.0  # the same for later readers: a draw waits for them, and gets its owner's rows otherwise
+_READ_S = 1.0  # timeout of the bytes of one batch
 
 
 @final
 class PeerShard(RemoteShard):
-    """Reads rows one-sidedly, as long as that works. Raises PeerUnreadable where it does not to begin with, if it must.
+    """A shard whose rows are read one-sidedly as long as that works.
 
-    must: no other path will do (path="nixl"), else the quicker way to a batch is taken. opens: the transport to what
-    the owner offers.
+    must: True: only one-sided reads will do (path="nixl"). False: each batch takes the faster way. opens: opens the
+    transport to the memory that the owner offers.
+
+    Raises PeerUnreadable if must is True and one-sided reads do not work at first.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class PeerShard(RemoteShard):
         self._not_before = 0.0
         self._is_closed = False
         self._refused: dict[int, bool] = {}  # by index
-        self.num_torn = 0  # that readers told of, those before this one
+        self.num_torn = 0  # torn rows of all earlier readers
         try:
             self._make_reader(_SETUP_S)
         except (ReliveError, OSError) as problem:
@@ -84,13 +89,16 @@ class PeerShard(RemoteShard):
             self._by_owner(problem)
 
     @property
-    def path(self) -> Path:  # type: ignore[override]  # of the others it is the same for good
-        """As it is read now."""
+    def path(self) -> Path:  # type: ignore[override]  # the path of other shards never changes
+        """The path by which rows are read now."""
         return "service" if self._reader is None else "nixl"
 
     @property
     def progress(self) -> str:
-        """Who moves the bytes, and of how many kinds of batches (columns, powers of two of items) the owner does."""
+        """Which component moves the bytes, and for how many kinds of batches the owner does.
+
+        A kind is an index, its columns, and a power of two of items.
+        """
         choices = [] if self._reader is None else list((self._quickers or {}).values())
         num_owners = sum(choice.best == BY_OWNER for choice in choices)
         quicker = f"; its owner is quicker for {num_owners} of {len(choices)} kinds" if num_owners else ""
@@ -98,7 +106,7 @@ class PeerShard(RemoteShard):
 
     @property
     def torn(self) -> int:
-        """Rows that were read while they changed, and read anew."""
+        """Number of rows that changed during their read and were read again."""
         return self.num_torn + (0 if self._reader is None else self._reader[0].num_torn)
 
     # ---- the reader ------------------------------------------------------------------------------------------------
@@ -127,7 +135,7 @@ class PeerShard(RemoteShard):
         self._not_before = time.monotonic() + _ANEW_S
 
     def _retire(self, problem: ReliveError) -> None:
-        """The reader is of no use any more. With the lock held."""
+        """Gives up the reader. The caller has taken the lock."""
         if self._reader is not None:
             (reader, memory), self._reader = self._reader, None
             self.num_torn += reader.num_torn
@@ -135,7 +143,7 @@ class PeerShard(RemoteShard):
         self._by_owner(problem)
 
     def _revive(self) -> None:
-        """A new one, where the last was given up a while ago. With the lock held."""
+        """Makes a new reader if the last one was given up a while ago. The caller has taken the lock."""
         if self._reader is None and time.monotonic() >= self._not_before:
             self._make_anew()
 
@@ -146,14 +154,14 @@ class PeerShard(RemoteShard):
             self._by_owner(problem)
 
     def is_back(self) -> None:
-        """Its owner answers again: another process, perhaps, with other metadata."""
+        """Makes a reader, because the owner answers again. The owner may be another process with other metadata."""
         with self._reading:
             if self._reader is None and not self._is_closed:
-                self._not_before = math.inf  # until there is one its owner sends rows: nobody waits here for it
+                self._not_before = math.inf  # until there is a reader the owner sends rows, so no draw waits for it
                 self._make_anew()
 
     def is_gone(self) -> None:
-        """Nobody answers: what the lists lead to may be gone."""
+        """Gives up the reader, because the owner does not answer: the memory behind its lists may be gone."""
         if self._reading.acquire(blocking=False):
             try:
                 if self._reader is not None:
@@ -173,7 +181,7 @@ class PeerShard(RemoteShard):
         return self._reader is not None or time.monotonic() >= self._not_before
 
     def begin(self, asked: Asked) -> Part:
-        """Keys and masses by its owner; the rows when they are taken."""
+        """Asks the owner for keys and masses. The rows are read in take()."""
         request, selection = asked.request, cast("LazySelection | None", asked.request.selection)
         if selection is None or request.condition is not None or not self.is_read_here(request.index_number):
             return super().begin(asked)
@@ -199,7 +207,7 @@ class PeerShard(RemoteShard):
     def gather(
         self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, Present]:
-        """By key."""
+        """Gathers by key, one-sidedly or through the owner."""
         if not self.is_read_here(selection.index):
             return super().gather(selection, keys, out)
         if not self.is_live:
@@ -227,9 +235,11 @@ class PeerShard(RemoteShard):
         return list(out), present
 
     def rows(self, selection: LazySelection, keys: Keys, are_drawn: bool = False) -> tuple[Arrays, Present]:
-        """Columns of keys: read here; by its owner what never held still, and all where reading does not work.
+        """Columns by key, read one-sidedly.
 
-        are_drawn: the keys are a draw's. Raises Missed.
+        The owner sends the rows that changed in every round, and all rows if one-sided reads do not work.
+
+        are_drawn: whether the keys come from a draw. Raises Missed.
         """
         names = self.answered(lambda: [output[0] for output in selection.outputs], None)
         if names is None:
@@ -246,7 +256,7 @@ class PeerShard(RemoteShard):
 
     def _read(self, index: int, names: list[str], keys: Keys, are_drawn: bool = False) -> Any:
         if not self._reading.acquire(timeout=STALL_S):
-            return None  # another thread's read is slow: its owner answers beside it
+            return None  # another thread's read is slow: the owner answers this call
         try:
             self._revive()
             if self._reader is None:
@@ -262,7 +272,7 @@ class PeerShard(RemoteShard):
             self._reading.release()
 
     def close(self) -> None:
-        """Ends reader and streams."""
+        """Ends the reader and the streams."""
         with self._reading:
             if self._reader is not None:
                 self._retire(ServiceUnavailable(self.address, 0.0, "it was closed"))
@@ -275,7 +285,7 @@ _HERE_ALWAYS = Turn(HERE, False)
 
 @final
 class _TimedPart:
-    """A part, whose caller's wait for it is told to who chooses between ways to it."""
+    """A part that reports how long its caller waited, for the choice between the ways."""
 
     def __init__(self, part: Part, tells: Callable[[float], None], begun_s: float) -> None:
         self._part = part
@@ -284,7 +294,7 @@ class _TimedPart:
         self.commit, self.give_back = part.commit, part.give_back
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
-        """Of the part."""
+        """Takes the part, and reports the time."""
         started = time.monotonic()
         taken = self._part.take()
         self._tells(self._begun_s + time.monotonic() - started)
@@ -293,9 +303,11 @@ class _TimedPart:
 
 @final
 class _PeerPart:
-    """A draw of an owner, whose rows are read here. Items that went meanwhile are drawn anew, by draws of their own.
+    """A draw of an owner whose rows are read here. Items that went meanwhile are drawn again, by draws of their own.
 
-    Where a writer replaces items faster than they are read that alone would not end: at last the owner sends the rows.
+    If a writer replaces items faster than they are read, redraws alone would not end. The last redraw therefore gets
+    its
+    rows from the owner.
     """
 
     def __init__(self, shard: PeerShard, asked: Asked, selection: LazySelection, first: RemotePart) -> None:
@@ -305,7 +317,7 @@ class _PeerPart:
         self._parts = [first]
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
-        """Waits for keys, then for rows."""
+        """Waits for the keys, then for the rows."""
         ends = time.monotonic() + self._asked.timeout_s
         _, keys, masses = self._parts[0].take()
         arrays, present = self._shard.rows(self._selection, keys, are_drawn=True)
@@ -319,7 +331,7 @@ class _PeerPart:
                 break
             self._parts[-1].lose(len(gone))
             left_s = max(ends - time.monotonic(), 0.0)
-            # The last has its rows with it, of one moment with its keys.
+            # The last redraw comes with its rows, of the same moment as its keys.
             is_last = turn == _REDRAWS
             request = self._asked.request._replace(num_items=len(gone), selection=self._selection if is_last else None)
             self._parts.append(self._shard.part(self._asked._replace(request=request, timeout_s=left_s)))

@@ -1,7 +1,7 @@
 """Where the words and rows of a region lie, from its serialised layout: cells that a peer reads without asking.
 
-Pure numbers (docs/format.md): no memory is looked at here, and nothing is taken for true that a peer told without its
-being in range. An *area* is cells of one length at equal distances, in runs of equal length.
+The module computes with numbers only (docs/format.md). No code here reads memory. The range of each number that a peer
+sent is checked. An *area* is a set of cells of equal length at equal distances, in runs of equal length.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["BLOCK_ROWS", "FORMAT", "Area", "PeerLayout", "Shape", "columns_named
 Indices = npt.NDArray[np.int64]
 
 _FORMAT = _core.region_format()
-FORMAT = _FORMAT["format_version"]  # of regions, that this reader knows
+FORMAT = _FORMAT["format_version"]  # the format of regions that this reader knows
 _WORD, _FRAME, _TAILS, _MARK = (_FORMAT[f"{name}_bytes"] for name in ("word", "frame_number", "tail_word", "mark"))
 _STATE, _VERSION = _FORMAT["leaf_state_bytes"], _FORMAT["policy_version_bytes"]
-_LEAF_BITS = _FORMAT["leaf_bits"]  # of a key: generation and slot
-BLOCK_ROWS = 8  # leaf states and marks are read by so many; pages of a shared region have at least these
-_BLOCK_BYTES = 1024  # records up to an eighth of it are read by so many, too
+_LEAF_BITS = _FORMAT["leaf_bits"]  # bits of a key for generation and slot
+BLOCK_ROWS = 8  # rows of leaf states and marks in one cell; pages of a shared region have at least as many
+_BLOCK_BYTES = 1024  # records of at most an eighth of this are also read BLOCK_ROWS at once
 _NAMES: tuple[str, ...] = (
     "page_len",
     "slot_bits",
@@ -44,7 +44,12 @@ _NAMES += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "mar
 @final
 @dataclass(frozen=True, eq=False)
 class Area:
-    """Cells by number: cell i lies at starts[i // run_cells] + (i % run_cells) x stride, cell_bytes long."""
+    """Cells by number, each cell_bytes long.
+
+    Cell i begins at this many bytes from the region's beginning:
+
+        starts[i // run_cells] + (i % run_cells) * stride
+    """
 
     name: str
     starts: Indices  # int64[R] bytes from the region's beginning
@@ -54,18 +59,21 @@ class Area:
 
     @property
     def num_cells(self) -> int:
-        """All of them."""
+        """Number of cells."""
         return len(self.starts) * self.run_cells
 
     def offsets(self, cells: Indices) -> npt.NDArray[np.int64]:
-        """Where these cells begin."""
+        """Where these cells begin, in bytes."""
         run, place = np.divmod(cells, self.run_cells)
         found: Indices = self.starts[run] + place * self.stride
         return found
 
 
 class Shape(NamedTuple):
-    """What an item of an index needs: rows before its own, steps from its own on, 1: and the row after the last."""
+    """The rows that an item of an index needs.
+
+    before: rows before its own. spanned: steps from its own on. bootstrap: 1 if it also needs the row after the last.
+    """
 
     before: int
     spanned: int
@@ -75,7 +83,7 @@ class Shape(NamedTuple):
 @final
 @dataclass(frozen=True)
 class PeerLayout:
-    """The layout of one region. Made by from_told of what a peer sent, or of_core of a table of this process."""
+    """The layout of one region. from_told makes it from the layout that a peer sent."""
 
     page_len: int
     slot_bits: int
@@ -105,7 +113,10 @@ class PeerLayout:
 
     @classmethod
     def from_told(cls, told: Mapping[str, Any]) -> PeerLayout:
-        """Raises FormatMismatch (a region of another format), BadMessage where the numbers cannot be true."""
+        """The layout from a peer's answer.
+
+        Raises FormatMismatch for a region of another format, and BadMessage if the numbers cannot be true.
+        """
         facts = told.get("geometry")
         if not isinstance(facts, dict):
             raise BadMessage("a region's layout", "its geometry", type(facts).__name__)
@@ -151,15 +162,15 @@ class PeerLayout:
     def parts_of(self, keys: Indices) -> tuple[Indices, Indices, Indices]:
         """(page, row, generation) of keys of this region."""
         slots = keys & ((1 << self.slot_bits) - 1)
-        pages, rows = slots >> self.page_len.bit_length() - 1, slots & (self.page_len - 1)  # it is a power of two
+        pages, rows = slots >> self.page_len.bit_length() - 1, slots & (self.page_len - 1)  # page_len is a power of two
         return pages, rows, (keys & ((1 << _LEAF_BITS) - 1)) >> self.slot_bits
 
     def keys_of(self, pages: Indices, rows: Indices, generations: Indices) -> Indices:
-        """The keys of such parts."""
+        """The keys with these pages, rows and generations."""
         return self.shard << _LEAF_BITS | generations << self.slot_bits | (pages * self.page_len + rows)
 
     def ref_parts(self, refs: npt.NDArray[np.uint64]) -> tuple[Indices, Indices]:
-        """(page, generation) that links of pages name; generation 0: none."""
+        """(page, generation) that links of pages name. Generation 0: no page."""
         page = (refs & np.uint64((1 << self.page_bits) - 1)).astype(np.int64)
         return page, (refs >> np.uint64(self.page_bits)).astype(np.int64)
 
@@ -167,51 +178,51 @@ class PeerLayout:
 
     @property
     def rows_a_cell(self) -> int:
-        """Records that are read at once."""
+        """Number of records that are read at once."""
         return BLOCK_ROWS if BLOCK_ROWS * self.record_stride <= _BLOCK_BYTES else 1
 
     def frame_start(self, frame: int) -> int:
-        """Where a frame begins."""
+        """Where a frame begins, in bytes."""
         slab, place = divmod(frame, self.frames_per_slab)
         return self.slabs_offset + slab * self.slab_bytes + place * self.frame_bytes
 
     def words(self) -> Area:
-        """By page: generation, moves, state."""
+        """A cell a page: generation, moves, state."""
         return self._dense("words", self.words_offset, self.num_pages, _WORD)
 
     def frames(self) -> Area:
-        """By page: the frame that its rows lie in."""
+        """A cell a page: the frame that contains its rows."""
         return self._dense("frames", self.frames_offset, self.num_pages, _FRAME)
 
     def pages(self) -> Area:
-        """By page: the rest of its words."""
+        """A cell a page: the other words of the page."""
         return self._dense("pages", self.pages_offset, self.num_pages, self.page_bytes)
 
     def tails(self) -> Area:
-        """By page: which of its rows are tails."""
+        """A cell a page: which of its rows are tails."""
         return self._dense("tails", self.tails_offset, self.num_pages, _TAILS * self.tail_words)
 
     def states(self, index: int) -> Area:
-        """By eighths of slots: leaf states."""
+        """A cell a block of 8 slots: leaf states."""
         return self._dense("states", self.states_offset[index], self.num_slots // BLOCK_ROWS, _STATE * BLOCK_ROWS)
 
     def marks(self) -> Area:
-        """By eighths of slots."""
+        """A cell a block of 8 slots: marks."""
         return self._dense("marks", self.marks_offset, self.num_slots // BLOCK_ROWS, _MARK * BLOCK_ROWS)
 
     def version(self) -> Area:
-        """The policy version, alone."""
+        """One cell: the policy version."""
         return self._dense("version", self.version_at, 1, _VERSION)
 
     def records(self) -> Area:
-        """By frame and rows_a_cell rows: packed records."""
+        """A cell a frame and rows_a_cell rows: packed records."""
         rows = self.rows_a_cell
         return self._of_frames(
             "records", 0, self.page_len // rows, rows * self.record_stride, rows * self.record_stride
         )
 
     def column(self, column: Mapping[str, Any]) -> Area:
-        """By frame and row: a large column."""
+        """A cell a frame and row: a large column."""
         offset, stride, num_bytes = (int(column[name]) for name in ("offset", "stride", "num_bytes"))
         return self._of_frames(str(column["name"]), offset, self.page_len, num_bytes, stride)
 
@@ -226,7 +237,7 @@ class PeerLayout:
 
 
 def columns_named(layout: PeerLayout, names: Sequence[str]) -> dict[str, tuple[Mapping[str, Any], bool]]:
-    """Of the outputs of these names those that show a large column: which, and whether as next states."""
+    """The large columns among the outputs of these names, by name: (column, whether it is shown as next state)."""
     by_name = {str(column["name"]): column for column in layout.columns if column["area"] == "large"}
     found = {}
     for name in names:

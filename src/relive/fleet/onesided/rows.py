@@ -1,25 +1,26 @@
-"""Rows of a peer's region, read without asking it and checked: the rules of a reader without the lock, one-sidedly.
+"""Reads rows of a peer's region one-sidedly, and checks them by the rules of a reader without the lock.
 
-The transport is somebody else's (nixl.py; tests have one that tears): it copies cells of areas, and says when all of
-them have come. What is read in which order is here, and is all that makes a torn row impossible to hand out:
+The transport is another module (nixl.py; tests have a transport that tears). The transport copies cells of areas, and
+returns when all of them have come. This module defines which cells are read in which order. The order alone makes it
+impossible to hand out a torn row:
 
-R1  the word of each item's page comes first. It must be of a page in use, of the key's generation (G2).
-R2  then, the words being here, leaf states, records of pages, frames and tails (G3, G4: the frame after its word). A
-    leaf state that is no item's: the item is gone.
-R3  of pages that windows run on to, found by the links of R2, again: the word, and when it is here the rest (A1).
-R4  then rows, where the frames of R2 and R3 say: packed records; marks where they are asked for or a head says so; then
-    large rows. All rows that the index's shape may need, which the shape bounds, not the episode.
-R5  when the last row is here, the word of every page once more. An item one of whose pages has another generation or
-    another count of moves than in R1 or R3 is torn, and is read anew (G4).
-R6  what was read is given to the mirror (mirror.py), whose core makes the batch: a window is whole or absent (W1).
-    Pages that were not read are not there.
+R1  The word of each item's page comes first. The word must belong to a page in use, of the key's generation (G2).
+R2  After the words have come: leaf states, records of pages, frames and tails (G3, G4: the frame after its word). If a
+    leaf state is not an item's, the item is gone.
+R3  The same for pages that windows run on to, found by the links of R2: the word, and after it the rest (A1).
+R4  Then rows, at the frames of R2 and R3: packed records; marks if they are asked for or a head says so; then large
+    rows. All rows that the index's shape may need are read. The shape bounds them, not the episode.
+R5  After the last row: the word of every page once more. An item is torn if the generation or the count of moves of one
+    of its pages differs from R1 or R3. A torn item is read again (G4).
+R6  The rows go to the mirror (mirror.py), whose core makes the batch. A window is whole or absent (W1). Pages that were
+    not read are absent.
 
-Of large columns alone, R1 and R2 but for leaf states may be those of an earlier batch (peer_pages.py, which has R1 to
-R3 and R5): then states, rows and words are all that is read, and states with the rows where the keys come from a draw.
+For large columns alone, R1 and R2 except leaf states may come from an earlier batch (peer_pages.py, which has R1 to R3
+and R5). Then only states, rows and words are read. If the keys come from a draw, the states are read with the rows.
 
-Transitions, sequences and episodes; uniform and prioritized draws are owners' (keys and masses), and so is all that
-counts. A reader that gave up in mid-read is spoiled: bytes may still come into its memory, which is its transport's
-until then.
+Transitions, sequences and episodes are read here. Owners make uniform and prioritized draws (keys and masses), and
+everything that counts. A reader that gave up in the middle of a read is spoiled: bytes may still come into its memory,
+which belongs to the transport until then.
 """
 
 from __future__ import annotations
@@ -44,12 +45,15 @@ __all__ = ["Gathered", "OneSidedReader"]
 
 Arrays = list[npt.NDArray[Any]]
 
-ROUNDS = 16  # as many as the core tries without the lock
-_OWN_DISCOUNT = _core.region_format()["discount_bit"]  # of a head
+ROUNDS = 16  # the core tries as many rounds without the lock
+_OWN_DISCOUNT = _core.region_format()["discount_bit"]  # bit of a head
 
 
 class Gathered(NamedTuple):
-    """Columns of some keys. unsettled: positions that never held still, of which nothing is known."""
+    """Columns of some keys.
+
+    unsettled: positions of keys that changed in every round, so that nothing is known of them.
+    """
 
     arrays: Arrays
     present: Present
@@ -57,7 +61,7 @@ class Gathered(NamedTuple):
 
 
 class _Recalled(NamedTuple):
-    """Large rows of keys whose pages were recalled, in the order of plan.direct; which of them are items' and whole."""
+    """Large rows of keys with recalled pages, in the order of plan.direct, and which are items' and whole."""
 
     made: Arrays
     good: Present
@@ -69,9 +73,9 @@ class _Recalled(NamedTuple):
 
 @final
 class OneSidedReader:
-    """Reads items of one peer by key. One thread at a time; owner of its mirror.
+    """Reads items of one peer by key. One thread at a time. Owns its mirror.
 
-    Raises InvalidConfig of regions that it does not read (a column of kind start, pages of one row).
+    Raises InvalidConfig for regions that it does not read (a column of kind start, pages of one row).
     """
 
     def __init__(self, config: TableConfig, layout: PeerLayout, memory: Memory) -> None:
@@ -82,7 +86,7 @@ class OneSidedReader:
         self._memory = memory
         self.mirror = Mirror(config, layout)
         self.is_spoiled = False
-        self.num_torn = 0  # items that the words told of in R5
+        self.num_torn = 0  # items that R5 found torn
         self.num_read = 0  # items handed out
         self._plans: dict[tuple[int, tuple[str, ...]], Plan] = {}
         own = self.mirror.layout
@@ -95,7 +99,7 @@ class OneSidedReader:
 
     @staticmethod
     def refusal(config: TableConfig, index: int) -> str:
-        """Why items of an index go by their owner; "": they do not."""
+        """Why items of an index are read through their owner; "" if they are read one-sidedly."""
         one = list(config.index.values())[index]
         if not one.items.keys_are_steps:
             return "explicit items and groups"
@@ -108,10 +112,12 @@ class OneSidedReader:
     def gather(
         self, index: int, names: Sequence[str], keys: Indices, timeout_s: float, *, are_published: bool = False
     ) -> Gathered:
-        """Columns of keys of this shard, which are known to be such; are_published: and to have been items before.
+        """Reads columns of keys that are known to be this shard's, int64 [B].
 
-        Blocks until all of them held still while they were read, 16 rounds, or timeout_s. Raises DeadlineExceeded (the
-        reader is spoiled then), ServiceUnavailable, UnknownColumn.
+        are_published: whether the keys are known to have been items before.
+
+        Blocks until no item changed during its read, for at most 16 rounds or timeout_s seconds. Raises
+        DeadlineExceeded (the reader is then spoiled), ServiceUnavailable if the peer is gone, and UnknownColumn.
         """
         plan = self._plan(index, tuple(names))
         ends = time.monotonic() + timeout_s
@@ -141,7 +147,7 @@ class OneSidedReader:
         return Gathered(arrays, present, left)
 
     def close(self) -> None:
-        """Ends it. A spoiled one only when its memory's transport is done with it."""
+        """Ends the reader. Close a spoiled reader only when its transport is done with its memory."""
         self.mirror.close()
 
     # ---- one attempt -----------------------------------------------------------------------------------------------
@@ -149,7 +155,7 @@ class OneSidedReader:
     def _attempt(
         self, plan: Plan, keys: Indices, positions: Indices, out: tuple[Arrays, Present], ends: float
     ) -> Present:
-        """Reads what it can; bool[B]: which keys changed while they were read."""
+        """Reads items once. Returns bool [B]: which keys changed during the read."""
         item_pages, rows, generations = self._layout.parts_of(keys)
         ids, own = np.unique(item_pages, return_inverse=True)
         pages = self._pages.read_words(ids, ends)  # R1
@@ -176,16 +182,20 @@ class OneSidedReader:
         return torn
 
     def _attempt_recalled(self, plan: Plan, keys: Indices, ends: float, are_published: bool) -> _Recalled | None:
-        """The same of large rows alone, all of whose pages are recalled: three reads in place of four, or two.
+        """Reads large rows alone if all their pages are recalled, with three reads instead of four, or with two.
 
-        Two where the keys are known to have been items: their rows stay what they are as long as their page does, and
-        leaf states, which tell whether they still are, may come with them. Of other keys states come first: rows that
-        were read before their leaf was published may be those of the row's last tenant.
-        None where one of them is not, or a next state lies in a next page, which links lead to: two parts of a batch
-        would cost more reads than one, and a copy.
+        Two reads are enough if the keys are known to have been items: their rows stay the same as long as their page
+        does, and
+        the leaf states, which tell whether they are still items, may come with the rows. For other keys the states come
+        first,
+        because rows that were read before their leaf was published may belong to the row's last tenant.
+
+        Returns None if a page is not recalled, or if a next state lies in a next page, which links lead to. Two parts
+        of a
+        batch would cost more reads than one part, and a copy.
         """
         item_pages, rows, generations = self._layout.parts_of(keys)
-        pages = self._pages.recalled(item_pages, generations)  # R1, R2: as they were read before
+        pages = self._pages.recalled(item_pages, generations)  # R1, R2: from an earlier read
         if pages is None or (plan.reads_next and (rows == self._layout.page_len - 1).any()):
             return None
         own, first = np.arange(len(keys)), self._pages.frames_of(pages) * self._layout.page_len + rows
@@ -208,7 +218,7 @@ class OneSidedReader:
     # ---- rows ------------------------------------------------------------------------------------------------------
 
     def _spread(self, plan: Plan, chain: Indices, rows: Indices) -> tuple[Indices, Indices]:
-        """(page, row) of every row that some window may need and that was led to, each once."""
+        """(page, row) of every row that a window may need and that links led to, each once."""
         page_len = self._layout.page_len
         places = rows[:, None] + np.arange(-plan.before, plan.after + 1)
         hop = np.floor_divide(places, page_len)
@@ -219,9 +229,9 @@ class OneSidedReader:
     def _read_rows(
         self, plan: Plan, pages: Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices], ends: float
     ) -> tuple[Arrays, Present]:
-        """Rows to where they lie in the mirror; large rows of transitions to where the batch has them, these arrays.
+        """Reads rows to their places in the mirror, and large rows of transitions into the returned arrays.
 
-        bool[B]: which windows links led to as a whole, as far as this can tell without the mirror.
+        Returns the arrays and bool [B]: whether links led to the whole window, as far as known without the mirror.
         """
         page_len, at_once = self._layout.page_len, self._layout.rows_a_cell
         frames = self._pages.frames_of(pages)
@@ -257,7 +267,7 @@ class OneSidedReader:
     def _sizes(
         self, plan: Plan, pages: Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices]
     ) -> tuple[Indices, Indices, Present]:
-        """Of each window: steps of its episode before it, its steps, whether it is whole; as the heads here say."""
+        """For each window: its episode's steps before it, its steps, whether it is whole (by the mirror's heads)."""
         self._show(pages, links)
         own = chain[:, plan.pages_before]
         self.mirror.set_states(plan.index, own, rows)
@@ -274,7 +284,7 @@ class OneSidedReader:
         rows: Indices,
         sizes: tuple[Indices, Indices, Present],
     ) -> tuple[list[Move], Arrays, Present]:
-        """One row for each item and frame of a stack: where it lies, and where the batch has it."""
+        """Moves for one row of each item and frame of a stack, from its place in the peer to its place in the batch."""
         steps, num_steps, whole = sizes
         moves, made = [], []
         are_led_to = np.ones(len(rows), np.bool_)
@@ -283,7 +293,7 @@ class OneSidedReader:
             made.append(array)
             back = np.arange(one.stack - 1, -1, -1)
             place = (num_steps if one.is_next else np.zeros_like(steps))[:, None] - back
-            begins = -steps[:, None]  # rows before the item's own, of its episode's first
+            begins = -steps[:, None]  # rows from the item's own back to its episode's first
             is_there = (place >= begins) & whole[:, None]
             source = np.maximum(place, begins) + rows[:, None]
             hop = np.floor_divide(source, self._layout.page_len)
@@ -309,14 +319,14 @@ class OneSidedReader:
         out: tuple[Arrays, Present],
         large: Arrays,
     ) -> Present:
-        """Columns of the items that held still, to their places; bool[B]: which were whole."""
+        """Copies the columns of items that did not change to their places. Returns bool [B]: which items were whole."""
         own, rows = items
         good = np.flatnonzero(is_good)
         whole = np.zeros(len(own), np.bool_)
         if not len(good):
             return whole
         some: Arrays = []
-        if plan.is_plain:  # a leaf that is an item's says that its window is complete, and all of it is here
+        if plan.is_plain:  # the leaf of an item says that its window is complete, and the whole window is here
             whole[good] = True
         else:
             self._show(pages, links)
@@ -327,24 +337,24 @@ class OneSidedReader:
         arrays, present = out
         keep = whole[good]
         to = positions[good][keep]
-        for number, array in zip(plan.by_core, some, strict=False):  # one more where all that was asked for is large
+        for number, array in zip(plan.by_core, some, strict=False):  # one more array if all columns asked for are large
             if plan.outputs[number][3] == 0:
                 arrays[number][to] = array[keep]
-            else:  # behind the axis of time
+            else:  # the item axis comes after the time axis
                 arrays[number][:, to] = array[:, keep]
         self._place_large(plan, good[keep], positions, out, large)
         return whole
 
     @staticmethod
     def _shown(plan: Plan, one: Direct, rows: npt.NDArray[Any], num_items: int) -> npt.NDArray[Any]:
-        """Large rows as the batch shows them."""
+        """Large rows in the shape of the batch."""
         _, dtype, shape, *_ = plan.outputs[one.output]
         return rows.view(dtype).reshape(num_items, *shape)
 
     def _place_large(
         self, plan: Plan, good: Indices, positions: Indices, out: tuple[Arrays, Present], large: Arrays
     ) -> None:
-        """Of large rows, one or a stack for each of positions, the good ones to their places; those are there then."""
+        """Copies the good large rows (one row or stack a position) to their places, and marks the items as present."""
         arrays, present = out
         is_whole = len(good) == len(positions) == len(present)
         for one, rows in zip(plan.direct, large, strict=True):
@@ -360,12 +370,12 @@ class OneSidedReader:
     def _read(self, moves: list[Move], ends: float) -> None:
         try:
             self._memory.read([move for move in moves if len(move.to_cells)], max(ends - time.monotonic(), 0.001))
-        except BaseException:  # whatever cut it short: bytes may still come
+        except BaseException:  # after any error bytes may still come
             self.is_spoiled = True
             raise
 
     def _show(self, pages: Pages, links: tuple[Indices, Indices]) -> None:
-        """The mirror's pages are these."""
+        """Sets the mirror's pages to these."""
         records, tails = self._pages.records.values[pages.ids], self._pages.tails.values[pages.ids]
         self.mirror.show(pages.words, records, tails, links)
 

@@ -1,6 +1,6 @@
-"""What a one-sided reader is made of: the transport it asks for bytes, memory they come to, and what a batch needs.
+"""The parts of a one-sided reader: its transport, the memory that bytes come to, and the needs of a batch.
 
-Which bytes are read in which order is said in one_sided.py.
+rows.py defines which bytes are read in which order.
 """
 
 from __future__ import annotations
@@ -25,61 +25,65 @@ __all__ = ["Columns", "Direct", "Directory", "Lent", "Memory", "Move", "Place", 
 
 Present = npt.NDArray[np.bool_]
 
-_WHOLE_BYTES = 8192  # a cell more that is read costs as much as so many bytes more of cells between
+_WHOLE_BYTES = 8192  # one more cell costs as much as this many more bytes of cells in between
 _OF_MARKS = frozenset(("policy_version", "staleness", "lane"))
 _LARGE_ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
-_MOST_IDLE = 4  # arrays of a column that are kept to be used again
+_MOST_IDLE = 4  # idle arrays of a column that are kept for later use
 
 
 # ---- the transport -------------------------------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
-    """Cells in this process that bytes come to: those of an area, counted from an address."""
+    """Cells in this process that bytes come to: the cells of an area, counted from an address."""
 
     area: Area
     base: int
 
 
 class Move(NamedTuple):
-    """Cells of a peer's area, and the cells of a place here that they come to; both int64[n], as many."""
+    """Cells of a peer's area, and the cells of a place here that they come to; both int64 [n]."""
 
-    source: Any  # what Memory.source made
-    target: Any  # what Memory.target made
+    source: Any  # from Memory.source
+    target: Any  # from Memory.target
     from_cells: Indices
     to_cells: Indices
 
 
 class Memory(Protocol):
-    """A peer's region, and this process's memory that its bytes come to. Used by one thread at a time."""
+    """A peer's region, and the memory of this process that its bytes come to. One thread at a time."""
 
     @property
     def progress(self) -> str:
-        """Who moves the bytes, in words."""
+        """Which component moves the bytes, in words."""
         ...
 
     def source(self, area: Area) -> Any:
-        """Cells of the peer's region, for Move."""
+        """Prepares cells of the peer's region for Move."""
         ...
 
     def allow(self, address: int, num_bytes: int, keeper: object) -> Any:
-        """Memory here that bytes may come to; keeper keeps it as long as they may. For disallow()."""
+        """Allows bytes to come to memory here; `keeper` keeps the memory for that time.
+
+        Returns the argument of disallow().
+        """
         ...
 
     def disallow(self, allowed: Any, target: Any) -> None:
-        """No longer, with the cells that were made of it. No read is under way."""
+        """Ends an allowance, with the cells that were made of it. No read may be under way."""
         ...
 
     def target(self, place: Place) -> Any:
-        """Cells of memory that was allowed, for Move."""
+        """Prepares cells of allowed memory for Move."""
         ...
 
     def read(self, moves: Sequence[Move], timeout_s: float) -> None:
-        """All of them, in no order; returns when the last byte is here.
+        """Makes all moves, in any order. Returns when the last byte is here.
 
-        Raises DeadlineExceeded, after which bytes may still come: what was allowed is the transport's until they do
-        not. Raises ServiceUnavailable where the peer is gone.
+        Raises DeadlineExceeded. After it bytes may still come, and allowed memory belongs to the transport until they
+        cannot.
+        Raises ServiceUnavailable if the peer is gone.
         """
         ...
 
@@ -89,7 +93,7 @@ class Memory(Protocol):
 
 @final
 class Directory:
-    """Cells of one area by page, as they lie there: cell i of the peer comes to cell i here."""
+    """Cells of one area by page, with the peer's layout: cell i of the peer comes to cell i here."""
 
     def __init__(self, memory: Memory, area: Area, dtype: npt.DTypeLike, source: Any = None) -> None:
         size = np.dtype(dtype).itemsize
@@ -103,10 +107,10 @@ class Directory:
         self.source = memory.source(area) if source is None else source
         self._target = memory.target(Place(here, address))
         self._num_cells = area.num_cells
-        self._all: Indices | None = None  # numbers of all cells, once a batch wanted so many that all come
+        self._all: Indices | None = None  # numbers of all cells, made when a batch first needs them all
 
     def move(self, cells: Indices) -> Move:
-        """Brings these cells, at least one; with those between them where that is cheaper than apart."""
+        """A move of these cells, at least one. The move includes the cells in between if that is cheaper."""
         if self._num_cells * self._cell_bytes <= len(cells) * _WHOLE_BYTES:
             self._all = np.arange(self._num_cells) if self._all is None else self._all
             return Move(self.source, self._target, self._all, self._all)
@@ -117,24 +121,24 @@ class Directory:
 
 
 class _Lease:
-    """Memory that arrays are views of; when the last of them is gone it is used again."""
+    """Memory that arrays are views of. When the last array is gone, the memory is used again."""
 
     def __init__(self, block: _Block, num_bytes: int, returned: deque[_Block]) -> None:
-        weakref.finalize(self, returned.append, block)  # in whatever thread lets the last array go
+        weakref.finalize(self, returned.append, block)  # runs in the thread that releases the last array
         self.__array_interface__ = {
             "version": 3, "shape": (num_bytes,), "typestr": "|u1", "data": (block.address, False)
         }  # fmt: skip
 
 
 class Lent(NamedTuple):
-    """Cells for large rows, and where to."""
+    """Cells for large rows, and their target for a move."""
 
     rows: npt.NDArray[np.uint8]
     target: Any
 
 
 class _Block(NamedTuple):
-    """Memory for large rows, as long as its reader is."""
+    """Memory for large rows. The memory lives as long as its reader."""
 
     values: npt.NDArray[np.uint8]
     address: int
@@ -143,12 +147,15 @@ class _Block(NamedTuple):
 
 
 def _memory(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """On huge pages where it is large: who copies into it finds each page once, and there are 512 times as many."""
+    """Memory for large rows, on huge pages if the memory is large.
+
+    A copy into the memory looks up each page once, and there are 512 times as many small pages.
+    """
     is_large = num_bytes >= _HUGE_PAGE // 2 and hasattr(mmap, "MADV_HUGEPAGE")
     alignment = _HUGE_PAGE if is_large else _LARGE_ALIGNMENT
     if is_large:
         mapped = mmap.mmap(-1, num_bytes + alignment)
-        with contextlib.suppress(OSError):  # a wish
+        with contextlib.suppress(OSError):  # huge pages are optional
             mapped.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(mapped, np.uint8)
     else:
@@ -159,17 +166,20 @@ def _memory(num_bytes: int) -> npt.NDArray[np.uint8]:
 
 @final
 class Columns:
-    """Arrays that large rows of one column come to. They are handed out with a batch, and come back when it is gone."""
+    """Arrays for the large rows of one column.
+
+    The arrays are handed out with a batch, and come back when the batch is gone.
+    """
 
     def __init__(self, memory: Memory, name: str, num_bytes: int) -> None:
         self._memory = memory
         self._name = name
         self._num_bytes = num_bytes
         self._idle: list[_Block] = []
-        self._returned: deque[_Block] = deque()  # by whatever thread let an array go
+        self._returned: deque[_Block] = deque()  # filled by the threads that release arrays
 
     def lend(self, num_cells: int) -> Lent:
-        """uint8[num_cells x bytes of a row], uninitialised."""
+        """uint8 [num_cells * bytes of a row], uninitialised, and its target."""
         while self._returned:
             block = self._returned.popleft()
             if len(self._idle) < _MOST_IDLE:
@@ -192,13 +202,13 @@ class Columns:
         return _Block(values, address, self._memory.target(Place(area, address)), allowed)
 
 
-# ---- what a batch needs --------------------------------------------------------------------------------------------
+# ---- the plan of a batch -------------------------------------------------------------------------------------------
 
 
 class Direct(NamedTuple):
-    """A large column of transitions, whose rows come straight to where the batch has them."""
+    """A large column of transitions. Its rows come directly to their places in the batch."""
 
-    output: int  # its number among the outputs
+    output: int  # the column's number among the outputs
     column: Any
     is_next: bool
     stack: int
@@ -208,28 +218,28 @@ class Direct(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Columns of an index: which rows they ask for, and who lays them out."""
+    """The rows that columns of an index need, and whether the mirror's core or this process lays them out."""
 
     index: int
     outputs: Outputs
-    selection: Any  # of the mirror's core: by_core
+    selection: Any  # of the mirror's core, for by_core
     by_core: tuple[int, ...]  # numbers of the outputs that the mirror's core makes
     direct: tuple[Direct, ...]
-    sizes: Any  # of the mirror's core: episode_step, num_steps; None: of one step, no stack, nothing depends on them
+    sizes: Any  # of the mirror's core: episode_step, num_steps. None: one step, no stack, no dependence on them
     mirrored: tuple[Any, ...]  # large columns that go through the mirror
     before: int  # rows before the item's own
-    after: int  # and behind it
+    after: int  # rows after the item's own
     pages_before: int
     pages_after: int
-    most_items: int  # at once: their pages fit in the mirror
-    reads_next: bool  # large columns of next states
-    is_plain: bool  # large columns of single steps alone: nothing asks the mirror
+    most_items: int  # items read at once, so that their pages fit in the mirror
+    reads_next: bool  # whether there are large columns of next states
+    is_plain: bool  # only large columns of single steps: the mirror is not needed
     needs_marks: bool
     needs_version: bool
 
     @classmethod
     def make(cls, config: TableConfig, layout: PeerLayout, mirror: Mirror, index: int, names: Sequence[str]) -> Plan:
-        """Raises UnknownColumn."""
+        """Makes the plan. Raises UnknownColumn."""
         whole = mirror.select(index, names)
         outputs: Outputs = whole.outputs
         items = list(config.index.values())[index].items
@@ -239,10 +249,10 @@ class Plan:
         by_core = tuple(number for number in range(len(outputs)) if all(number != one.output for one in direct))
         mirrored = () if is_step else {str(one[0]["name"]): one[0] for one in shown.values()}
         shape, page_len = layout.shapes[index], layout.page_len
-        # The shape bounds what a window may look at; one of a time axis also looks at what stands behind its last row.
+        # The shape bounds the rows that a window may read. A window with a time axis also reads the row after its last.
         after = shape.spanned - 1 + shape.bootstrap + (not is_step)
         pages_before, pages_after = -(-shape.before // page_len), (page_len - 1 + after) // page_len
-        # The core makes an array of something, also where all that was asked for is large.
+        # The core needs at least one column, even if all columns asked for are large.
         core_names = [outputs[number][0] for number in by_core] or ["episode_step" if is_step else "num_steps"]
         return cls(
             index=index,
@@ -265,7 +275,7 @@ class Plan:
 
 
 def _depends(items: Any, direct: Sequence[Direct]) -> bool:
-    """Whether which large rows a window has depends on where its episode begins or ends."""
+    """Whether a window's large rows depend on where its episode begins or ends."""
     return bool(direct) and (items.n_step > 1 or any(one.stack > 1 for one in direct))
 
 
@@ -284,7 +294,7 @@ def _direct(
 
 
 def zero(outputs: Outputs, arrays: list[npt.NDArray[Any]], which: Present) -> None:
-    """What is not there reads as 0."""
+    """Sets items that are not present to 0."""
     if which.any():
         for (_, _, _, axis, _), array in zip(outputs, arrays, strict=True):
             if axis == 0:

@@ -1,1 +1,1 @@
-"""A shard of another host, drawn from and gathered by its owner; no read of its memory."""
+"""A shard of another host, drawn from and gathered through its owner; no read of its memory."""

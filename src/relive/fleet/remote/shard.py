@@ -1,8 +1,8 @@
-"""A shard on another host: its owner draws and answers, over Arrow Flight. Needs the extra `service`.
+"""A shard on another host, whose owner draws and answers over Arrow Flight. Needs the extra `service`.
 
-Nothing waits for it beyond STALL_S and the transport's own patience of a second: a shard that does not answer is dead
-until a thread of this handle, which tries again and again, finds it there. Whoever answers in its place with another
-region is not it: its keys would mean nothing.
+No call waits for the shard longer than STALL_S plus the transport's own patience of a second. A shard that does not
+answer is dead. A thread of this handle tries again and again until the shard answers. If another region answers at the
+address, the shard is "replaced", because its keys would mean nothing there.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ Present = npt.NDArray[np.bool_]
 Value = TypeVar("Value")
 
 _CONNECT_S = 10.0
-_LOOK_EVERY_S = 0.2  # whether a shard that was dead answers again
+_LOOK_EVERY_S = 0.2  # between two checks whether a dead shard answers again
 _STREAMS = 2**40
 
 
 @final
 class LazySelection:
-    """Columns of a shard, resolved over there as soon as they are used: it may be dead when they are named."""
+    """Columns of a shard. The shard resolves them at their first use, because it may be dead when they are named."""
 
     def __init__(self, shard: RemoteShard, index: int, names: list[str]) -> None:
         self._shard = shard
@@ -60,19 +60,22 @@ class LazySelection:
 
     @property
     def resolved(self) -> RemoteSelection:
-        """What the service makes of it. Raises UnknownColumn, ServiceUnavailable."""
+        """The selection that the service made of the columns. Raises UnknownColumn, ServiceUnavailable."""
         if self._resolved is None:
             self._resolved = self._shard.core.select(self.index, self.names)
         return self._resolved
 
     @property
     def outputs(self) -> list[tuple[str, str, tuple[int, ...], int, str]]:
-        """As of every selection."""
+        """The outputs of the resolved selection."""
         return self.resolved.outputs
 
 
 class RemoteShard(Shard):
-    """A shard at grpc://host:port/name. Owner of its connection, and of the thread that looks whether it is back."""
+    """A shard at grpc://host:port/name.
+
+    Owns its connection, and the thread that checks whether the shard answers again.
+    """
 
     path = "service"
 
@@ -97,7 +100,7 @@ class RemoteShard(Shard):
         self._state: State = "live"
         self._last_root: dict[int, Root] = {}
         self._last_stats: dict[str, Any] | None = None
-        self._policy_version: int | None = None  # that it has still to be told
+        self._policy_version: int | None = None  # the policy version that the shard has not received yet
         self._changed = threading.Lock()
         self._closing = threading.Event()
         self._looks = False
@@ -107,21 +110,24 @@ class RemoteShard(Shard):
 
     @property
     def state(self) -> State:
-        """As the last call on it found it."""
+        """The state that the last call found."""
         return self._state
 
     @property
     def progress(self) -> str:
-        """Who moves the bytes."""
+        """Which component moves the bytes."""
         return self._progress
 
     @property
     def stream(self) -> int:
-        """Of where the points of a draw fall; its items are drawn with its owner's."""
+        """The random stream that places the points of a draw. The owner draws the items with a stream of its own."""
         return self._stream
 
     def fails(self, error: ReliveError) -> None:
-        """It did not answer, or another region did: it is left alone until it is itself again."""
+        """Notes that the shard did not answer, or that another region did.
+
+        Draws leave it out until the same region answers.
+        """
         if self._closing.is_set() or self.core.closed:
             return
         with self._changed:
@@ -133,10 +139,10 @@ class RemoteShard(Shard):
             threading.Thread(target=self._look, name=f"relive-shard-{self.number}", daemon=True).start()
 
     def is_gone(self) -> None:
-        """For those that hold more of it than streams."""
+        """Called when the shard stops answering. A subclass releases its resources other than streams here."""
 
     def is_back(self) -> None:
-        """Likewise."""
+        """Called when the shard answers again. A subclass opens here again the resources that is_gone released."""
 
     def _look(self) -> None:
         while not self._closing.wait(_LOOK_EVERY_S):
@@ -151,7 +157,7 @@ class RemoteShard(Shard):
                 self._state = "dead" if self._state != "replaced" else self._state
                 continue
             self._lines.give(line)
-            with contextlib.suppress(ReliveError):  # what it cannot be told now is tried at the next change
+            with contextlib.suppress(ReliveError):  # a version that cannot be sent now is sent at the next change
                 self._catch_up()
             with self._changed:
                 self._looks = False
@@ -165,7 +171,7 @@ class RemoteShard(Shard):
             self._policy_version = None
 
     def answered(self, call: Callable[[], Value], without: Value) -> Value:
-        """What it answers; `without` where it does not, which is noted."""
+        """Makes the call and returns the answer. If the shard does not answer, notes that and returns `without`."""
         try:
             return call()
         except (ServiceUnavailable, FormatMismatch) as error:
@@ -175,7 +181,10 @@ class RemoteShard(Shard):
             return without
 
     def asked(self, call: Callable[[Any], Value], without: Value, is_only: bool) -> Value:
-        """`without` where it is dead, or its lock is held by somebody who does not go on."""
+        """Calls the core.
+
+        Returns `without` if the shard is dead, or if the process that took its lock does not go on.
+        """
         if not self.is_live:
             return without
         try:
@@ -188,11 +197,14 @@ class RemoteShard(Shard):
     # ---- draws -----------------------------------------------------------------------------------------------------
 
     def select(self, index: int, names: list[str]) -> LazySelection:
-        """Resolved when it is used."""
+        """Returns columns that are resolved at their first use."""
         return LazySelection(self, index, names)
 
     def ask_root(self, index: int) -> Callable[[], Root]:
-        """Asks for it; the answer is 56 bytes. Dead, with the counters last known, where it gives none in time."""
+        """Asks for the root, an answer of 56 bytes.
+
+        If no answer comes in time, the root is dead and has the counters that were last known.
+        """
         pending = None
         if self.is_live:
             pending = self.answered(lambda: self._lines.ask({"op": "roots", "index": index}, cutoff(STALL_S)), None)
@@ -211,13 +223,13 @@ class RemoteShard(Shard):
         return root
 
     def begin(self, asked: Asked) -> Part:
-        """Asks its owner for keys and masses, 16 bytes an item, and the columns where there are some."""
+        """Asks the owner for keys and masses, 16 bytes an item, and for the columns if there are any."""
         if not self.is_live:
             raise Missed(self)
         return self.part(asked)
 
     def part(self, asked: Asked) -> RemotePart:
-        """A draw by its owner, with columns or without. Raises Missed."""
+        """Begins a draw by the owner, with or without columns. Raises Missed."""
         seconds, selection = asked.timeout_s, cast("LazySelection | None", asked.request.selection)
         header = {"op": "draw", **asked.request.to_header()}
         header |= {"timeout_s": server_wait(seconds), "is_read": asked.is_read}
@@ -235,7 +247,7 @@ class RemoteShard(Shard):
     def gather(
         self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, Present]:
-        """By its owner."""
+        """Gathers through the owner."""
         if not self.is_live:
             raise Missed(self)
         told = self.answered(lambda: self.core.gather(selection.resolved, keys, out), None)
@@ -246,17 +258,20 @@ class RemoteShard(Shard):
     # ---- the rest --------------------------------------------------------------------------------------------------
 
     def request(self, header: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """One question to its session, and the answer. Raises what it raised, ServiceUnavailable."""
+        """Sends one request to the shard's session and returns the answer.
+
+        Raises the error that the session raised, or ServiceUnavailable.
+        """
         reply = self._lines.ask(header, cutoff(timeout_s)).take()
         return reply.header, bytes(reply.body)
 
     def check_answers(self) -> None:
-        """Raises ServiceUnavailable where it is dead."""
+        """Raises ServiceUnavailable if the shard is dead."""
         if not self.is_live:
             raise ServiceUnavailable(self.address, 0.0, f"the shard is {self.state}")
 
     def stats(self) -> dict[str, Any]:
-        """Its answer, else the last one, its counters as they were heard of last."""
+        """The shard's statistics. If it does not answer, the last statistics with the last known counters."""
         if self.is_live:
             self.answered(lambda: self._lines.confirm(cutoff(STALL_S)), None)
         told: dict[str, Any] | None = self.asked(lambda core: core.stats(), None, False)
@@ -272,22 +287,22 @@ class RemoteShard(Shard):
         return self._last_stats | {"indexes": indexes}
 
     def counts_uses(self, index: int) -> bool:
-        """Whether items of an index end with their uses."""
+        """Whether items of an index are used up (max_times_sampled)."""
         return list(self.table.config.index.values())[index].max_times_sampled is not None
 
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
-        """For its answers, where the call has no deadline of its own."""
+        """Sets how long calls without a deadline of their own wait for answers, at most STALL_S."""
         self.core.timeout_s = min(timeout_s, STALL_S)
         self._last_stats = self.asked(lambda core: core.stats(), None, False)
 
     def set_policy_version(self, version: int) -> None:
-        """Told when it is back, where it is dead."""
+        """Sets the policy version. A dead shard gets it when it answers again."""
         self._policy_version = version
         if self.asked(lambda core: core.set_policy_version(version) is None, False, False):
             self._policy_version = None
 
     def close(self) -> None:
-        """Ends its streams; draws that it holds go back."""
+        """Ends the streams. Draws that are in flight in them go back."""
         self._closing.set()
         self._lines.forget()
         self.table.close()
@@ -295,7 +310,7 @@ class RemoteShard(Shard):
 
 @final
 class RemotePart:
-    """A draw of an owner on another host, in flight there until it is told otherwise, or the stream ends."""
+    """A draw of an owner on another host. The draw stays in flight there until it is settled or the stream ends."""
 
     def __init__(self, shard: RemoteShard, asked: Asked, pending: Pending, packing: Any) -> None:
         self._shard = shard
@@ -324,11 +339,11 @@ class RemotePart:
         return arrays, keys, masses
 
     def lose(self, num_items: int) -> None:
-        """So many of its items went before their rows were read: they do not count as drawn."""
+        """Notes that num_items items went before their rows were read. Such items do not count as drawn."""
         self._num_lost += num_items
 
     def commit(self) -> None:
-        """Raises ServiceUnavailable where uses were taken, and went back with the stream that held them."""
+        """Counts the draw. Raises ServiceUnavailable if its uses went back because the stream ended."""
         if self._ticket is None:
             return
         ticket = (self._ticket, self._num_lost) if self._num_lost else self._ticket
@@ -336,7 +351,10 @@ class RemotePart:
             raise ServiceUnavailable(self._shard.address, 0.0, "the stream that held the batch is over")
 
     def give_back(self) -> None:
-        """Other draws may be held by its stream, so its answer is waited for where it was not taken."""
+        """Gives the draw back.
+
+        Waits for an answer that was not taken, because its stream may have other draws in flight.
+        """
         if not self._is_taken:
             with contextlib.suppress(ReliveError, Missed):
                 self.take()

@@ -1,4 +1,7 @@
-"""Streams to the session of a shard on another host: one request at a time each, draws settled by ticket."""
+"""Streams to the session of a shard on another host.
+
+Each stream carries one request at a time; tickets settle draws.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from relive.service.wire.packing import Packing
 
 __all__ = ["Line", "Lines", "Pending", "Reply"]
 
-_LATE_S = 0.1  # for an answer that is here already, whoever was waited for before it; two looks of the watch
+_LATE_S = 0.1  # for an answer that has already arrived during a wait for another shard; two periods of the watch
 
-Ticket: TypeAlias = int | tuple[int, int]  # of a draw; and how many of its items went before they were read
+Ticket: TypeAlias = int | tuple[int, int]  # of a draw; with the number of its items that went before they were read
 
 
 class Reply(NamedTuple):
-    """An answer: its header, the bytes that came with it, and the block of arrays where one was expected."""
+    """An answer: its header, the bytes after the header, and the block of arrays if one was expected."""
 
     header: dict[str, Any]
     body: Any
@@ -31,31 +34,35 @@ class Reply(NamedTuple):
 
 @final
 class Line:
-    """One stream. A thread that has it asks and receives; any thread may say what became of a draw that it holds.
+    """One stream. One thread at a time sends a request and receives its answer. Any thread may settle a draw.
 
-    Protocol: tickets that are settled are noted first, then sent by whoever has the line's turn: at once where nobody
-    has it, else by the thread that has, with its next message or when it gives the turn back. Nobody waits for it.
+    Protocol: a settled ticket is first noted. If no thread has the line's lock, the settling thread sends the ticket at
+    once. Otherwise the thread that has the lock sends it, with its next message or when it releases the lock. No thread
+    waits for this.
     """
 
     def __init__(self, connection: Connection, stream: Exchange) -> None:
         self.stream = stream
         self.is_over = False
-        self.is_confirmed = True  # what was settled was heard of over there: an answer came behind it
+        self.is_confirmed = True  # the shard received all settled tickets: an answer came after them
         self._connection = connection
         self._turn = threading.Lock()
         self._settled: deque[tuple[str, Ticket]] = deque()
 
     def take_turn(self) -> None:
-        """Before asking. Nobody holds it for long without being the line's only user."""
+        """Takes the line's lock before a request.
+
+        A thread has the lock for long only while it is the line's only user.
+        """
         self._turn.acquire()
 
     def give_turn(self) -> None:
-        """After the answer."""
+        """Releases the line's lock after the answer, and sends settled tickets."""
         self._turn.release()
         self._send_settled()
 
     def settlements(self) -> dict[str, list[Ticket]]:
-        """What a message should say first."""
+        """The settled tickets, which the next message must contain."""
         told: dict[str, list[Ticket]] = {}
         while self._settled:
             with contextlib.suppress(IndexError):
@@ -64,7 +71,10 @@ class Line:
         return told
 
     def settle(self, name: str, ticket: Ticket) -> bool:
-        """A draw was handed out ("done") or goes "back". False where the stream is over: all of it went back then."""
+        """Settles a draw as handed out ("done") or given "back".
+
+        False if the stream is over: then all its draws went back.
+        """
         self._settled.append((name, ticket))
         self._send_settled()
         return not self.is_over
@@ -82,16 +92,16 @@ class Line:
                 self._turn.release()
 
     def drop(self) -> None:
-        """Ends the stream: what it holds goes back."""
+        """Ends the stream. Draws in flight in it go back."""
         self.is_over = True
         self._connection.drop(self.stream)
 
 
 @final
 class Pending:
-    """A request that was sent, and its answer that is to come. Owner of its line until take() or drop().
+    """A request that was sent and waits for its answer. Owns its line until take() or drop().
 
-    Its deadline acts while somebody waits: another shard that is waited for first does not cut off this one's answer.
+    The deadline acts only during take(). A wait for another shard therefore does not cut off this shard's answer.
     """
 
     def __init__(self, lines: Lines, line: Line, started: float, ends: float) -> None:
@@ -101,7 +111,10 @@ class Pending:
         self._ends = ends
 
     def take(self, packing: Packing | None = None, num_items: int = 0) -> Reply:
-        """Waits for it. Raises what the shard raised, and ServiceUnavailable where it does not answer in time."""
+        """Waits for the answer.
+
+        Raises the error that the shard raised, and ServiceUnavailable if it does not answer in time.
+        """
         stream = self.line.stream
         try:
             stream.begin(max(self._ends, time.monotonic() + _LATE_S))
@@ -114,7 +127,7 @@ class Pending:
             self.line.is_over = True
             raise self._lines.connection.broken(stream, problem, self._started) from None
         except BaseException:
-            self.drop()  # between a request and its answer: nobody could use it again
+            self.drop()  # between a request and its answer the stream cannot be used again
             raise
         self.line.is_confirmed = True
         self._lines.give(self.line)
@@ -123,20 +136,23 @@ class Pending:
         return Reply(told, body, block)
 
     def drop(self) -> None:
-        """Nobody waits for it any more."""
+        """Gives up on the answer, and ends the stream."""
         self.line.drop()
 
 
 @final
 class Lines:
-    """All streams to one shard: as many as requests are under way at once. Any number of threads."""
+    """All streams to one shard, as many as requests are under way at once. Any number of threads."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._idle: deque[Line] = deque()
 
     def open(self, ends: float) -> tuple[Line, dict[str, Any]]:
-        """A new one, not idle, and what the shard says of itself. Raises ServiceUnavailable, FormatMismatch."""
+        """Opens a new stream, which is not idle.
+
+        Returns it with the shard's greeting. Raises ServiceUnavailable, FormatMismatch.
+        """
         stream, hello = self.connection.open("shard", {}, ends)
         line = Line(self.connection, stream)
         line.take_turn()
@@ -167,7 +183,7 @@ class Lines:
         return Pending(self, line, started, ends)
 
     def give(self, line: Line) -> None:
-        """Free for the next request, unless the watch cut the stream just as its answer came."""
+        """Frees the line for the next request, unless the watch cut the stream just as its answer came."""
         if line.stream.expired:
             line.drop()
             line.give_turn()
@@ -176,16 +192,16 @@ class Lines:
         self._idle.append(line)
 
     def confirm(self, ends: float) -> None:
-        """Waits until all that was settled so far was heard of. Raises ServiceUnavailable."""
+        """Waits until the shard has received all settled tickets. Raises ServiceUnavailable."""
         for line in [one for one in list(self._idle) if not one.is_confirmed]:
             try:
                 self._idle.remove(line)
             except ValueError:
-                continue  # another thread asks on it now
+                continue  # another thread uses it now
             self._ask(line, {"op": "roots", "index": 0}, ends).take()
 
     def forget(self) -> None:
-        """Drops those that are idle: the shard did not answer on another."""
+        """Drops the idle streams, after the shard did not answer on another stream."""
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().drop()
