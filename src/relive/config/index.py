@@ -60,7 +60,7 @@ class Index:
         max_wait_s: an item that waits longer than this many seconds is dropped; None: it waits for ever.
         where: a condition such as 'reward > 0 and lane < 4' (docs/where.md). A step whose item does not pass is no item
             of this index.
-        max_staleness: an item leaves when its oldest row is more than so many versions behind the learner; None: never.
+        max_staleness: an item leaves when the learner's version exceeds that of its oldest row by more; None: never.
         replacement: whether an item may come twice in a batch.
 
     max_items: the remover chooses among all items, the newcomer included. The step of a removed item stays, for other
