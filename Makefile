@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 VENV := .venv
-OTHERS := 3.10 3.12 3.13
+OTHERS := 3.10 3.12 3.13 3.14
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python
 BASE ?= HEAD
 PAIRS ?=
@@ -11,7 +11,7 @@ CASES ?=
 DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
 
-.PHONY: help demo test quick bench bench-quick bench-gpu bench-train bench-tune bench-parity bench-compare bench-fleet study-tree study-priorities study-scaling bench-report conformance soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test test-all quick bench bench-quick bench-gpu bench-train bench-tune bench-parity bench-compare bench-fleet study-tree study-priorities study-scaling bench-report conformance soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,16 +26,22 @@ demo: setup ## a whole training run on CartPole-v1 through a shared table
 test: setup ## every test: style, types, Python, C++, other Pythons, the portable build
 	@$(RUN) scripts/run_tests.py --others "$(OTHERS)"
 
+test-all: setup ## make test, and the checks that run before a release: every test of the core on every Python
+	@$(RUN) scripts/run_tests.py --all --others "$(OTHERS)"
+
 quick: setup ## style, types and the Python tests of Python 3.11 only
 	@$(RUN) scripts/run_tests.py --quick
 
-lint: setup ## style and types only
+lint: setup ## style, types and words only
 	@$(RUN) scripts/run_tests.py --lint
 
 bench: setup ## all measurements, including other libraries (about 35 minutes): benchmarks/results
 	@$(RUN) -m benchmarks.run
 
-bench-quick: setup ## a short version of bench (about 3 minutes)
+bench-test-all: setup ## make test, and the checks that run before a release: every test of the core on every Python
+	@$(RUN) scripts/run_tests.py --all --others "$(OTHERS)"
+
+quick: setup ## a short version of bench (about 3 minutes)
 	@$(RUN) -m benchmarks.run --quick
 
 bench-gpu: setup ## device reads, on a machine with a CUDA GPU: benchmarks/results/gpu.json

@@ -84,7 +84,7 @@ class Watch:
         return sorted(path for path in found if path.stat().st_mtime >= self._since_s and _is_core(path))
 
     def report(self, status: int) -> tuple[str, str]:
-        """What a reader of the log needs, and in a few words the function in which the step's process died.
+        """Returns the text for the log, and in a few words the function in which the step's process died.
 
         Both are empty if no process of the step left a core dump and the step itself did not die by a signal.
 

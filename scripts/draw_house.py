@@ -15,7 +15,7 @@ INK, SOFT, PAPER = "#1f2933", "#66788a", "#ffffff"
 PYTHON, BINDINGS, CORE, BYTES = ("#dcefe2", "#3f8f5f"), ("#f6e6d2", "#b0722a"), ("#d9e8f3", "#2f6f9f"), ("#eef2f6", INK)
 WIDTH, LEFT, NAMES, ROW, GAP = 980, 30, 365, 27, 4
 
-# What each floor or room knows, by one of its names.
+# The subject of each floor or room, by one of its names.
 NOTES = {
     "cli": "commands: train, serve, ls, rm",
     "train": "runs: actors, learners, evaluation, checkpoints, tuner",

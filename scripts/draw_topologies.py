@@ -88,7 +88,7 @@ def out_of_step() -> list[str]:
 
 
 def central() -> list[str]:
-    """Observations go up to who infers, actions come back."""
+    """Observations go up to the inference process, actions come back."""
     parts = [process(32, 50, 236, 44), *part(45, 58, 210, "inference, a batch of all", INFERENCE, 28)]
     for number, at in enumerate((32, 112, 192)):
         parts += [process(at, 118, 76, 44), *part(at + 7, 126, 62, f"actor {number}", ACTOR, 28)]
@@ -98,7 +98,7 @@ def central() -> list[str]:
 
 
 def double() -> list[str]:
-    """Of each actor's two groups one steps, the other is inferred."""
+    """Each actor has two groups: one steps while the actions of the other are inferred."""
     parts = [process(32, 50, 236, 44), *part(45, 58, 210, "inference", INFERENCE, 28)]
     for number, at in enumerate((32, 158)):
         groups = (("steps", ACTOR), ("waits", IDLE)) if number == 0 else (("waits", IDLE), ("steps", ACTOR))

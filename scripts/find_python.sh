@@ -18,7 +18,7 @@ candidates() {
   type -ap python3
 }
 
-# What the candidate lacks, or nothing. Asked of the interpreter itself.
+# Prints the part that the candidate lacks, or nothing. The interpreter itself answers.
 read -r -d '' question <<'PY'
 import importlib.util, os, sys, sysconfig
 if "%d.%d" % sys.version_info[:2] != sys.argv[1]:

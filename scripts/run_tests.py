@@ -1,10 +1,19 @@
 """Runs every check of the project and ends with one line: how many passed, failed and were skipped.
 
-Three things go at a time, for most tests wait more than they compute. Style, types, the tests of Python 3.11 and those
-of C++ come one after the other; beside them those of training; and, behind both where they want the processor, the
-other environments are made and tested. What goes beside shows its output whole, at its end.
+Three lanes run at the same time, because most tests wait more than they compute:
 
-usage: python scripts/run_tests.py [--lint | --quick] [--others "3.10 3.12 3.13"]
+- style, types, words, the tests of Python 3.11, and the C++ tests, one after the other;
+- the tests of training;
+- the other environments, which are made and tested at a lower priority.
+
+The output of the first lane is shown as it comes. The other lanes show the output of each step at its end.
+
+usage: python scripts/run_tests.py [--lint | --quick | --all] [--others "3.10 3.12 3.13"]
+
+The other Pythons run the tests that depend on the version of Python and its headers: REPEATED. `--all` (before a
+release) runs all tests of the core there, and the tests with the mark `thorough`. The matrix is not nox's, because
+scripts/setup.sh makes every environment with a stamp for each part and shares wheels between environments, and the
+lanes below run at the same time; nox makes environments of its own and runs one session after another.
 
 A pytest step counts its tests; any other step counts as one. A Python that is not on the machine is named, with the
 reason, and counts as skipped.
@@ -29,18 +38,20 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE_TESTS = [
     folder for folder in ("tests/unit", "tests/core", "tests/contract", "tests/cpp") if (ROOT / folder).is_dir()
 ]
+REPEATED = ["tests/unit", "tests/core", "tests/contract/test_local.py", "tests/contract/test_shared.py"]
 TRAINING = "tests/train"  # they take half as long as all others of Python 3.11
 CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|deselected)).* in [\d.]+s")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
 NO_TESTS_COLLECTED = 5
 FATAL = "Fatal Python error"  # what Python says of a signal that ends it, before it says where its threads were
+THOROUGH = False  # whether the tests run that `make test` leaves to `make test-all`
 BESIDE = 10  # how nice what runs beside is: deadlines of its tests must still be kept
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What one step came to."""
+    """The result of one step."""
 
     name: str
     passed: int = 0
@@ -135,13 +146,15 @@ def lint_steps() -> list[Outcome]:
         run_command("style of Python", [sys.executable, "-m", "ruff", "check", "."]),
         run_command("style of C++", ["clang-format", "--dry-run", "--Werror", *cpp_files()]),
         run_command("types", [sys.executable, "-m", "mypy"]),
+        run_command("words", [sys.executable, "scripts/lint_words.py"]),
     ]
 
 
 def pytest_step(
     name: str, python: str, arguments: list[str], environment: dict[str, str] | None = None, niceness: int = 0
 ) -> Outcome:
-    return run_command(name, [python, "-m", "pytest", "-q", "-m", "not soak", *arguments], environment, niceness)
+    marks = "not soak" if THOROUGH else "not soak and not thorough"
+    return run_command(name, [python, "-m", "pytest", "-q", "-m", marks, *arguments], environment, niceness)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +200,8 @@ def made_and_tested(environment: Environment) -> Outcome:
     if prepared.failed or prepared.skipped:
         print(f"\n--- {environment.name}: {prepared.remark}", flush=True)
         return dataclasses.replace(prepared, name=environment.name)
-    python, arguments = f"{environment.folder}/bin/python", ["-p", "no:cacheprovider", *CORE_TESTS]
+    tests = REPEATED if environment.kind == "core" and not THOROUGH else CORE_TESTS
+    python, arguments = f"{environment.folder}/bin/python", ["-p", "no:cacheprovider", *tests]
     return pytest_step(environment.name, python, arguments, environment.variables, BESIDE)
 
 
@@ -222,8 +236,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Runs every check of the project.")
     parser.add_argument("--lint", action="store_true", help="style and types only")
     parser.add_argument("--quick", action="store_true", help="leave out other Pythons and the portable build")
+    parser.add_argument("--all", action="store_true", help="also the tests that run before a release only")
     parser.add_argument("--others", default="", help="further Python versions, separated by blanks")
     arguments = parser.parse_args()
+    global THOROUGH
+    THOROUGH = arguments.all
     outcomes = lint_steps() if arguments.lint else all_steps(arguments.others.split(), arguments.quick)
 
     print("\n" + "-" * 100)

@@ -131,7 +131,7 @@ RECIPES = (
 )
 # A processor with x86's order of stores never shows a missing fence; only the reordering model does.
 UNSEEN_ON_X86 = {"D3_fence"}
-# Of what this programme cannot judge; the test named takes the rule away itself and sees the difference.
+# Rules that this program cannot judge. The named test removes the rule itself and sees the difference.
 SEEN_BY = {
     "G7_undecided": "tests/cpp/test_pace.cpp",
     "H3_draw": "tests/cpp/test_exponent.cpp",
