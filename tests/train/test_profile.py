@@ -274,7 +274,7 @@ def test_a_side_that_had_not_begun_is_not_the_slower_one() -> None:
     assert profile.slower.name == "actors" and str(profile).count("the actors are the slower side") == 1
     alone = Profile((process("server", wait=9.0), process("learner 0", update=1.0, wait=9.0)))
     assert "the learners spend 10% on update" in str(alone)
-    assert str(Profile((process("learner"),))) == "The run ended before anything of it was counted."
+    assert str(Profile((process("learner"),))) == "The run ended before any time was counted."
 
 
 def test_followers_are_shown_and_the_leader_is_the_side() -> None:
