@@ -1,5 +1,6 @@
 // The numbers of the region format and of the random numbers, for code that shares no C++ with the core: kernels of a
-// device, and readers of a peer's memory. Each number is computed from the constants of words/, and written nowhere else.
+// device, and readers of a peer's memory. Each number is computed from the constants of words/, and written nowhere
+// else.
 #include <bit>
 #include <cstddef>
 #include <cstring>
