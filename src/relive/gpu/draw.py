@@ -86,7 +86,7 @@ class DeviceSampler:
             attempt += 1
             left_s = deadline_s - time.monotonic()
             if left_s <= 0.0 and attempt >= PATIENT_AFTER:
-                needs = f"{num_items} items with a mass above 0 that hold still"
+                needs = f"{num_items} items with a mass above 0 that do not change while they are read"
                 raise DeadlineExceeded(needs, num_items - num_wanted, time.monotonic() - start)
             if attempt >= PATIENT_AFTER:
                 time.sleep(min(PAUSE_S, left_s))

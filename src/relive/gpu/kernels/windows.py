@@ -154,7 +154,7 @@ def settle_windows(
 
 @triton.jit
 def _is_item(region: tl.tensor, facts: tl.tensor, slot: tl.tensor, ready: tl.tensor) -> tl.tensor:
-    """Whether the leaf of each slot is an item that was published and has not ended. The page is the key's."""
+    """Whether the leaf of each slot is an item: published and not ended. The page has the key's generation."""
     state = load_uint16(region + fact(facts, STATES_OFFSET) + slot * FORMAT.value.leaf_state_bytes, ready)
     return ready & (state <= FORMAT.value.most_uses)
 
