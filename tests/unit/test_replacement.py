@@ -322,8 +322,8 @@ def test_devices_refuse_it_with_the_reason() -> None:
     ("more", "most", "bound"),
     [
         ({}, 64, "capacity"),
-        ({"max_items": 7}, 7, "may hold"),
-        ({"max_items": 64}, 64, "may hold"),
+        ({"max_items": 7}, 7, "may have"),
+        ({"max_items": 64}, 64, "may have"),
         ({"sampler": relive.Fresh(last=9)}, 9, "Fresh"),
         ({"limiter": relive.Queue(5), "max_times_sampled": 1}, 5, "Queue"),
         ({"limiter": relive.SamplesPerInsert(4.0, 12, 1_000.0)}, 12, "min_size"),
