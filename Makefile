@@ -38,10 +38,7 @@ lint: setup ## style, types and words only
 bench: setup ## all measurements, including other libraries (about 35 minutes): benchmarks/results
 	@$(RUN) -m benchmarks.run
 
-bench-test-all: setup ## make test, and the checks that run before a release: every test of the core on every Python
-	@$(RUN) scripts/run_tests.py --all --others "$(OTHERS)"
-
-quick: setup ## a short version of bench (about 3 minutes)
+bench-quick: setup ## a short version of bench (about 3 minutes)
 	@$(RUN) -m benchmarks.run --quick
 
 bench-gpu: setup ## device reads, on a machine with a CUDA GPU: benchmarks/results/gpu.json

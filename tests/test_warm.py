@@ -82,7 +82,7 @@ def test_a_programme_has_what_it_was_given(warmth: str, tmp_path: Path) -> None:
     assert {name: seen[name] for name in expected} == expected
     others = set(seen["files"]) - {0, 1, 2, end}
     assert {0, 1, 2, end} <= set(seen["files"]) and len(others) == (warmth == "warm"), "its socket to a server"
-    assert seen["handlers"] == ["<built-in function default_int_handler>", "0", "1"]
+    assert seen["handlers"] == [str(signal.getsignal(signal.SIGINT)), "0", "1"]  # inherited if it is ignored
 
 
 def test_a_killed_programme_and_one_that_raises(warmth: str) -> None:
