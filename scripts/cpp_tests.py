@@ -1,24 +1,34 @@
 """Builds and runs the tests of the C++ core, without Python.
 
 usage: python scripts/cpp_tests.py unit | portable | sanitize
+       python scripts/cpp_tests.py build NAME TARGET
   unit      as the library is built, with fail points
   portable  without the one Linux file: LocalMemory only
   sanitize  under ThreadSanitizer, then under AddressSanitizer and UndefinedBehaviorSanitizer
+  build     one target of the build NAME (unit, portable, thread, address) and nothing else
+
+scripts/setup.sh links the module of other Pythons with the core of these builds (the target relive_core), so that each
+core is compiled once. Two steps may want one build at the same time: a lock has the second one wait.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILDS = {
-    "unit": [("unit", [])],
-    "portable": [("portable", ["-DRELIVE_PORTABLE=ON"])],
-    "sanitize": [("thread", ["-DRELIVE_SANITIZE=thread"]), ("address", ["-DRELIVE_SANITIZE=address"])],
+OPTIONS = {
+    "unit": [],
+    "portable": ["-DRELIVE_PORTABLE=ON"],
+    "thread": ["-DRELIVE_SANITIZE=thread"],
+    "address": ["-DRELIVE_SANITIZE=address"],
 }
+BUILDS = {"unit": ["unit"], "portable": ["portable"], "sanitize": ["thread", "address"]}
 TIME_LIMIT_S = {"unit": 120, "portable": 120, "sanitize": 900}
 SANITIZER_OPTIONS = {
     "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1",
@@ -33,26 +43,46 @@ def run(command: list[str]) -> int:
     ).returncode
 
 
-def build_and_test(name: str, options: list[str], time_limit_s: int) -> int:
-    """The exit status of the first of configure, build and ctest that fails, or 0."""
+@contextlib.contextmanager
+def alone(folder: str) -> Iterator[None]:
+    """Ninja does not share a build folder: a second caller waits for the first."""
+    (ROOT / folder).parent.mkdir(exist_ok=True)
+    with open(ROOT / f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def build(name: str, target: str = "all") -> int:
+    """The exit status of the first of configure and build that fails, or 0."""
     folder = f"build/cpp-{name}"
-    steps = [
-        ["cmake", "-S", "tests/cpp", "-B", folder, "-G", "Ninja", *options],
-        ["cmake", "--build", folder, "--parallel", "2"],
-        ["ctest", "--test-dir", folder, "--output-on-failure", "--timeout", str(time_limit_s)],
-    ]
-    return next((status for status in map(run, steps) if status != 0), 0)
+    with alone(folder):
+        steps = [
+            ["cmake", "-S", "tests/cpp", "-B", folder, "-G", "Ninja", *OPTIONS[name]],
+            ["cmake", "--build", folder, "--parallel", "2", "--target", target],
+        ]
+        return next((status for status in map(run, steps) if status != 0), 0)
+
+
+def build_and_test(name: str, time_limit_s: int) -> int:
+    """The exit status of the first of configure, build and ctest that fails, or 0."""
+    test = ["ctest", "--test-dir", f"build/cpp-{name}", "--output-on-failure", "--timeout", str(time_limit_s)]
+    return build(name) or run(test)
 
 
 def main(mode: str) -> int:
     failures = []
-    for name, options in BUILDS[mode]:
+    for name in BUILDS[mode]:
         print(f"=== C++ tests, {name}", flush=True)
-        if build_and_test(name, options, TIME_LIMIT_S[mode]) != 0:
+        if build_and_test(name, TIME_LIMIT_S[mode]) != 0:
             failures.append(name)
     print(f"C++ tests, {mode}: " + (f"failed: {', '.join(failures)}" if failures else "passed"))
     return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]) if len(sys.argv) == 2 and sys.argv[1] in BUILDS else __doc__)
+    words = sys.argv[1:]
+    if len(words) == 1 and words[0] in BUILDS:
+        sys.exit(main(words[0]))
+    if len(words) == 3 and words[0] == "build" and words[1] in OPTIONS:
+        sys.exit(build(words[1], words[2]))
+    sys.exit(__doc__)

@@ -1,6 +1,7 @@
 """Prints what an environment needs besides relive, one requirement a line, as pyproject.toml declares it.
 
-usage: python scripts/requirements.py full | core | portable
+usage: python scripts/requirements.py full | core | portable [--without-tools]
+  --without-tools   cmake and ninja are those of another environment
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ BUILD_TOOLS = ["cmake>=3.18", "ninja"]
 CORE_TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 
 
-def main(kind: str) -> None:
+def main(kind: str, *options: str) -> None:
     declared = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
     project = declared["project"]
     extras = project["optional-dependencies"]
-    wanted = BUILD_TOOLS + declared["build-system"]["requires"] + project["dependencies"] + extras["gymnasium"]
+    tools = [] if "--without-tools" in options else BUILD_TOOLS
+    wanted = tools + declared["build-system"]["requires"] + project["dependencies"] + extras["gymnasium"]
     if kind == "full":
         for extra in ("train", "gpu", "service", "ray", "wandb", "dev"):
             wanted += extras[extra]
@@ -32,4 +34,4 @@ def main(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

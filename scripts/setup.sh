@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Makes one virtual environment with relive built and installed in it. Does nothing where nothing changed.
 # usage: scripts/setup.sh full VERSION DIR       everything, relive as an editable install
-#        scripts/setup.sh core VERSION DIR       no learning stack, relive as users install it
+#        scripts/setup.sh core VERSION DIR       no learning stack, relive installed from a wheel as users install it
 #        scripts/setup.sh portable VERSION DIR   the same, built without the Linux file (LocalMemory only)
+# The environments of core and portable only run tests: pip, cmake and ninja are those of .venv, if it is there, and the
+# module is linked with the core that the C++ tests have compiled (scripts/cpp_tests.py), which has their fail points.
 set -euo pipefail
 kind="${1:?kind}" version="${2:?version}" folder="${3:?folder}"
 cd "$(dirname "$0")/.."
@@ -15,24 +17,27 @@ is_stamped() { [ -f "$folder/.stamp-$1" ] && [ "$(cat "$folder/.stamp-$1")" = "$
 stamp() { printf '%s' "$2" > "$folder/.stamp-$1"; }
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT="$PWD/constraints.txt"
+main="$PWD/.venv" # has pip and the tools to build with
+[ "$kind" != full ] && [ -f "$main/.stamp-dependencies" ] || main=""
 
 # 1. The environment itself. One whose Python went away is made again.
-if [ -e "$folder" ] && ! "$folder/bin/python" -c 'import pip' 2>/dev/null; then rm -rf "$folder"; fi
+if [ -e "$folder" ] && ! "$folder/bin/python" -c '' 2>/dev/null; then rm -rf "$folder"; fi
 if [ ! -e "$folder" ]; then
   python="$(scripts/find_python.sh "$version")"
   log "new environment from $python"
-  "$python" -m venv "$folder"
+  "$python" -m venv ${main:+--without-pip} "$folder"
 fi
-export PATH="$PWD/$folder/bin:$PATH"
+export PATH="$PWD/$folder/bin${main:+:$main/bin}:$PATH"
+if [ -n "$main" ]; then pip=("$main/bin/python" -m pip --python "$folder/bin/python"); else pip=("$folder/bin/python" -m pip); fi
 
 # 2. Everything but relive.
 dependencies="$kind $(digest constraints.txt pyproject.toml scripts/requirements.py)"
 if ! is_stamped dependencies "$dependencies"; then
   log "installing dependencies"
-  "$folder/bin/python" scripts/requirements.py "$kind" > "$folder/.requirements.txt"
-  "$folder/bin/python" -m pip install --quiet --requirement "$folder/.requirements.txt"
+  "${main:-$folder}/bin/python" scripts/requirements.py "$kind" ${main:+--without-tools} > "$folder/.requirements.txt"
+  "${pip[@]}" install --quiet --requirement "$folder/.requirements.txt"
   # NIXL asks for torch, which relive's reads do not need; constraints.txt says which one.
-  if [ "$kind" = full ] && ! "$folder/bin/python" -m pip install --quiet --no-deps nixl-cu12; then
+  if [ "$kind" = full ] && ! "${pip[@]}" install --quiet --no-deps nixl-cu12; then
     log "no NIXL for this Python or machine: its tests are skipped, and say so"
   fi
   stamp dependencies "$dependencies"
@@ -40,29 +45,35 @@ fi
 
 # Optimisation costs most of the build and changes no behaviour; environments only for tests do with little of it.
 [ "$kind" = full ] || export RELIVE_LTO="${RELIVE_LTO:-OFF}" RELIVE_QUICK="${RELIVE_QUICK:-ON}"
+export RELIVE_SYMBOLS="${RELIVE_SYMBOLS:-ON}" # a native backtrace then names functions
 
 # 3. relive: rebuilt when its C++ changed; a plain install also when its Python did. An editable install lists the
 #    modules that it found, so it is made again when a module is added, moved or removed.
 sources=(cpp CMakeLists.txt pyproject.toml)
-[ "$kind" = full ] || sources+=(src)
+[ "$kind" = full ] || sources+=(src tests/cpp/CMakeLists.txt)
 modules="$(find src -name '*.py' | LC_ALL=C sort | sha256sum | cut -c 1-16)"
-relive="$dependencies ${RELIVE_LTO:-} ${RELIVE_TESTING:-} $modules $(digest "${sources[@]}")"
+relive="$dependencies ${RELIVE_LTO:-} ${RELIVE_TESTING:-} ${RELIVE_SYMBOLS:-} $modules $(digest "${sources[@]}")"
 if ! is_stamped relive "$relive"; then
   log "building relive"
   arguments=(--quiet --no-deps --no-build-isolation)
   export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-2}"
+  if [ "$kind" != full ]; then
+    case "$kind" in core) of=unit ;; portable) of=portable && export RELIVE_PORTABLE=ON ;; esac
+    "${main:-$folder}/bin/python" scripts/cpp_tests.py build "$of" relive_core > /dev/null
+    export RELIVE_CORE_LIBRARY="$PWD/build/cpp-$of/librelive_core.a"
+  fi
   case "$kind" in
     full) arguments+=(--editable .) ;;
-    core) # as users get it: from a wheel, of which the one of Python 3.12 serves all later versions
+    core) # of which the wheel of Python 3.12 serves all later versions
       wheels="build/wheels/$(printf '%s' "$relive" | sha256sum | cut -c 1-16)"
       case "$version" in 3.10 | 3.11) tag="cp${version/./}-cp${version/./}" ;; *) tag="cp312-abi3" ;; esac
       if ! compgen -G "$wheels/*-$tag-*.whl" > /dev/null; then
-        "$folder/bin/python" -m pip wheel "${arguments[@]}" --wheel-dir "$wheels" .
+        "${pip[@]}" wheel "${arguments[@]}" --config-settings=build-dir="build/tests-$tag" --wheel-dir "$wheels" .
       fi
       arguments+=(--force-reinstall "$wheels"/*-"$tag"-*.whl)
       ;;
-    portable) arguments+=(--force-reinstall --config-settings=build-dir=build/portable .) && export RELIVE_PORTABLE=ON ;;
+    portable) arguments+=(--force-reinstall --config-settings=build-dir=build/portable .) ;;
   esac
-  "$folder/bin/python" -m pip install "${arguments[@]}"
+  "${pip[@]}" install "${arguments[@]}"
   stamp relive "$relive"
 fi

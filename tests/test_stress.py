@@ -112,8 +112,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def stress() -> Path:
     """The programme, built with fail points and switchable rules."""
-    subprocess.run(["cmake", "-S", str(ROOT / "tests/cpp"), "-B", str(BUILD), "-G", "Ninja"], check=True)
-    subprocess.run(["cmake", "--build", str(BUILD), "--parallel", "2", "--target", "stress"], check=True)
+    subprocess.run([sys.executable, str(ROOT / "scripts/cpp_tests.py"), "build", "unit", "stress"], check=True)
     return BUILD / "stress"
 
 
