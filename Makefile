@@ -23,10 +23,10 @@ demo: setup ## a whole training run on CartPole-v1 through a shared table
 	@$(VENV)/bin/relive train dqn --env CartPole-v1 --actors 2 --run-dir $(DEMO_FOLDER) $(DEMO_ARGUMENTS)
 	@for picture in $(DEMO_FOLDER)/*.png; do if [ -e "$$picture" ]; then echo "learning curve: $$picture"; fi; done
 
-test: setup ## every test: style, types, Python, C++, other Pythons, the portable build
+test: setup ## style, types, Python, C++, other Pythons, the portable build (12 minutes on 2 cores)
 	@$(RUN) scripts/run_tests.py --others "$(OTHERS)"
 
-test-all: setup ## make test, and the checks that run before a release: every test of the core on every Python
+test-all: setup ## before a release: adds the tests marked thorough, and all of the core's on other Pythons
 	@$(RUN) scripts/run_tests.py --all --others "$(OTHERS)"
 
 quick: setup ## style, types and the Python tests of Python 3.11 only

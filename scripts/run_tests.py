@@ -1,22 +1,24 @@
 """Runs every check of the project and ends with one line: how many passed, failed and were skipped.
 
-Three lanes run at the same time, because most tests wait more than they compute:
+Four lanes run at a time, since most tests wait more than they compute:
 
-- style, types, words, the tests of Python 3.11, and the C++ tests, one after the other;
+- style, types, words, most tests of Python 3.11 and the C++ tests, whose output is shown as it comes;
 - the tests of training;
-- the other environments, which are made and tested at a lower priority.
+- the tests of processes, services, fleets and kernels;
+- the other environments: each is made and tested, after the other lanes where they want the processor.
 
-The output of the first lane is shown as it comes. The other lanes show the output of each step at its end.
+The output of the last three lanes is shown step by step, at the end of each step.
 
-usage: python scripts/run_tests.py [--lint | --quick | --all] [--others "3.10 3.12 3.13"]
-
-The other Pythons run the tests that depend on the version of Python and its headers: REPEATED. `--all` (before a
-release) runs all tests of the core there, and the tests with the mark `thorough`. The matrix is not nox's, because
-scripts/setup.sh makes every environment with a stamp for each part and shares wheels between environments, and the
-lanes below run at the same time; nox makes environments of its own and runs one session after another.
+usage: python scripts/run_tests.py [--lint | --quick] [--all] [--others "3.10 3.12 3.13 3.14"]
 
 A pytest step counts its tests; any other step counts as one. A Python that is not on the machine is named, with the
-reason, and counts as skipped.
+reason, and counts as skipped. `--all` adds the tests marked `thorough`, which repeat in another form what the others
+check, and every test of package and core on the other Pythons.
+
+nox was tried for the other Pythons. It finds only interpreters that start by their name in PATH: on a machine with
+pyenv it found none of three that scripts/find_python.sh finds, and it does not say what an interpreter lacks. It asks
+the package index again for each environment in which nothing changed (seven seconds; the stamps of scripts/setup.sh
+take a fifth of a second).
 """
 
 from __future__ import annotations
@@ -35,18 +37,19 @@ from pathlib import Path
 import crashes
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE_TESTS = [
-    folder for folder in ("tests/unit", "tests/core", "tests/contract", "tests/cpp") if (ROOT / folder).is_dir()
+TRAINING = ["tests/train"]
+PROCESSES = [
+    f"tests/{name}"
+    for name in ("fleet", "gpu", "loading", "processes", "service", "test_stress.py", "test_warm.py", "tiered")
 ]
-REPEATED = ["tests/unit", "tests/core", "tests/contract/test_local.py", "tests/contract/test_shared.py"]
-TRAINING = "tests/train"  # they take half as long as all others of Python 3.11
+CORE_TESTS = ["tests/unit", "tests/core", "tests/contract"]  # of package and core, without the learning stack
+OTHER_TESTS = ["tests/unit", "tests/core", "tests/contract/test_local.py", "tests/contract/test_shared.py"]
 CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|deselected)).* in [\d.]+s")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
 NO_TESTS_COLLECTED = 5
 FATAL = "Fatal Python error"  # what Python says of a signal that ends it, before it says where its threads were
-THOROUGH = False  # whether the tests run that `make test` leaves to `make test-all`
-BESIDE = 10  # how nice what runs beside is: deadlines of its tests must still be kept
+BESIDE = 10  # niceness of the last lane: its tests must still meet their deadlines
 
 
 @dataclasses.dataclass
@@ -150,35 +153,42 @@ def lint_steps() -> list[Outcome]:
     ]
 
 
+def is_for_a_release() -> bool:
+    """Whether `--all` was given: tests see it too (tests/warm.py)."""
+    return os.environ.get("RELIVE_TEST_ALL") == "1"
+
+
 def pytest_step(
     name: str, python: str, arguments: list[str], environment: dict[str, str] | None = None, niceness: int = 0
 ) -> Outcome:
-    marks = "not soak" if THOROUGH else "not soak and not thorough"
+    marks = "not soak" if is_for_a_release() else "not soak and not thorough"
     return run_command(name, [python, "-m", "pytest", "-q", "-m", marks, *arguments], environment, niceness)
 
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """One without the learning stack, in which the tests of package and core run once more."""
+    """An environment without the learning stack, in which tests of package and core are repeated."""
 
     name: str
     kind: str  # of scripts/setup.sh
     version: str
     folder: str
+    tests: list[str]
     variables: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 PORTABLE = Environment(
-    "portable build (LocalMemory only)", "portable", "3.11", ".venv-portable", {"RELIVE_TEST_PORTABLE": "1"}
+    "portable build (LocalMemory only)", "portable", "3.11", ".venv-portable", CORE_TESTS, {"RELIVE_TEST_PORTABLE": "1"}
 )
 
 
 def other_python(version: str) -> Environment:
-    return Environment(f"package and core, Python {version}", "core", version, f".venv-{version}")
+    tests = CORE_TESTS if is_for_a_release() else OTHER_TESTS
+    return Environment(f"package and core, Python {version}", "core", version, f".venv-{version}", tests)
 
 
 def set_up(environment: Environment) -> Outcome:
-    """Runs beside other steps, behind them where they want the processor; says something only where it fails."""
+    """Makes an environment, after other steps where they want the processor. Prints only a failure."""
     name, start = f"{environment.name}, set-up", time.monotonic()
     if environment.kind == "core":
         found = subprocess.run(
@@ -200,8 +210,7 @@ def made_and_tested(environment: Environment) -> Outcome:
     if prepared.failed or prepared.skipped:
         print(f"\n--- {environment.name}: {prepared.remark}", flush=True)
         return dataclasses.replace(prepared, name=environment.name)
-    tests = REPEATED if environment.kind == "core" and not THOROUGH else CORE_TESTS
-    python, arguments = f"{environment.folder}/bin/python", ["-p", "no:cacheprovider", *tests]
+    python, arguments = f"{environment.folder}/bin/python", ["-p", "no:cacheprovider", *environment.tests]
     return pytest_step(environment.name, python, arguments, environment.variables, BESIDE)
 
 
@@ -209,25 +218,23 @@ def cpp_step(name: str, mode: str, niceness: int = 0) -> Outcome:
     return run_command(name, [sys.executable, "scripts/cpp_tests.py", mode], niceness=niceness)
 
 
-def tests_of_training() -> Outcome:
-    return pytest_step("tests of training, Python 3.11", sys.executable, ["-p", "no:cacheprovider", TRAINING])
-
-
-def tests_but_training() -> Outcome:
-    return pytest_step("tests, Python 3.11", sys.executable, ["tests", f"--ignore={TRAINING}"])
+def python_tests(name: str, paths: list[str]) -> Outcome:
+    return pytest_step(f"{name}, Python 3.11", sys.executable, ["-p", "no:cacheprovider", *paths])
 
 
 def all_steps(others: list[str], quick: bool) -> list[Outcome]:
     environments = [] if quick else [*(other_python(version) for version in others), PORTABLE]
-    # Each lane one by one: of the environments two may share a wheel.
-    with ThreadPoolExecutor(1) as training, ThreadPoolExecutor(1) as behind:
-        beside = [training.submit(tests_of_training)]
-        beside += [behind.submit(made_and_tested, environment) for environment in environments]
+    with ThreadPoolExecutor(1) as training, ThreadPoolExecutor(1) as processes, ThreadPoolExecutor(1) as last:
+        beside = [training.submit(python_tests, "tests of training", TRAINING)]
+        beside += [processes.submit(python_tests, "tests of processes", PROCESSES)]
+        # One by one: two environments may share a wheel.
+        beside += [last.submit(made_and_tested, environment) for environment in environments]
         if not quick:
-            beside.append(behind.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE))
-        outcomes = [*lint_steps(), tests_but_training()]
+            beside.append(last.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE))
+        elsewhere = [f"--ignore={path}" for path in (*TRAINING, *PROCESSES)]
+        outcomes = [*lint_steps(), python_tests("tests", ["tests", *elsewhere])]
         if not quick:
-            outcomes.append(cpp_step("C++ tests", "unit"))  # behind those of Python, which build one of its programmes
+            outcomes.append(cpp_step("C++ tests", "unit"))
         outcomes += [step.result() for step in beside]
     return outcomes
 
@@ -236,11 +243,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Runs every check of the project.")
     parser.add_argument("--lint", action="store_true", help="style and types only")
     parser.add_argument("--quick", action="store_true", help="leave out other Pythons and the portable build")
-    parser.add_argument("--all", action="store_true", help="also the tests that run before a release only")
+    parser.add_argument("--all", action="store_true", help="add the tests that run before a release only")
     parser.add_argument("--others", default="", help="further Python versions, separated by blanks")
     arguments = parser.parse_args()
-    global THOROUGH
-    THOROUGH = arguments.all
+    if arguments.all:
+        os.environ["RELIVE_TEST_ALL"] = "1"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process of a test would compile the package again
     outcomes = lint_steps() if arguments.lint else all_steps(arguments.others.split(), arguments.quick)
 
     print("\n" + "-" * 100)

@@ -158,3 +158,32 @@ def test_a_thread_that_is_not_pythons(run_tests: ModuleType) -> None:
     words = ["Fatal Python error: Aborted\n", "\n", "Thread 0x1 (most recent call first):\n", "  <no Python frame>\n"]
     assert run_tests.place_of_death(words) == "in a thread that is not Python's"
     assert run_tests.place_of_death([]) == ""
+
+
+# ---- what is run -----------------------------------------------------------------------------------------------------
+
+
+def test_every_path_of_a_lane_is_there(run_tests: ModuleType) -> None:
+    """Else its tests would run in the first lane, or in none of another Python."""
+    for path in (*run_tests.TRAINING, *run_tests.PROCESSES, *run_tests.CORE_TESTS, *run_tests.OTHER_TESTS):
+        assert (run_tests.ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize(("is_all", "marks"), [(False, "not soak and not thorough"), (True, "not soak")])
+def test_tests_before_a_release_are_all(
+    run_tests: ModuleType, monkeypatch: pytest.MonkeyPatch, is_all: bool, marks: str
+) -> None:
+    monkeypatch.delenv("RELIVE_TEST_ALL", raising=False)
+    if is_all:
+        monkeypatch.setenv("RELIVE_TEST_ALL", "1")
+    asked: list[list[str]] = []
+    monkeypatch.setattr(run_tests, "run_command", lambda name, command, *more: asked.append(command))
+    run_tests.pytest_step("some", "python", ["tests/unit"])
+    assert asked == [["python", "-m", "pytest", "-q", "-m", marks, "tests/unit"]]
+    assert run_tests.other_python("3.12").tests == (run_tests.CORE_TESTS if is_all else run_tests.OTHER_TESTS)
+
+
+def test_a_python_that_is_not_there_is_named_with_the_reason(run_tests: ModuleType) -> None:
+    outcome = run_tests.made_and_tested(run_tests.other_python("3.99"))
+    assert (outcome.passed, outcome.failed, outcome.skipped) == (0, 0, 1)
+    assert outcome.name.endswith("Python 3.99") and "Python 3.99: no usable interpreter found" in outcome.remark
