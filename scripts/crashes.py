@@ -161,4 +161,8 @@ def backtrace(core: Path) -> str:
         return f"no backtrace: gdb is not installed (then: gdb -batch -ex 'thread apply all bt' PROGRAM {core})"
     program = re.search(r'AT_EXECFN.*"(.+)"', _gdb("-c", str(core), "-ex", "info auxv"))
     named = [str(Path(program[1]).resolve())] if program else []
-    return _gdb("-ex", f"thread apply all -ascending bt {NUM_FRAMES}", *named, str(core)).strip()
+    wanted = [f"thread apply all -ascending bt {NUM_FRAMES}"]
+    for helper in [Path(f"{one}-gdb.py") for one in named]:  # CPython's own: the frames of Python in each thread
+        if helper.exists():
+            wanted += [f"source {helper}", "echo \\nFrames of Python\\n", "thread apply all -ascending py-bt"]
+    return _gdb(*(word for text in wanted for word in ("-ex", text)), *named, str(core)).strip()

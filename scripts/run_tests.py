@@ -131,6 +131,8 @@ def run_command(
     outcome.failed = counts.get("failed", 0) + counts.get("error", 0)
     if status == 0 and not counts:
         outcome.passed = 1
+    if status == 0 and backtraces:
+        outcome.remark = "a process died by a signal meanwhile: its backtraces stand at the end of a step's output"
     if status not in (0, NO_TESTS_COLLECTED) and outcome.failed == 0:
         outcome.failed = 1
         outcome.remark = f"exit status {status} {place_of_death(last_words)}".rstrip()

@@ -59,7 +59,8 @@ if ! is_stamped relive "$relive"; then
   export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-2}"
   if [ "$kind" != full ]; then
     case "$kind" in core) of=unit ;; portable) of=portable && export RELIVE_PORTABLE=ON ;; esac
-    "${main:-$folder}/bin/python" scripts/cpp_tests.py build "$of" relive_core > /dev/null
+    "${main:-$folder}/bin/python" scripts/cpp_tests.py build "$of" relive_core > "$folder/.core.log" 2>&1 ||
+      { tail -n 40 "$folder/.core.log" && exit 1; }
     export RELIVE_CORE_LIBRARY="$PWD/build/cpp-$of/librelive_core.a"
   fi
   case "$kind" in
