@@ -1,4 +1,7 @@
-"""Calls that run when the process ends: at the end of the interpreter, or at the end of a child of multiprocessing."""
+"""Calls that run when the process ends, and threads that it waits for then.
+
+A process ends at the end of the interpreter, or at the end of a child of multiprocessing.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,22 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
+import time
+import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from relive import _core
 
-__all__ = ["at_end"]
+__all__ = ["at_end", "start_thread"]
 
 Closer = TypeVar("Closer", bound=Callable[[], None])
 
+_JOIN_S = 2.0  # how long the end of the process waits for all threads together
+
 _closers: list[Callable[[], None]] = []
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def at_end(closer: Closer) -> Closer:
@@ -27,10 +36,31 @@ def at_end(closer: Closer) -> Closer:
     return closer
 
 
+def start_thread(target: Callable[..., None], name: str, *args: Any) -> threading.Thread:
+    """Starts a daemon thread that a closer tells to end. The end of the process then waits for it, at most 2 seconds.
+
+    A thread that uses objects of Arrow must be started here. Before Python 3.14, the end of the interpreter unwinds
+    each thread that asks for the interpreter's lock. Arrow's C++ asks for it in functions that must not be unwound,
+    for example at the release of a stream, and the process would then abort.
+    """
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    _threads.add(thread)
+    thread.start()
+    return thread
+
+
+def _join_threads() -> None:
+    ends = time.monotonic() + _JOIN_S
+    for thread in list(_threads):
+        if thread is not threading.current_thread():
+            thread.join(max(ends - time.monotonic(), 0.0))
+
+
 def _end() -> None:
     # From end_of_process on, threads that wait in the core stay there. A closer that joins a thread must run before.
     with contextlib.ExitStack() as stack:  # each closer is called, whatever the others raise
         stack.callback(_core.end_of_process)
+        stack.callback(_join_threads)
         while _closers:
             stack.callback(_closers.pop(0))
 

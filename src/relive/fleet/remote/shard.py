@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast, final
 import numpy as np
 import numpy.typing as npt
 
+from relive.core.ending import start_thread
 from relive.errors import (
     BadMessage,
     DeadlineExceeded,
@@ -136,7 +137,7 @@ class RemoteShard(Shard):
         self._lines.forget()
         self.is_gone()
         if starts:
-            threading.Thread(target=self._look, name=f"relive-shard-{self.number}", daemon=True).start()
+            start_thread(self._look, f"relive-shard-{self.number}")
 
     def is_gone(self) -> None:
         """Called when the shard stops answering. A subclass releases its resources other than streams here."""

@@ -87,6 +87,7 @@ class Connection:
         self._identity: dict[str, str | None] = {"uuid": None, "layout_hash": None}
         self._idle: dict[str, deque[Exchange]] = {"call": deque(), "parameters": deque()}
         self._all: set[Exchange] = set()
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._changed = threading.Lock()
         self._client: Any = None
         self._watch = Watch()
@@ -257,6 +258,10 @@ class Connection:
         with self._changed:
             self._client = None
 
+    def tell_end(self, user: Any) -> None:
+        """Calls user.note_closed() when the connection closes, if the user still exists then."""
+        self._users.add(user)
+
     def close(self) -> None:
         """Ends every stream at once. A call that waits on a stream raises TableClosed."""
         self.closed = True
@@ -270,6 +275,8 @@ class Connection:
             streams, self._all, self._client = tuple(self._all), set(), None
         for stream in streams:
             stream.interrupt()
+        for user in list(self._users):
+            user.note_closed()
 
 
 def _note_fork() -> None:

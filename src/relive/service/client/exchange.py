@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from relive._core import new_buffer
+from relive.core.ending import start_thread
 from relive.errors import BadMessage
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
@@ -51,8 +52,7 @@ class Watch:
         """Wakes the thread: a stream has a deadline. Streams call wake() while `sleeps` is set."""
         with self._changed:
             if self._thread is None and not self._stopped:
-                self._thread = threading.Thread(target=self._look, name="relive-deadlines", daemon=True)
-                self._thread.start()
+                self._thread = start_thread(self._look, "relive-deadlines")
             self.sleeps = False
             self._changed.notify_all()
 
@@ -66,17 +66,22 @@ class Watch:
         quiet = 0
         with self._changed:
             while not self._stopped:
-                now, busy = time.monotonic(), False
-                for stream in tuple(self._streams):
-                    busy |= stream.deadline != math.inf
-                    if now >= stream.deadline:
-                        stream.expire(now)
+                busy = self._expire(time.monotonic())
                 quiet = 0 if busy else quiet + 1
                 # If a stream sets its deadline between this look and the sleep, one of two things happens. Either the
                 # stream finds `sleeps` set and wakes this thread, or the look after the setting of `sleeps` sees the
                 # deadline.
                 self.sleeps = quiet > _ROUNDS_BEFORE_SLEEP
                 self._changed.wait(None if quiet > _ROUNDS_BEFORE_SLEEP + 1 else _LOOK_EVERY_S)
+
+    def _expire(self, now: float) -> bool:
+        """Returns whether a stream waits for an answer. On return the thread refers to no stream: it owns none."""
+        busy = False
+        for stream in self._streams:
+            busy |= stream.deadline != math.inf
+            if now >= stream.deadline:
+                stream.expire(now)
+        return busy
 
 
 @final

@@ -9,7 +9,8 @@ from typing import Any, final
 
 import numpy as np
 
-from relive.errors import DeadlineExceeded, DtypeMismatch, ReliveError, Unacknowledged, WriterClosed
+from relive.core.ending import start_thread
+from relive.errors import DeadlineExceeded, DtypeMismatch, ReliveError, TableClosed, Unacknowledged, WriterClosed
 from relive.service.client.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
 from relive.service.client.connection import Connection, cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
@@ -61,8 +62,9 @@ class StreamedWriterCore(RemoteWriterCore):
         self._failure: Unacknowledged | None = None
         self._version: int | None = None
         self._stopping = False
-        self._sender = threading.Thread(target=self._send_all, name="relive-writer", daemon=True)
-        self._sender.start()
+        self._has_sender = True
+        connection.tell_end(self)
+        self._sender = start_thread(self._send_all, "relive-writer")
         self._receiver = self._start_receiver(stream)
 
     # ---- calls -----------------------------------------------------------------------------------------------------
@@ -176,6 +178,11 @@ class StreamedWriterCore(RemoteWriterCore):
         if failure is not None:
             raise failure
 
+    def note_closed(self) -> None:
+        """The connection has closed: the sender ends once it has given up what it has."""
+        with self._changed:
+            self._changed.notify_all()
+
     # ---- the caller's side; in the critical section of _changed -----------------------------------------------------
 
     def _check_usable(self) -> None:
@@ -226,6 +233,8 @@ class StreamedWriterCore(RemoteWriterCore):
     def _post(self, part: Part, timeout_s: float) -> None:
         self._sequence += 1
         self._outbox.append(_Message(self._sequence, self._epoch, part, timeout_s))
+        if not self._has_sender:
+            self._give_up(TableClosed())
         self._changed.notify_all()
 
     def _wait_for_room(self, timeout_s: float) -> None:
@@ -299,6 +308,9 @@ class StreamedWriterCore(RemoteWriterCore):
                     if len(self._sent) == 1 and self._stream is not None:
                         self._stream.begin(cutoff(message.timeout_s))
                     return message
+                if self._connection.closed and (self._block is None or not self._block.num_rows):
+                    self._has_sender = False
+                    return None
                 if self._block is None or not self._block.num_rows:
                     self._changed.wait()
                     continue
@@ -345,9 +357,7 @@ class StreamedWriterCore(RemoteWriterCore):
     # ---- the receiving thread --------------------------------------------------------------------------------------
 
     def _start_receiver(self, stream: Exchange) -> threading.Thread:
-        thread = threading.Thread(target=self._receive_all, args=(stream,), name="relive-keys", daemon=True)
-        thread.start()
-        return thread
+        return start_thread(self._receive_all, "relive-keys", stream)
 
     def _receive_all(self, stream: Exchange) -> None:
         start = time.monotonic()

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from relive.config.spec import StepSpec
 from relive.core.closing import Closing
+from relive.core.ending import start_thread
 from relive.core.protocol import ReplayWriter
 from relive.errors import DeadlineExceeded, ReliveError, ServiceUnavailable, TableClosed, Unacknowledged
 from relive.service import Published, RemoteParameters, RemoteTable, Streaming, StreamingWriter
@@ -192,8 +193,7 @@ class Feed(Closing):
         self.problem: ReliveError | None = None
         self._stopped = threading.Event()
         heard(first)
-        self._thread = threading.Thread(target=self._pull_all, name="relive-parameters", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._pull_all, "relive-parameters")
 
     def reader(self) -> Feed:
         """Returns itself: it has one reader."""
