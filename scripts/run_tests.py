@@ -1,13 +1,15 @@
 """Runs every check of the project and ends with one line: how many passed, failed and were skipped.
 
-Four lanes run at a time, since most tests wait more than they compute:
+Five lanes run at a time, since most tests wait more than they compute:
 
-- style, types, words, most tests of Python 3.11 and the C++ tests, whose output is shown as it comes;
+- style, types, words, most tests of Python 3.11 and the C++ tests;
 - the tests of training;
 - the tests of processes, services, fleets and kernels;
-- the other environments: each is made and tested, after the other lanes where they want the processor.
+- the other Pythons: each environment is made and tested;
+- the portable build: its environment and its C++ tests.
 
-The output of the last three lanes is shown step by step, at the end of each step.
+The last two lanes run at a lower priority. The first lane alone shows its output as it comes. The others show that of
+each step at its end.
 
 usage: python scripts/run_tests.py [--lint | --quick] [--all] [--others "3.10 3.12 3.13 3.14"]
 
@@ -24,6 +26,7 @@ take a fifth of a second).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import re
@@ -49,7 +52,7 @@ COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
 NO_TESTS_COLLECTED = 5
 FATAL = "Fatal Python error"  # what Python says of a signal that ends it, before it says where its threads were
-BESIDE = 10  # niceness of the last lane: its tests must still meet their deadlines
+BESIDE = 10  # niceness of the last two lanes: their tests must still meet their deadlines
 
 
 @dataclasses.dataclass
@@ -225,14 +228,15 @@ def python_tests(name: str, paths: list[str]) -> Outcome:
 
 
 def all_steps(others: list[str], quick: bool) -> list[Outcome]:
-    environments = [] if quick else [*(other_python(version) for version in others), PORTABLE]
-    with ThreadPoolExecutor(1) as training, ThreadPoolExecutor(1) as processes, ThreadPoolExecutor(1) as last:
+    with contextlib.ExitStack() as stack:
+        training, processes, pythons, portable = (stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4))
         beside = [training.submit(python_tests, "tests of training", TRAINING)]
         beside += [processes.submit(python_tests, "tests of processes", PROCESSES)]
-        # One by one: two environments may share a wheel.
-        beside += [last.submit(made_and_tested, environment) for environment in environments]
         if not quick:
-            beside.append(last.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE))
+            # One by one: two Pythons may share a wheel.
+            beside += [pythons.submit(made_and_tested, other_python(version)) for version in others]
+            beside += [portable.submit(made_and_tested, PORTABLE)]
+            beside += [portable.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE)]
         elsewhere = [f"--ignore={path}" for path in (*TRAINING, *PROCESSES)]
         outcomes = [*lint_steps(), python_tests("tests", ["tests", *elsewhere])]
         if not quick:
