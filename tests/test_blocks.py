@@ -7,6 +7,7 @@ print, `print(...)  # 26: why`, is what is printed, as far as the colon if there
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -247,6 +248,7 @@ def check_relive(arguments: list[str]) -> None:
         assert option in done.stdout, option
 
 
+@functools.cache
 def run_relive(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "160", "TERM": "dumb"}
     line = [sys.executable, "-m", "relive.cli", *arguments]

@@ -13,11 +13,11 @@ namespace {
 
 // One call of a reader outside of the core. It is counted as a call of the table: close() waits for it, and the region
 // stays mapped until then.
-class RegionHold final {
+class PinnedRegion final {
  public:
-  explicit RegionHold(const CoreTable& self) : table_(self.table) {}
-  RegionHold(const RegionHold&) = delete;
-  RegionHold& operator=(const RegionHold&) = delete;
+  explicit PinnedRegion(const CoreTable& self) : table_(self.table) {}
+  PinnedRegion(const PinnedRegion&) = delete;
+  PinnedRegion& operator=(const PinnedRegion&) = delete;
 
   void enter() {
     if (inside_) return;
@@ -67,23 +67,23 @@ nb::object descend(const CoreTable& self, uint32_t index, nb::handle points) {
 }  // namespace
 
 void bind_region(nb::module_& module) {
-  nb::class_<RegionHold>(module, "RegionHold")
+  nb::class_<PinnedRegion>(module, "PinnedRegion")
       .def(nb::init<const CoreTable&>(), nb::arg("table"))
       .def("__enter__",
            [](nb::object self) {
-             nb::cast<RegionHold&>(self).enter();
+             nb::cast<PinnedRegion&>(self).enter();
              return self;
            })
       .def(
           "__exit__",
-          [](RegionHold& self, nb::handle, nb::handle, nb::handle) {
+          [](PinnedRegion& self, nb::handle, nb::handle, nb::handle) {
             self.leave();
             return false;
           },
           nb::arg("kind").none(), nb::arg("error").none(), nb::arg("trace").none())
-      .def_prop_ro("address", &RegionHold::address)
-      .def_prop_ro("frames_committed", &RegionHold::frames_committed)
-      .def_prop_ro("cells_committed", &RegionHold::cells_committed);
+      .def_prop_ro("address", &PinnedRegion::address)
+      .def_prop_ro("frames_committed", &PinnedRegion::frames_committed)
+      .def_prop_ro("cells_committed", &PinnedRegion::cells_committed);
   module.def("permutation", &permutation, nb::arg("seed"), nb::arg("stream"), nb::arg("call"), nb::arg("num_items"));
   module.def("descend", &descend, nb::arg("table"), nb::arg("index"), nb::arg("points"));
 }

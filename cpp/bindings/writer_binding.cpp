@@ -89,7 +89,7 @@ class CoreWriter final {
     return write(columns, lanes, priority, timeout_s, true);
   }
 
-  // An end that is not terminated is truncated: the core asks for no second flag.
+  // An end that is not terminated is truncated.
   void end_episode(const nb::dict& columns, bool terminated, nb::object lanes, double timeout_s) {
     std::unique_ptr<Call> call = take_call();
     take_lanes(lanes, call.get());
@@ -420,13 +420,8 @@ void bind_writer(nb::module_& module) {
       .def("append_alike", &CoreWriter::append_alike, nb::arg("columns"), nb::arg("timeout_s"))
       .def("extend", &CoreWriter::extend, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(),
            nb::arg("timeout_s"))
-      .def(
-          "end_episode",  // relive.core.table_core.WriterCore names both ends, as a service sends both; this core needs one
-          [](CoreWriter& self, const nb::dict& columns, bool terminated, bool, nb::object lanes, double timeout_s) {
-            self.end_episode(columns, terminated, std::move(lanes), timeout_s);
-          },
-          nb::arg("columns"), nb::arg("terminated"), nb::arg("truncated"), nb::arg("lanes").none(),
-          nb::arg("timeout_s"))
+      .def("end_episode", &CoreWriter::end_episode, nb::arg("columns"), nb::arg("terminated"), nb::arg("lanes").none(),
+           nb::arg("timeout_s"))
       .def("abandon", &CoreWriter::abandon, nb::arg("lanes").none(), nb::arg("timeout_s"))
       .def("set_policy_version", &CoreWriter::set_policy_version, nb::arg("version").none())
       .def("close", &CoreWriter::close)

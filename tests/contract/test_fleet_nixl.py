@@ -17,7 +17,7 @@ from fleet.tools import TRANSPORTS, needs_nixl
 
 from contract.over_shards import classes_of, making
 from contract.tools import Opening
-from relive.fleet.onesided.nixl_agent import hold_agent
+from relive.fleet.onesided.nixl_agent import shared_agent
 
 pytestmark = [needs_shared_memory, needs_nixl]
 
@@ -26,8 +26,8 @@ pytestmark = [needs_shared_memory, needs_nixl]
 def owners() -> Iterator[Owners]:
     """With an agent on both sides that outlasts a test: to begin one takes longer than most of them."""
     one = Owners(**TRANSPORTS)
-    one.ask("hold_agent")
-    agent = hold_agent()
+    one.ask("shared_agent")
+    agent = shared_agent()
     yield one
     agent.let_go()
     one.close()

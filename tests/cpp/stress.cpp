@@ -108,7 +108,7 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point.find("base_") == 0 && given.sampler.empty()) options.sampler = "fading";
   if (point.find("version_") == 0 && given.max_staleness == 0) options.max_staleness = kVersions / 2;
   if (point == "page_ranked" && given.max_items == 0) options.max_items = 150;
-  if (point == "record_turn" || point == "record_chosen")
+  if (point == "record_waits" || point == "record_chosen")
     options.remover = given.remover.empty() ? "lifo" : given.remover;
   if ((point == "order_renewed" || point == "page_ranked") && given.remover.empty()) options.remover = "min_priority";
   if (point.find("wait_") == 0)
@@ -117,7 +117,7 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point == "close_dropped") options.sequences = "head", options.short_lanes = true;  // an index with only_ended
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
-       {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry", "sweep_turn"})
+       {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry", "sweep_page_end"})
     if (point == of_state) options.stateless = false;
 }
 
@@ -269,7 +269,7 @@ int main(int argc, char** argv) {
   options.path = "/dev/shm/relive-stress-" + std::to_string(getpid());
   control = make_control();
   relive::testing::fail_point_hook = &at_point;
-  relive::testing::lanes_per_hold = 1;  // sweeps then take several critical sections and stay unfinished
+  relive::testing::lanes_per_section = 1;  // sweeps then take several critical sections and stay unfinished
   relive::testing::broken_promise_hook = &found_broken_promise;
   if (options.threads_only) return run_threads();
   new_orders = &take_orders;

@@ -34,7 +34,7 @@ inline void take_orders(Random* random) {
   const bool is_cleaning = name.find("recover_") == 0 || name.find("sweep_") == 0 || is_unused;
   if (is_cleaning && random->below(2) == 0) {
     FailPoint in_commit = random->below(2) == 0 ? FailPoint::lock_taken : FailPoint::commit_range;
-    if (name == "sweep_turn") in_commit = FailPoint::commit_closed;  // at the end of a page, before the advance
+    if (name == "sweep_page_end") in_commit = FailPoint::commit_closed;  // at the end of a page, before the advance
     my_point = static_cast<uint32_t>(is_unused ? FailPoint::open_ring : in_commit);
   } else if (is_cleaning) {
     my_passages = is_unused ? 1 : 1 + random->below(3);
@@ -51,7 +51,7 @@ inline bool is_outside_lock(FailPoint point) {
          point == FailPoint::sample_reserved || point == FailPoint::sample_gathered ||
          point == FailPoint::sample_done_added || point == FailPoint::sample_in_flight ||
          point == FailPoint::attach_byte || point == FailPoint::grow_committed || point == FailPoint::cells_written ||
-         point == FailPoint::hold_read || point == FailPoint::where_tested || point == FailPoint::where_found;
+         point == FailPoint::pins_read || point == FailPoint::where_tested || point == FailPoint::where_found;
 }
 
 // Sometimes delays a worker between two steps of the protocol, as on a machine with fewer cores.
@@ -145,7 +145,7 @@ inline int judge() {
     if (in_flight != 0) control->found_violation(("in flight at the end: " + std::to_string(in_flight)).c_str());
   const std::string miscounted = wrong_drops(stats);
   if (!miscounted.empty()) control->found_violation(miscounted.c_str());
-  if (table->region().header->num_holding.load() != 0) control->found_violation("pages are pinned at the end");
+  if (table->region().header->num_pinning_all.load() != 0) control->found_violation("pages are pinned at the end");
   if (stats.num_open_lanes != 0)
     control->found_violation(("lanes open at the end: " + std::to_string(stats.num_open_lanes)).c_str());
   for (const std::string& wrong :

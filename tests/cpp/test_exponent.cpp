@@ -64,7 +64,7 @@ int count_halves(double to) {
   int halves = 0;
   using testing::FailPoint;
   for (const FailPoint at : {FailPoint::raise_noted, FailPoint::raise_leaf, FailPoint::raise_raised,
-                             FailPoint::raise_turned, FailPoint::raise_exponent, FailPoint::raise_over}) {
+                             FailPoint::raise_switched, FailPoint::raise_exponent, FailPoint::raise_over}) {
     for (int passage = 1; passage <= kItems - 1; ++passage) {
       Rig rig(prioritized());
       fill(rig);

@@ -223,14 +223,14 @@ TEST(more_items_on_a_row_than_one_critical_section_publishes) {
   small.rig.complete({small.keys()[9], small.keys()[7]});
   static uint32_t most, count;
   most = count = 0;
-  testing::hold_hook = [](bool begins) {
+  testing::section_hook = [](bool begins) {
     if (begins) count = 0;
   };
   testing::fail_point_hook = [](testing::FailPoint at) {
     if (at == testing::FailPoint::late_item) most = std::max(most, ++count);
   };
   small.rig.complete({small.keys()[8]});
-  testing::hold_hook = nullptr;
+  testing::section_hook = nullptr;
   testing::fail_point_hook = nullptr;
   CHECK(most > 0 && most <= 256);
   small.rig.verify();

@@ -124,9 +124,9 @@ uint64_t sections_of_a_draw(size_t num_items, uint32_t max_times) {
   static uint64_t num_sections;
   num_sections = 0;
   testing::most_rounds = 0;
-  testing::hold_hook = [](bool begins) { num_sections += begins ? 1 : 0; };
+  testing::section_hook = [](bool begins) { num_sections += begins ? 1 : 0; };
   CHECK_EQ(rig.sample(0, num_items).size(), num_items);
-  testing::hold_hook = nullptr;
+  testing::section_hook = nullptr;
   testing::most_rounds = ~0u;
   return num_sections;
 }

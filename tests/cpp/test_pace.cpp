@@ -50,16 +50,16 @@ int count_torn(Rig& rig) {
 TEST(a_death_inside_a_change_leaves_the_old_limiter_or_the_new_one) {
   Rig rig(once());
   CHECK_EQ(count_torn(rig), 0);
-  die_at(testing::FailPoint::limiter_turned, *rig.table, [&] { (void)set_limiter(*rig.table, 0, kSecond); });
+  die_at(testing::FailPoint::limiter_switched, *rig.table, [&] { (void)set_limiter(*rig.table, 0, kSecond); });
   CHECK(is_same(present(rig), kSecond));
   CHECK(relive::check(*rig.table).ok());
 }
 
 TEST(without_the_turn_word_a_death_leaves_neither) {
   Rig rig(once());
-  testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::P1_turn)] = true;
+  testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::P1_switch)] = true;
   const int torn = count_torn(rig);
-  testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::P1_turn)] = false;
+  testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::P1_switch)] = false;
   CHECK(torn > 0);
 }
 

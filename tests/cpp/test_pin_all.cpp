@@ -22,7 +22,7 @@ void fill(Rig& rig, size_t steps) {
   CHECK(rig.write({0}, steps, std::vector<int>(steps, 0), NextGiven::kYes) == Code::kOk);
 }
 
-void begin(Hold& pin, Rig& rig) {
+void begin(PinAll& pin, Rig& rig) {
   Locked locked(rig.table->door(), Deadline::after(1.0));
   CHECK(locked.status().ok());
   pin.begin(locked);
@@ -61,10 +61,10 @@ TEST(an_evicted_page_stays_until_the_last_pin_of_all_pages_ends) {
   const uint32_t free_before = header(rig).num_free_pages.load();
   const uint64_t word = rig.table->region().words[0].load();
   {
-    Hold first(rig.table->door(), Deadline::after(1.0));
+    PinAll first(rig.table->door(), Deadline::after(1.0));
     begin(first, rig);
     {
-      Hold second(rig.table->door(), Deadline::after(1.0));
+      PinAll second(rig.table->door(), Deadline::after(1.0));
       begin(second, rig);
       CHECK(relive::clear(*rig.table).ok());
       CHECK_EQ(relive::num_steps(*rig.table), 0u);
@@ -76,10 +76,10 @@ TEST(an_evicted_page_stays_until_the_last_pin_of_all_pages_ends) {
       CHECK_EQ(moved, 0u);
       check(rig);
     }
-    CHECK_EQ(header(rig).num_holding.load(), 1u);
+    CHECK_EQ(header(rig).num_pinning_all.load(), 1u);
     CHECK_EQ(count_kept(rig), 5u);
   }
-  CHECK_EQ(header(rig).num_holding.load(), 0u);
+  CHECK_EQ(header(rig).num_pinning_all.load(), 0u);
   CHECK_EQ(count_kept(rig), 0u);
   CHECK_EQ(header(rig).num_free_pages.load(), free_before + 5);
   check(rig);
@@ -90,7 +90,7 @@ TEST(a_pin_of_one_page_outlives_a_pin_of_all) {
   fill(rig, 40);
   CHECK(relive::pin_page(*rig.table, rig.keys[0], true).ok());
   {
-    Hold pin(rig.table->door(), Deadline::after(1.0));
+    PinAll pin(rig.table->door(), Deadline::after(1.0));
     begin(pin, rig);
     CHECK(relive::clear(*rig.table).ok());
   }
@@ -109,9 +109,9 @@ TEST(more_pages_than_one_critical_section_frees_are_all_freed) {
   const uint32_t page_len = rig.table->region().page_len;
   for (int block = 0; block < 16; ++block) fill(rig, 256);
   const uint32_t pages = 4096 / page_len;
-  CHECK(pages > kKeptPerHold);
+  CHECK(pages > kKeptPerSection);
   {
-    Hold pin(rig.table->door(), Deadline::after(1.0));
+    PinAll pin(rig.table->door(), Deadline::after(1.0));
     begin(pin, rig);
     CHECK(relive::clear(*rig.table).ok());
     CHECK_EQ(count_kept(rig), pages);
@@ -123,7 +123,7 @@ TEST(more_pages_than_one_critical_section_frees_are_all_freed) {
 TEST(a_writer_without_a_free_page_waits_for_the_last_unpin) {
   Rig rig(small_spec());
   const Promises promises;
-  Hold pin(rig.table->door(), Deadline::after(1.0));
+  PinAll pin(rig.table->door(), Deadline::after(1.0));
   begin(pin, rig);
   // Each write has a timeout of 1 s. The last one ends without a page.
   Code code = Code::kOk;
@@ -157,7 +157,7 @@ TEST(the_pins_of_a_dead_participant_end) {
     uint32_t num_cut = 0;
     CHECK(end_participant(locked.held(), 3, &num_cut));
   }
-  CHECK_EQ(header(rig).num_holding.load(), 0u);
+  CHECK_EQ(header(rig).num_pinning_all.load(), 0u);
   CHECK_EQ(count_kept(rig), 0u);
   check(rig);
 }
@@ -165,15 +165,15 @@ TEST(the_pins_of_a_dead_participant_end) {
 TEST(recovery_counts_pins_again_and_keeps_the_pages) {
   Rig rig(small_spec());
   fill(rig, 40);
-  Hold pin(rig.table->door(), Deadline::after(1.0));
+  PinAll pin(rig.table->door(), Deadline::after(1.0));
   begin(pin, rig);
   CHECK(relive::clear(*rig.table).ok());
-  header(rig).num_holding.fetch_add(1);  // a death between the sum and the participant's word
+  header(rig).num_pinning_all.fetch_add(1);  // a death between the sum and the participant's word
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
     recover(locked.held(), rig.table->door().scratch);
   }
-  CHECK_EQ(header(rig).num_holding.load(), 1u);
+  CHECK_EQ(header(rig).num_pinning_all.load(), 1u);
   CHECK_EQ(count_kept(rig), 5u);
   check(rig);
   pin.end();
@@ -184,18 +184,18 @@ TEST(recovery_counts_pins_again_and_keeps_the_pages) {
 TEST(a_pin_that_ends_without_the_lock_goes_with_the_next_lock) {
   Rig rig(small_spec());
   fill(rig, 40);
-  Hold pin(rig.table->door(), Deadline::after(0.0));
+  PinAll pin(rig.table->door(), Deadline::after(0.0));
   begin(pin, rig);
   CHECK(relive::clear(*rig.table).ok());
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
     std::thread([&] { pin.end(); }).join();
-    CHECK_EQ(header(rig).num_holding.load(), 1u);
+    CHECK_EQ(header(rig).num_pinning_all.load(), 1u);
   }
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
   }
-  CHECK_EQ(header(rig).num_holding.load(), 0u);
+  CHECK_EQ(header(rig).num_pinning_all.load(), 0u);
   CHECK_EQ(count_kept(rig), 0u);
   check(rig);
 }

@@ -38,11 +38,11 @@ void on_point(testing::FailPoint point) {
 struct Watched {
   Watched() {
     seen = Seen{};
-    testing::hold_hook = on_section;
+    testing::section_hook = on_section;
     testing::fail_point_hook = on_point;
   }
   ~Watched() {
-    testing::hold_hook = nullptr;
+    testing::section_hook = nullptr;
     testing::fail_point_hook = nullptr;
   }
 };
@@ -345,13 +345,13 @@ TEST(pool_pressure_takes_a_bounded_number_of_rows) {
   std::vector<int64_t> keys(100);
   pressed = &r;
   most_evicted = 0;
-  testing::hold_hook = on_pressed_section;
+  testing::section_hook = on_pressed_section;
   for (int round = 0; round < 500; ++round) {
     StepBlock block = zeros_for(*rig.writer, r, keys.size(), true);
     block.terminated = Cells{reinterpret_cast<const std::byte*>(ones.data()), 1, 0};
     CHECK(rig.writer->write(block, 5.0, keys.data()).ok());
   }
-  testing::hold_hook = nullptr;
+  testing::section_hook = nullptr;
   CHECK(r.header->counters.pool_pressure.load() > 0);
   CHECK(most_evicted > 100 && most_evicted <= 256 + 100);  // plus the rows for the commit of a block
   CHECK(relive::check(*rig.table).ok());

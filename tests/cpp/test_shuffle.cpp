@@ -159,7 +159,7 @@ TEST(a_death_loses_only_the_positions_that_it_had_taken) {
   const uint64_t leaves = rig.table->region().map(0).num_leaves;
   die_at(testing::FailPoint::shuffle_claimed, *rig.table, [&] { (void)draw(*rig.table, 4); });
   std::set<int64_t> seen;
-  while (rig.table->region().turns[0]->load() < leaves)
+  while (rig.table->region().visited[0]->load() < leaves)
     for (int64_t key : draw(*rig.table, 1)) seen.insert(key);
   CHECK(seen.size() + 4 >= items);
   CHECK(relive::check(*rig.table).ok());

@@ -149,10 +149,10 @@ struct Quiet {
     install();
     allocations = sections = 0;
     for (auto& count : system_calls) count = 0;
-    testing::hold_hook = on_section;
+    testing::section_hook = on_section;
   }
   ~Quiet() {
-    testing::hold_hook = nullptr;
+    testing::section_hook = nullptr;
     testing::fail_point_hook = nullptr;
     CHECK(sections.load() > 0);
     CHECK_EQ(allocations.load(), 0u);
@@ -218,7 +218,7 @@ uint32_t pinned_reads = 0;
 void move_meanwhile(testing::FailPoint point) {
   if (point != testing::FailPoint::sample_gathered) return;
   CHECK_EQ(depth, 0);
-  const bool is_pinned = moving->region().header->num_holding.load() > 0;
+  const bool is_pinned = moving->region().header->num_pinning_all.load() > 0;
   pinned_reads += is_pinned ? 1 : 0;
   uint64_t moved = 0;
   CHECK(relive::move_all_pages(*moving, &moved).ok());
@@ -403,7 +403,7 @@ TEST(handles_that_come_and_go_and_the_lanes_of_the_dead) {
     const pid_t child = processes::spawn([&] {
       std::unique_ptr<Table> mine;
       std::unique_ptr<Writer> writer;
-      testing::hold_hook = nullptr;
+      testing::section_hook = nullptr;
       if (!Table::attach(path, Access::kReadWrite, std::nullopt, 5.0, &mine).ok()) return 1;
       if (!Writer::open(mine.get(), kLanes, &writer).ok()) return 2;
       const std::array<std::byte, 64> zeros{};
@@ -440,7 +440,7 @@ TEST(the_first_to_attach_after_all_others_died) {
   const std::string path = shared_path("all");
   processes::Signal ready;
   const pid_t child = processes::spawn([&] {
-    testing::hold_hook = nullptr;
+    testing::section_hook = nullptr;
     std::unique_ptr<Table> mine;
     if (!Table::create(make_config(spec), path, &mine).ok()) return 1;
     ready.give();
@@ -463,7 +463,7 @@ TEST(the_watch_sees) {
   install();
   allocations = 0;
   for (auto& count : system_calls) count = 0;
-  testing::hold_hook = on_section;
+  testing::section_hook = on_section;
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
     delete new std::vector<int>(100);
@@ -471,7 +471,7 @@ TEST(the_watch_sees) {
     (void)getppid();
 #endif
   }
-  testing::hold_hook = nullptr;
+  testing::section_hook = nullptr;
   CHECK(allocations.load() >= 2);
 #ifdef RELIVE_COUNTS_SYSTEM_CALLS
   if (can_watch) CHECK_EQ(system_calls[SYS_getppid].load(), 1u);

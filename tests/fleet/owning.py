@@ -45,8 +45,8 @@ def _answer(owners: dict[str, ShardOwner], what: str, *arguments: Any) -> Any:
         return owners[arguments[0]].is_restored
     if what == "close":
         return owners.pop(arguments[0]).close()
-    if what == "hold_agent":  # or it would begin and end with every shard
-        importlib.import_module("relive.fleet.onesided.nixl_agent").hold_agent()
+    if what == "shared_agent":  # or it would begin and end with every shard
+        importlib.import_module("relive.fleet.onesided.nixl_agent").shared_agent()
         return None
     table = owners[arguments[0]].table
     if what == "move_all_pages":

@@ -180,7 +180,7 @@ def test_where_nixl_is_not_installed(shm_name: Any, monkeypatch: pytest.MonkeyPa
         finally:
             shard.close()
     with pytest.raises(PeerUnreadable, match="pip install --no-deps nixl-cu12"):
-        nixl_agent.hold_agent()
+        nixl_agent.shared_agent()
 
 
 def test_the_command_installs_the_version_that_is_tested() -> None:
@@ -240,8 +240,8 @@ def test_the_agent_ends_with_the_last_who_uses_it(start: Any, shm_name: Any) -> 
         fill(table, 0, 0, 30)
         with attach([addresses[1]], path="nixl") as other:
             keys = fill(other, 1, 0, 30)
-            assert [agent.num_holds for agent in nixl_agent._agents] == [2]
-        assert [agent.num_holds for agent in nixl_agent._agents] == [1] and has_threads_of_ucx()
+            assert [agent.num_users for agent in nixl_agent._agents] == [2]
+        assert [agent.num_users for agent in nixl_agent._agents] == [1] and has_threads_of_ucx()
         assert table.sample(8).num_items == 8 and paths(table) == ["nixl"]
     assert not nixl_agent._agents and threads_of_ucx_end()
     assert os.environ["UCX_KEEPALIVE_INTERVAL"] == "inf"  # or the user's own: it looks at connections that ended

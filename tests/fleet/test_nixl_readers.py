@@ -116,7 +116,7 @@ def test_a_connection_that_a_sweep_ends_rests_before_it_is_made_anew(
     pair.fake.hangs = lambda request: True
     with pytest.raises(errors.DeadlineExceeded):
         pair.read(0.05)
-    pair.agent.num_holds += 5  # more than this test lets go of
+    pair.agent.num_users += 5  # more than this test lets go of
     pair.memory.close(pair.reader.close)  # to the quarantine
     pair.fake.hangs = lambda request: False  # its bytes come
     fields, metadata = pair.shared.give()

@@ -186,11 +186,11 @@ def test_what_became_of_a_draw_may_ride_with_the_next_request(start: Any, shm_na
         parts = [shard.begin(asked) for _ in range(1)]
         parts[0].take()
         line = parts[0]._line
-        line.take_turn()
+        line.acquire()
         parts[0].commit()
         assert owners.ask("in_flight", address) == 4 and line.settlements() == {"done": [0]}
         line.settle("done", 0)
-        line._turn.release()
+        line._lock.release()
         assert shard.ask_root(0)().num_items == 20
         settled(owners, address)
         assert shard.ask_root(0)().sampled == 4

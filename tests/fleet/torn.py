@@ -10,7 +10,7 @@ import numpy as np
 
 import relive
 from fleet.peer_memory import gathered, reader_of
-from relive._core import RegionHold
+from relive._core import PinnedRegion
 
 __all__ = ["SPEC", "Torn"]
 
@@ -101,7 +101,7 @@ class Torn:
 
     def words(self, dtype: Any, offset: int, count: int) -> np.ndarray:
         """Words of the region, to be changed."""
-        with RegionHold(self.table.core) as hold:
+        with PinnedRegion(self.table.core) as hold:
             memory: Any = (ctypes.c_ubyte * (count * np.dtype(dtype).itemsize)).from_address(hold.address + offset)
         return np.frombuffer(memory, dtype)
 

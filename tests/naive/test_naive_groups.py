@@ -375,32 +375,37 @@ class GroupsMachine(RuleBasedStateMachine):
             assert len(np.unique(batch.item_keys)) == len(drawable)
 
 
+CHOICES = [
+    (False, REMOVERS[0], None),
+    (True, REMOVERS[0], None),
+    *((False, remover, None) for remover in REMOVERS[1:]),
+    (True, REMOVERS[0], "variance"),
+    (True, REMOVERS[0], "mean"),
+    (False, REMOVERS[2], "variance"),
+    (False, REMOVERS[3], "mean"),
+]
+SIZES = [
+    (48, None, "refuse"),
+    (48, 2, "refuse"),
+    (200, None, "refuse"),
+    (200, 2, "refuse"),
+    (90, 2, "head"),
+    (90, None, "tail"),
+]
+
+
 @pytest.mark.parametrize(
-    ("late", "remover", "weigh"),
+    "capacity, max_times, too_long, late, remover, weigh",
     [
-        (False, REMOVERS[0], None),
-        (True, REMOVERS[0], None),
-        *((False, remover, None) for remover in REMOVERS[1:]),
-        (True, REMOVERS[0], "variance"),
-        (True, REMOVERS[0], "mean"),
-        (False, REMOVERS[2], "variance"),
-        (False, REMOVERS[3], "mean"),
-    ],
-)
-@pytest.mark.parametrize(
-    "capacity, max_times, too_long",
-    [
-        (48, None, "refuse"),
-        (48, 2, "refuse"),
-        (200, None, "refuse"),
-        (200, 2, "refuse"),
-        (90, 2, "head"),
-        (90, None, "tail"),
+        pytest.param(*size, *choice, marks=[pytest.mark.thorough] * ((one + other) % 2))
+        for one, size in enumerate(SIZES)
+        for other, choice in enumerate(CHOICES)
     ],
 )
 def test_long_programmes_of_groups(
     max_times: int | None, capacity: int, late: bool, too_long: str, remover: Any, weigh: str | None
 ) -> None:
+    """Each choice with half of the sizes; `make test-all` plays each with all of them."""
     rng = random.Random(capacity)
     machine = GroupsMachine()
     machine.begin(max_times, capacity, late, too_long, remover, weigh)

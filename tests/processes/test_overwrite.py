@@ -17,7 +17,7 @@ import relive
 from processes.shm import needs_shared_memory, shared_files
 from processes.tools import children
 from relive import errors
-from relive.core.holders import holders
+from relive.core.attached import attached_pids
 
 pytestmark = needs_shared_memory
 
@@ -128,7 +128,7 @@ def test_a_forked_child_that_never_used_the_table_holds_nothing(shm_name: Callab
     with children() as start:
         child = start("fork", wait_only)
         pid = child.answer()
-        assert pid not in holders(relive.SharedMemory(name).path)
+        assert pid not in attached_pids(relive.SharedMemory(name).path)
         with make(name) as again:
             assert first.closed and len(again) == 0
         child.tell("leave")
@@ -143,7 +143,7 @@ def test_a_process_that_only_reads_the_file_holds_nothing(shm_name: Callable[[],
         line = [sys.executable, "-c", program]
         with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
             assert reader.stdout is not None and reader.stdout.readline() == "open\n"
-            assert holders(path) == (os.getpid(),)
+            assert attached_pids(path) == (os.getpid(),)
             reader.communicate("\n", timeout=60)
 
 

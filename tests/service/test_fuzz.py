@@ -64,7 +64,7 @@ def right_messages(kind: str, keys: list[int]) -> list[tuple[dict[str, Any], byt
     if kind == "write":
         row = {"op": "append", "rows": 1, "lanes": None, "names": names}
         block = {"op": "extend", "rows": 2, "states": 3, "lanes": None, "names": names}
-        end = {"op": "end", "lanes": None, "names": ["next_observation"], "terminated": False, "truncated": True}
+        end = {"op": "end", "lanes": None, "names": ["next_observation"], "terminated": False}
         frame = {"seq": 1, "epoch": 0, "timeout_s": 0.0}
         version = {"op": "version", "version": 3}
         return [

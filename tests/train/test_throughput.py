@@ -26,7 +26,7 @@ from relive.train.tuning.throughput import (  # noqa: E402
 )
 
 FREE = Costs(  # nothing is slower for being done at once, nothing is published
-    cores=2, turns=((1, 100e-6), (4, 160e-6)), turns_here=((1, 100e-6), (4, 160e-6)), slow_here=((1, 1.0),), parts={},
+    cores=2, steps=((1, 100e-6), (4, 160e-6)), steps_here=((1, 100e-6), (4, 160e-6)), slow_here=((1, 1.0),), parts={},
     samples=((64, 50e-6),), updates=((32, 500e-6), (64, 950e-6)),
     gradients=1.0, sync_s=80e-6, add_s=20e-6, publish_s=0.0, take_s=0.0, slow_acting=1.0, slow_learning=1.0, spread=0.0,
 )  # fmt: skip
@@ -67,9 +67,9 @@ def test_one_process_does_one_thing_after_the_other() -> None:
     assert two.steps_per_s == pytest.approx(1 / (50e-6 + 500e-6 + 100e-6 + 40e-6)), "the first of them acts"
 
 
-def test_in_one_process_what_was_measured_in_turns_counts() -> None:
-    """Parts that take turns find the caches cold: their own figures are used for whoever acts and learns, no others."""
-    here = dataclasses.replace(FREE, turns_here=((1, 200e-6), (4, 400e-6)), slow_here=((1, 3.0), (4, 2.0)))
+def test_in_one_process_what_was_measured_in_steps_counts() -> None:
+    """Parts that take steps find the caches cold: their own figures are used for whoever acts and learns, no others."""
+    here = dataclasses.replace(FREE, steps_here=((1, 200e-6), (4, 400e-6)), slow_here=((1, 3.0), (4, 2.0)))
     inline = dataclasses.replace(ONE, inline=True)
     assert predict(here, inline, EACH).steps_per_s == pytest.approx(1 / (2000e-6 + 100e-6))
     one = dataclasses.replace(inline, num_envs=1)
@@ -187,7 +187,7 @@ def test_every_candidate_is_a_run(cores: int) -> None:
 
 def test_costs_that_cannot_be_are_refused() -> None:
     for changes in (
-        {"turns": ()}, {"updates": ((64, 1.0), (32, 1.0))}, {"samples": ((64, 0.0),)}, {"slow_acting": 0.5},
+        {"steps": ()}, {"updates": ((64, 1.0), (32, 1.0))}, {"samples": ((64, 0.0),)}, {"slow_acting": 0.5},
     ):  # fmt: skip
         with pytest.raises(InvalidConfig):
             dataclasses.replace(FREE, **changes)

@@ -135,9 +135,9 @@ def test_waiting_for_a_core_is_not_working() -> None:
 def test_every_part_is_measured_and_everything_ends() -> None:
     lines: list[str] = []
     costs = calibrate(small(), Sizes((1, 2), (16, 8), learners_too=True), 0.1, lines.append)
-    assert [size for size, _ in costs.turns] == [1, 2] and [size for size, _ in costs.samples] == [8, 16]
+    assert [size for size, _ in costs.steps] == [1, 2] and [size for size, _ in costs.samples] == [8, 16]
     assert [size for size, _ in costs.updates] == [4, 8, 16] and costs.gradients == 1.0
-    assert [size for size, _ in costs.turns_here] == [size for size, _ in costs.slow_here] == [1, 2]
+    assert [size for size, _ in costs.steps_here] == [size for size, _ in costs.slow_here] == [1, 2]
     assert all(times >= 1 for _, times in costs.slow_here), "between turns nothing is quicker than by itself"
     assert (
         costs.sync_s is not None and costs.sync_s >= 0 and costs.add_s > 0 and costs.publish_s > 0 and costs.take_s > 0
@@ -159,8 +159,8 @@ def test_many_updates_a_turn_are_measured_by_a_few() -> None:
         Table(agent.spec(), 1_000, agent.index(MinSize(1))) as table,
         OneProcess(config, (1,), agent, table, board) as it,
     ):
-        turn_s, learn_s = it.take(1, 0.0, lambda: learnt.append(1), lambda: None)
-        assert len(table) > 0 and turn_s > 0 and learn_s >= 0
+        step_s, learn_s = it.take(1, 0.0, lambda: learnt.append(1), lambda: None)
+        assert len(table) > 0 and step_s > 0 and learn_s >= 0
     board.close()
     assert len(learnt) == 1 + 2 * 8, "one before the first of three turns, eight before each of the others"
 

@@ -216,7 +216,7 @@ def test_more_than_a_batch_of_a_million_leaves() -> None:
 
 
 def test_large_batches_have_no_item_twice_while_others_are_left() -> None:
-    """Beyond what is claimed in one hold of the lock, and where some of the first ones are used up within the batch."""
+    """Beyond what one critical section claims, and where some of the first ones are used up within the batch."""
     index = relive.Index(sampler=relive.Fifo(), max_times_sampled=2)
     with relive.Table(SPEC, 2_000, index) as table, table.writer() as writer:
         writer.extend(number=np.arange(1_000))

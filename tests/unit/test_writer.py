@@ -250,8 +250,8 @@ def test_end_episode() -> None:
     writer.end_episode(**nexts)
     writer.end_episode(terminated=True)
     writer.end_episode(truncated=True, lanes=[1], timeout_s=1, **nexts)
-    assert [call[1:3] for call in core.calls] == [(False, True), (True, False), (False, True)]
-    assert core.calls[2][0]["next_goal"].shape == (1,) and core.calls[2][3].tolist() == [1]
+    assert [call[1] for call in core.calls] == [False, True, False]
+    assert core.calls[2][0]["next_goal"].shape == (1,) and core.calls[2][2].tolist() == [1]
     with pytest.raises(InvalidConfig):
         writer.end_episode(truncated=False)
     with pytest.raises(UnknownColumn):

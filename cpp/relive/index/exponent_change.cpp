@@ -77,7 +77,7 @@ class ExponentChange final : public IndexView {
       const double mass = tree.leaf(slot);
       if (!(mass < 0.0)) continue;
       tree.set_leaf(slot, -mass);
-      RELIVE_FAIL_POINT(raise_turned);
+      RELIVE_FAIL_POINT(raise_switched);
     }
   }
 

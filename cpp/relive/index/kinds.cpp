@@ -42,7 +42,7 @@ constexpr Kind kSamplers[] = {
     {"top_k", LeafKind::kMass, Reduction::kMax, Choice::kOfBest, true, &themselves},
     {"latest", LeafKind::kLatest, Reduction::kSum, Choice::kByMass, false, &ones},
     {"fading", LeafKind::kFading, Reduction::kSum, Choice::kByMass, false, &ones},
-    {"shuffle", LeafKind::kMass, Reduction::kSum, Choice::kInTurn, false, &ones},
+    {"shuffle", LeafKind::kMass, Reduction::kSum, Choice::kOncePerEpoch, false, &ones},
 };
 
 // Removers: which item goes if there are more than max_items. (Steps go in the order of their pages' tickets, rule D3.)
@@ -156,7 +156,7 @@ Status settle_kinds(IndexConfig* config) {
                    (sampler.choice == Choice::kBest ? kIsOrdered : 0) | (sampler.is_ranked() ? kIsRanked : 0) |
                    (sampler.leaf == LeafKind::kLatest ? kIsLatest : 0) |
                    (sampler.leaf == LeafKind::kFading ? kFades : 0) |
-                   (sampler.choice == Choice::kInTurn ? kIsShuffled : 0) | (config->traits & kIsDistinct);
+                   (sampler.choice == Choice::kOncePerEpoch ? kIsShuffled : 0) | (config->traits & kIsDistinct);
   return {};
 }
 

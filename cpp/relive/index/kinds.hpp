@@ -27,11 +27,11 @@ enum class LeafKind : uint32_t {
 
 // The way in which a draw finds an item from the reductions of the leaves.
 enum class Choice : uint32_t {
-  kByMass,  // by a point in the sum
-  kBest,    // the best items, in order
-  kByRank,  // by a point in the sum of the weights of ranks (read/ranked.hpp)
-  kOfBest,  // as kByRank, with weight 1 for the best items and 0 for the others
-  kInTurn   // every item once an epoch, in the order of a permutation (read/shuffle.hpp)
+  kByMass,       // by a point in the sum
+  kBest,         // the best items, in order
+  kByRank,       // by a point in the sum of the weights of ranks (read/ranked.hpp)
+  kOfBest,       // as kByRank, with weight 1 for the best items and 0 for the others
+  kOncePerEpoch  // every item once an epoch, in the order of a permutation (read/shuffle.hpp)
 };
 
 struct Kind {

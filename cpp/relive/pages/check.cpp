@@ -247,8 +247,8 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
     if (!broken) broken = check_complete(r, lane);
     if (broken) return broken;
   }
-  if (count_holding(r) != h.num_holding.load(kRelaxed))
-    return {"num_holding differs from the sum over all participants"};
+  if (count_pinning_all(r) != h.num_pinning_all.load(kRelaxed))
+    return {"num_pinning_all differs from the sum over all participants"};
   broken = {broken_records(r)};
   if (!broken) broken = {broken_ranks(r)};
   for (const uint32_t i : r.record_indexes())

@@ -41,7 +41,7 @@ void Locked::take() {
   }
   is_held_ = true;
   num_cut_ = 0;
-  RELIVE_HOLD(true);
+  RELIVE_SECTION(true);
   RELIVE_LOCKS_HELD(+1);
   RELIVE_FAIL_POINT(lock_taken);
   if (result == LockResult::kTakenFromDead) {
@@ -49,9 +49,9 @@ void Locked::take() {
     door_.has_dead = true;
     items_ = room_ = true;
   }
-  if (door_.owed_holds.load(kRelaxed) != 0) {
-    unpin_all_pages(held_, door_.me, door_.owed_holds.exchange(0, kRelaxed));
-    (void)free_kept(held_, kKeptPerHold);
+  if (door_.owed_unpins.load(kRelaxed) != 0) {
+    unpin_all_pages(held_, door_.me, door_.owed_unpins.exchange(0, kRelaxed));
+    (void)free_kept(held_, kKeptPerSection);
     room_ = true;
   }
   if (door_.has_dead) sweep_some();
@@ -76,7 +76,7 @@ bool Locked::sweep_dead() {
 }
 
 bool Locked::cut(uint32_t lane_slot) {
-  if (num_cut_ >= lanes_per_hold()) return false;
+  if (num_cut_ >= lanes_per_section()) return false;
   cut_lane(held_, lane_slot);
   ++num_cut_;
   items_ = room_ = true;
@@ -96,7 +96,7 @@ void Locked::release() {
   if (!held_.region.fading_indexes().empty()) keep_masses_near(held_);
   Leaves::flush_all(held_);
   RELIVE_FAIL_POINT(commit_ancestors);
-  RELIVE_HOLD(false);
+  RELIVE_SECTION(false);
   RELIVE_LOCKS_HELD(-1);
   if (RELIVE_RULE(C1_lock)) TableLock::unlock(&door_.region.header->lock);
   RELIVE_FAIL_POINT(commit_unlocked);

@@ -28,7 +28,7 @@ struct Door {
   Dirty dirty{};
   RecoverScratch scratch{};
   // Pins of all pages that have ended, but the lock was not available: the next Locked takes them off (rule D7).
-  std::atomic<uint32_t> owed_holds{0};
+  std::atomic<uint32_t> owed_unpins{0};
 };
 
 class Locked final {
@@ -71,8 +71,8 @@ class Locked final {
 // Stands for the lock where no other process can take it: at the birth of a region, or after all its users died.
 class Alone final {
  public:
-  explicit Alone(Door& door) : held_(door.region, door.dirty) { RELIVE_HOLD(true); }
-  ~Alone() { RELIVE_HOLD(false); }
+  explicit Alone(Door& door) : held_(door.region, door.dirty) { RELIVE_SECTION(true); }
+  ~Alone() { RELIVE_SECTION(false); }
   Alone(const Alone&) = delete;
   Alone& operator=(const Alone&) = delete;
   Held& held() { return held_; }

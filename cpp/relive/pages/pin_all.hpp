@@ -1,7 +1,7 @@
 // Pins every page for one reading: between begin() and end() rows can be read without the lock, and no page is freed or
 // moved (rule D7).
 //
-// Owns:    a Hold lives on the stack of a call and owns one count of its participant (Participant.holding). A sweep
+// Owns:    a PinAll lives on the stack of a call and owns one count of its participant (Participant.pinning_all). A sweep
 //          takes the count off if the process dies (rule E4).
 // Locking: begin() runs under the lock; end() takes the lock, so the thread must own no Locked then.
 // Cost:    two critical sections. Writers that find no free page wait meanwhile: pin all pages for one reading only.
@@ -11,14 +11,14 @@
 
 namespace relive {
 
-class Hold final {
+class PinAll final {
  public:
   // deadline: for taking the lock in end(). After the deadline, the next critical section of the handle takes the pin
   // off.
-  Hold(Door& door, const Deadline& deadline) : door_(door), deadline_(deadline.deaf()) {}
-  ~Hold() { end(); }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
+  PinAll(Door& door, const Deadline& deadline) : door_(door), deadline_(deadline.deaf()) {}
+  ~PinAll() { end(); }
+  PinAll(const PinAll&) = delete;
+  PinAll& operator=(const PinAll&) = delete;
 
   void begin(Locked& locked);  // a second call changes nothing
   void end();

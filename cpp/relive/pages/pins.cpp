@@ -29,7 +29,7 @@ bool is_kept(const Region& r, uint64_t page) {
 
 }  // namespace
 
-bool is_held(const Region& r) { return RELIVE_RULE(D7_hold) && r.header->num_holding.load(kRelaxed) != 0; }
+bool is_held(const Region& r) { return RELIVE_RULE(D7_pin_all) && r.header->num_pinning_all.load(kRelaxed) != 0; }
 
 bool is_pinned(const Region& r, uint64_t page) {
   if (r.header->num_pins.load(kRelaxed) == 0) return false;
@@ -42,28 +42,28 @@ bool is_pinned(const Region& r, uint64_t page) {
 
 bool must_stay(const Region& r, uint64_t page) { return is_held(r) || is_pinned(r, page); }
 
-uint32_t count_holding(const Region& r) {
+uint32_t count_pinning_all(const Region& r) {
   uint32_t sum = 0;
-  for (uint32_t p = 0; p < r.geometry->max_participants; ++p) sum += r.participants[p].holding.load(kRelaxed);
+  for (uint32_t p = 0; p < r.geometry->max_participants; ++p) sum += r.participants[p].pinning_all.load(kRelaxed);
   return sum;
 }
 
 // The sum rises first and falls last: a death between the two stores leaves the sum too high, never too low.
 void pin_all_pages(Held& held, uint32_t participant) {
   Region& r = held.region;
-  r.header->num_holding.fetch_add(1, kRelaxed);
-  RELIVE_FAIL_POINT(hold_counted);
-  r.participants[participant].holding.fetch_add(1, kRelaxed);
-  RELIVE_FAIL_POINT(hold_raised);
+  r.header->num_pinning_all.fetch_add(1, kRelaxed);
+  RELIVE_FAIL_POINT(pins_counted);
+  r.participants[participant].pinning_all.fetch_add(1, kRelaxed);
+  RELIVE_FAIL_POINT(pins_raised);
 }
 
 void unpin_all_pages(Held& held, uint32_t participant, uint32_t count) {
   Region& r = held.region;
-  std::atomic<uint32_t>& holding = r.participants[participant].holding;
-  count = std::min(count, holding.load(kRelaxed));
-  holding.fetch_sub(count, kRelaxed);
-  RELIVE_FAIL_POINT(hold_lowered);
-  r.header->num_holding.fetch_sub(count, kRelaxed);
+  std::atomic<uint32_t>& pinning_all = r.participants[participant].pinning_all;
+  count = std::min(count, pinning_all.load(kRelaxed));
+  pinning_all.fetch_sub(count, kRelaxed);
+  RELIVE_FAIL_POINT(pins_lowered);
+  r.header->num_pinning_all.fetch_sub(count, kRelaxed);
 }
 
 void kept_push(Held& held, uint32_t page) {

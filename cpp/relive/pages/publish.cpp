@@ -255,7 +255,7 @@ uint64_t current_page(Held& held, Lane& lane) {
   const uint64_t ahead = r.alive(lane.ahead.load(kRelaxed));
   if (page == kNoPage || ahead == kNoPage || range_of(r, page).step_end < r.page_len) return page;
   if (ahead != page) {
-    RELIVE_FAIL_POINT(sweep_turn);
+    RELIVE_FAIL_POINT(sweep_page_end);
     advance_page(held, lane, page);
   } else {
     lane.ahead.store(0, std::memory_order_release);  // a process died between the two stores of advance_page()

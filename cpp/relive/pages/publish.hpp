@@ -46,9 +46,9 @@ void settle_lane(Held& held, uint32_t lane_slot);
 
 // The number of lanes that one critical section cuts. Each cut publishes the items whose windows waited (rule C3).
 #ifdef RELIVE_TESTING
-inline uint32_t lanes_per_hold() { return testing::lanes_per_hold; }
+inline uint32_t lanes_per_section() { return testing::lanes_per_section; }
 #else
-inline constexpr uint32_t lanes_per_hold() { return 64; }
+inline constexpr uint32_t lanes_per_section() { return 64; }
 #endif
 
 // Ends a lane after its writer was closed or died. The frozen cell, or else the last row, becomes a tail; without state

@@ -264,7 +264,7 @@ uint64_t take_free_record(Held& held, uint32_t index) {
 void begin_record(Held& held, uint32_t index, uint64_t record) {
   Leaves::open(held, index, record, 1, 0);
   RecordQueue::begin_wait(held, index, record, held.region.header->index_state[index].next_item.load(kRelaxed) - 1);
-  RELIVE_FAIL_POINT(record_turn);
+  RELIVE_FAIL_POINT(record_waits);
 }
 
 void keep_a_record_free(Held& held, uint32_t index) {

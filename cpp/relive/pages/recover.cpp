@@ -187,7 +187,7 @@ void count_keepers(Held& held) {
   for (uint32_t p = 0; p < r.geometry->max_participants; ++p)
     for (const auto& pin : r.participants[p].pins) num_pins += pin.load(kRelaxed) != 0 ? 1 : 0;
   r.header->num_pins.store(num_pins, kRelaxed);
-  r.header->num_holding.store(count_holding(r), kRelaxed);
+  r.header->num_pinning_all.store(count_pinning_all(r), kRelaxed);
 }
 
 }  // namespace
@@ -232,7 +232,7 @@ bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
   for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) {
     if (r.lanes[lane].state.load(kRelaxed) != LaneState::kLive) continue;
     if (r.lanes[lane].owner.load(kRelaxed) != participant) continue;
-    if (*num_cut >= lanes_per_hold()) {
+    if (*num_cut >= lanes_per_section()) {
       Leaves::flush_all(held);  // this critical section may go on to draw, or check the sums
       return false;
     }
@@ -251,9 +251,9 @@ bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
   RELIVE_FAIL_POINT(sweep_credit);
   for (auto& pin : r.participants[participant].pins)
     if (pin.load(kRelaxed) != 0) unpin(held, pin);
-  if (RELIVE_RULE(E4_holding)) unpin_all_pages(held, participant, ~0u);
-  RELIVE_FAIL_POINT(sweep_holding);
-  (void)free_kept(held, kKeptPerHold);
+  if (RELIVE_RULE(E4_pinning_all)) unpin_all_pages(held, participant, ~0u);
+  RELIVE_FAIL_POINT(sweep_pinning_all);
+  (void)free_kept(held, kKeptPerSection);
   Leaves::flush_all(held);
   r.participants[participant].live.store(0, std::memory_order_release);
   RELIVE_FAIL_POINT(sweep_live);

@@ -57,7 +57,7 @@ struct Swept {
 };
 
 // Ends every participant whose life byte is free, except `me`. num_cut: the lanes that this critical section has cut;
-// the sweep stops at lanes_per_hold() of them.
+// the sweep stops at lanes_per_section() of them.
 Swept sweep(Held& held, const Storage& storage, uint32_t me, uint32_t* num_cut);
 
 // Ends the lanes, credits and pins of one participant and then frees its slot. Returns false if this critical section

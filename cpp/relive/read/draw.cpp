@@ -33,7 +33,7 @@ struct Round {
   uint64_t num_empty = 0;
 
   bool is_best() const { return leaves.kind().choice == Choice::kBest; }
-  bool is_by_mass() const { return !is_best() && leaves.kind().choice != Choice::kInTurn; }
+  bool is_by_mass() const { return !is_best() && leaves.kind().choice != Choice::kOncePerEpoch; }
   void take_best(size_t count);
   void aim_freely(const CounterRng& rng, size_t count);
   void descend(size_t count);
@@ -255,7 +255,7 @@ void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) 
   drawn.resize(std::max(drawn.size(), n));
   taken.reserve(n);
   shuffled.assign(shuffled.empty() ? 0 : n, 0);
-  first_turn = end_turn = 0;
+  first_visit = end_visit = 0;
   is_one_run = true;
   best.reserve(2 * n);
   uint32_t* const rows = missing.data();

@@ -72,7 +72,7 @@ struct DrawScratch {
   std::vector<Leaves::Node> best;
   std::vector<uint64_t> shuffled;  // for Shuffle, by row: slot + 1 of the row's leaf; 0: none yet
   // For Shuffle: the positions that the draw took, if no other draw took one in between (is_one_run).
-  uint64_t first_turn = 0, end_turn = 0;
+  uint64_t first_visit = 0, end_visit = 0;
   bool is_one_run = true;
   std::vector<uint64_t> taken;  // slots in the batch: the best items repeat only after all of them were taken
   RankLaws laws;
@@ -115,7 +115,7 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
 // unlock.
 bool is_noted_when_chosen(const GatherPlan& plan);
 // The number of items that one critical section may note, because it copies their own columns.
-size_t noted_a_hold(const Region& r, uint32_t index);
+size_t noted_per_section(const Region& r, uint32_t index);
 // Notes the windows of scratch.chosen[begin .. end) under the lock, and copies the items' own columns from their
 // records.
 void note_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch, size_t begin, size_t end);

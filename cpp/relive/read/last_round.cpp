@@ -29,7 +29,7 @@ bool look_again(const Region& r, Window* windows, const uint32_t* rows, size_t c
 
 bool is_noted_when_chosen(const GatherPlan& plan) { return plan.max_rows != 0; }
 
-size_t noted_a_hold(const Region& r, uint32_t index) {
+size_t noted_per_section(const Region& r, uint32_t index) {
   return std::max<size_t>(1, kNotedBytes / std::max(1u, r.geometry->records[index].value_stride));
 }
 

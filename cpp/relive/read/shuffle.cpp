@@ -71,11 +71,11 @@ void take_positions(const Region& r, uint32_t index, DrawScratch* scratch, doubl
   }
   for (uint64_t looks = 0; found < count && looks < kLooksARound && leaves.has_any();) {
     const uint64_t some = count - found;
-    uint64_t position = claim_positions(*r.turns[index], some);
+    uint64_t position = claim_positions(*r.visited[index], some);
     RELIVE_FAIL_POINT(shuffle_claimed);
-    if (scratch->first_turn == scratch->end_turn) scratch->first_turn = scratch->end_turn = position;
-    scratch->is_one_run &= scratch->end_turn == position;
-    scratch->end_turn = position + some;
+    if (scratch->first_visit == scratch->end_visit) scratch->first_visit = scratch->end_visit = position;
+    scratch->is_one_run &= scratch->end_visit == position;
+    scratch->end_visit = position + some;
     for (const uint64_t end = position + some; position < end;) {
       const Permutation order(r.geometry->seed, index, position / num_leaves, num_leaves);
       const uint64_t last = std::min(end, (position / num_leaves + 1) * num_leaves);

@@ -134,7 +134,7 @@ Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOper
                   Where* out) {
   if (index >= r.num_indexes) return invalid("index", "one of the table's", index);
   const Choice choice = Leaves(r, index).kind().choice;
-  if (choice == Choice::kInTurn)
+  if (choice == Choice::kOncePerEpoch)
     return invalid("where of a draw", "an index whose sampler is another: Shuffle draws each item once an epoch",
                    static_cast<int64_t>(index));
   out->index = index;

@@ -66,7 +66,7 @@ Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyS
   for (uint32_t round = 0; round < patience && left > 0; ++round)
     RELIVE_RETURN_IF_ERROR(gather_round(r, asked, source, s, &left));
   if (left > 0 && !table.is_read_only()) {  // pages move faster than they are read: pin them
-    Hold pins(table.door(), table.own_deadline());
+    PinAll pins(table.door(), table.own_deadline());
     {
       Locked locked(table.door(), table.own_deadline());
       RELIVE_RETURN_IF_ERROR(locked.status());

@@ -104,10 +104,10 @@ Status Draw::fill(bool* too_few) {
 // Gives back the places of a shuffled epoch that this draw took, if no other draw has taken one after them. Else they
 // are lost, as those of a dead process are (rule O1).
 void Draw::give_back_places() {
-  if (!call_.is_shuffled() || !s_.is_one_run || s_.first_turn == s_.end_turn || !call_.table.is_of_this_process())
+  if (!call_.is_shuffled() || !s_.is_one_run || s_.first_visit == s_.end_visit || !call_.table.is_of_this_process())
     return;
-  uint64_t end = s_.end_turn;
-  call_.r.turns[call_.request.index]->compare_exchange_strong(end, s_.first_turn, kRelaxed);
+  uint64_t end = s_.end_visit;
+  call_.r.visited[call_.request.index]->compare_exchange_strong(end, s_.first_visit, kRelaxed);
 }
 
 // A batch that cannot be completed leaves nothing: it gives back its claims, its credit and its draw number.

@@ -44,13 +44,13 @@ class PinnedFill final {
 // A batch that is in order is of one moment, and so chosen in one critical section (rule R4).
 size_t PinnedFill::chunk() const {
   if (call_.is_by_order()) return s_.chosen.size();
-  return is_noted_ ? std::min(kChunk, noted_a_hold(call_.r, call_.request.index)) : kChunk;
+  return is_noted_ ? std::min(kChunk, noted_per_section(call_.r, call_.request.index)) : kChunk;
 }
 
 Status PinnedFill::run(bool* too_few) {
   const DrawRequest& request = call_.request;
   call_.r.header->counters.slow_draws.fetch_add(1, kRelaxed);
-  Hold pins(call_.table.door(), call_.deadline);
+  PinAll pins(call_.table.door(), call_.deadline);
   s_.chosen.assign(rounds_.missing().rows().begin(), rounds_.missing().rows().end());
   s_.runs.clear();
   if (is_noted_) s_.runs.reserve(s_.chosen.size() * call_.r.geometry->records[request.index].nodes_a_record());

@@ -52,7 +52,7 @@ void Table::reset_in_child() {
   active_.store(0);
   mutex_.reset();
   uncut_lanes_.forget();
-  door_.owed_holds.store(0);
+  door_.owed_unpins.store(0);
   if (storage_ != nullptr) storage_->close_locks();
 }
 

@@ -33,7 +33,7 @@ std::string massless_text(const Region& r, uint32_t index) {
 
 Status items_stand_error(const Deadline& deadline) {
   return Status(Code::kDeadlineExceeded)
-      .with_text("needs", "the explicit items on the oldest rows to end, 256 in one hold of the lock")
+      .with_text("needs", "the explicit items on the oldest rows to end, 256 in each critical section")
       .with_text("has", "some of them left")
       .with_double("waited_s", deadline.waited_s());
 }

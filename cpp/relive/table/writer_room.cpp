@@ -84,7 +84,7 @@ Status relieve(Table& table, OpenResult result, Locked* locked, const Deadline& 
   };
   (void)locked->sweep_dead();
   RELIVE_RETURN_IF_ERROR(locked->status());
-  (void)free_kept(locked->held(), kKeptPerHold);
+  (void)free_kept(locked->held(), kKeptPerSection);
   if (has_room()) return {};
   if (relieve_pressure(locked->held())) {
     const bool is_done = r.header->num_free_pages.load(kRelaxed) > 0 || locked->held().ends_left > 0;

@@ -152,7 +152,7 @@ std::string unsound_part(const Geometry& g, const std::byte* memory, size_t num_
   const auto* indexes = reinterpret_cast<const Header*>(memory)->indexes;
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
     const uint64_t num_leaves = g.records[i].max_items != 0 ? g.records[i].max_items : g.num_slots;
-    const Wide end = Wide{g.trees_offset[i]} + Tree::num_bytes(num_leaves) + kTurnBytes;
+    const Wide end = Wide{g.trees_offset[i]} + Tree::num_bytes(num_leaves) + kVisitedBytes;
     if ((indexes[i].traits & kIsShuffled) && end > g.slabs_offset)
       return "a count of visited leaves outside of its place";
   }

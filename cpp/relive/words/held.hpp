@@ -37,10 +37,10 @@ class Held final {
   Dirty& dirty;
   // Explicit items that may still end in this critical section before their rows go (rule X7); eight nodes count as
   // one.
-  uint32_t ends_left = kEndsAHold;
+  uint32_t ends_left = kEndsPerSection;
   // Rows that this critical section may still look at, for explicit items that have all their late columns now (rule
   // L6).
-  uint32_t looks_left = kLooksAHold;
+  uint32_t looks_left = kLooksPerSection;
   // Change a count that is written under the lock only, and read at any time. A load and a store suffice. A locked
   // instruction would wait for all stores before it, which cost a written step a tenth of its time.
   template <class T>
@@ -58,8 +58,8 @@ class Held final {
   }
 
  private:
-  static constexpr uint32_t kEndsAHold = 256;
-  static constexpr uint32_t kLooksAHold = 4096;
+  static constexpr uint32_t kEndsPerSection = 256;
+  static constexpr uint32_t kLooksPerSection = 4096;
   friend class Locked;  // the table lock
   friend class Alone;   // no other process is attached: at birth, or after all others died
   Held(Region& r, Dirty& d) : region(r), dirty(d) {}

@@ -234,7 +234,7 @@ Status place_areas(const TableConfig& config, Layout* out) {
     const bool has_records = g.records[i].max_items != 0;
     const uint64_t num_leaves = has_records ? g.records[i].max_items : g.num_slots;
     const bool is_shuffled = (config.indexes[i].traits & kIsShuffled) != 0;
-    g.trees_offset[i] = take(Tree::num_bytes(num_leaves) + (is_shuffled ? kTurnBytes : 0));
+    g.trees_offset[i] = take(Tree::num_bytes(num_leaves) + (is_shuffled ? kVisitedBytes : 0));
     g.states_offset[i] = take(sizeof(uint16_t) * num_leaves);
     g.cursors_offset[i] = take(has_records ? 0 : sizeof(Cursor) * g.max_lanes);
     if (!has_records && config.indexes[i].max_items != 0) g.orders_offset[i] = take(Tree::num_bytes(num_leaves));

@@ -199,7 +199,7 @@ inline constexpr uint32_t kIsLatest = 64;      // kind: the sampler draws among 
 inline constexpr uint32_t kFades = 128;        // kind: the sampler's masses follow from versions
 inline constexpr uint32_t kIsShuffled = 512;   // kind: the sampler visits every leaf once an epoch
 inline constexpr uint32_t kIsDistinct = 1024;  // configured: a batch has no item twice
-inline constexpr uint64_t kTurnBytes = 64;     // after the tree of a shuffled index: the count of leaves visited (O1)
+inline constexpr uint64_t kVisitedBytes = 64;  // after the tree of a shuffled index: the count of leaves visited (O1)
 
 struct IndexConfig {
   char name[64];

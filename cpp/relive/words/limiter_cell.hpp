@@ -34,7 +34,7 @@ class LimiterCell final {
   void store(const LimiterConfig& limiter) {
     const uint64_t number = number_.load(std::memory_order_relaxed) + 1;
     const Words words = std::bit_cast<Words>(limiter);
-    if (!RELIVE_RULE(P1_turn)) number_.store(number, std::memory_order_release);
+    if (!RELIVE_RULE(P1_switch)) number_.store(number, std::memory_order_release);
     // A reader that still reads this place, from two changes ago, sees the new number before any of these words.
     std::atomic_thread_fence(std::memory_order_release);
     for (size_t k = 0; k < words.size(); ++k) {
@@ -42,7 +42,7 @@ class LimiterCell final {
       RELIVE_FAIL_POINT(limiter_word);
     }
     number_.store(number, std::memory_order_release);
-    RELIVE_FAIL_POINT(limiter_turned);
+    RELIVE_FAIL_POINT(limiter_switched);
   }
 
   uint64_t num_changes() const { return number_.load(std::memory_order_relaxed); }

@@ -105,7 +105,7 @@ void Region::bind_index(uint32_t index) {
   if (of.max_items == 0 || of.group_size != 0) appended_indexes_[num_appended_indexes_++] = index;
   trees_[index].bind(base + g.trees_offset[index], maps_[index].num_leaves, header->indexes[index].reduction);
   if (header->indexes[index].traits & kIsShuffled)
-    turns[index] = at<std::atomic<uint64_t>>(base, g.trees_offset[index] + Tree::num_bytes(maps_[index].num_leaves));
+    visited[index] = at<std::atomic<uint64_t>>(base, g.trees_offset[index] + Tree::num_bytes(maps_[index].num_leaves));
   states_[index] = at<std::atomic<uint16_t>>(base, g.states_offset[index]);
   traits[index] = static_cast<uint16_t>(header->indexes[index].traits & (kHasPriorities | kIsOrdered | kFades));
   if ((traits[index] & kFades) != 0) fading_indexes_[num_fading_indexes_++] = index;

@@ -121,7 +121,7 @@ struct alignas(64) Participant {
   std::atomic<int64_t> pid;  // as the namespace, for messages only
   std::atomic<uint64_t> pid_namespace;
   std::atomic<uint64_t> pins[kPins];  // page refs
-  std::atomic<uint32_t> holding;      // its threads that have pinned all pages (rule D7)
+  std::atomic<uint32_t> pinning_all;  // its threads that have pinned all pages (rule D7)
   uint32_t reserved;
 };
 static_assert(sizeof(Participant) == 64);
@@ -240,10 +240,10 @@ struct Header {
   std::atomic<uint32_t> ring_head, ring_tail;                  // DERIVED
   std::atomic<uint32_t> num_pins;                              // DERIVED
   std::atomic<uint32_t> policy_version;
-  std::atomic<uint32_t> num_holding;  // DERIVED: the sum of `holding` over all participants
-  std::atomic<uint32_t> kept_head;    // DERIVED: the list of CLOSED pages without rows that are pinned
-  LateRest late_rest;                 // PRIMARY
-  std::atomic<uint64_t> num_raised;   // twice the changes of exponents so far, odd during a change (rule H3)
+  std::atomic<uint32_t> num_pinning_all;  // DERIVED: the sum of `pinning_all` over all participants
+  std::atomic<uint32_t> kept_head;        // DERIVED: the list of CLOSED pages without rows that are pinned
+  LateRest late_rest;                     // PRIMARY
+  std::atomic<uint64_t> num_raised;       // twice the changes of exponents so far, odd during a change (rule H3)
   alignas(64) IndexState index_state[kMaxIndexes];
   alignas(64) Counters counters;
 };
@@ -283,9 +283,9 @@ struct Region {
   PageRecord* pages = nullptr;
   std::atomic<uint64_t>* tails = nullptr;
   Mark* marks = nullptr;
-  Cursor* cursors[kMaxIndexes] = {};               // of the row indexes
-  Records records[kMaxIndexes] = {};               // of the record indexes
-  std::atomic<uint64_t>* turns[kMaxIndexes] = {};  // PRIMARY, of shuffled indexes: leaves visited so far (rule O1)
+  Cursor* cursors[kMaxIndexes] = {};                 // of the row indexes
+  Records records[kMaxIndexes] = {};                 // of the record indexes
+  std::atomic<uint64_t>* visited[kMaxIndexes] = {};  // PRIMARY, of shuffled indexes: leaves visited so far (rule O1)
   std::atomic<uint32_t>* free_frames = nullptr;
   uint32_t num_indexes = 0;
   uint32_t page_shift = 0;

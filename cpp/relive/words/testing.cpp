@@ -8,8 +8,8 @@ void (*broken_promise_hook)(const char* what) = nullptr;
 uint32_t most_rounds = ~0u;
 thread_local uint32_t locks_held = 0;
 bool rule_switched_off[static_cast<uint32_t>(Rule::kCount)] = {};
-void (*hold_hook)(bool begins) = nullptr;
-uint32_t lanes_per_hold = 64;
+void (*section_hook)(bool begins) = nullptr;
+uint32_t lanes_per_section = 64;
 
 const char* fail_point_name(uint32_t position) {
   static const char* const kNames[] = {

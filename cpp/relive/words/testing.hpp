@@ -20,9 +20,9 @@
   X(delete_done) X(sample_reserved) X(draw_found) X(draw_word) X(sample_gathered) X(claim_times) \
   X(claim_leaf) X(claim_undone) X(claim_back) X(sample_done_added) X(sample_in_flight) X(lock_taken) X(recover_begin) \
   X(recover_pass1) X(recover_pass2) X(recover_pass3) X(recover_lists) X(recover_lanes) X(recover_inner) \
-  X(sweep_begin) X(sweep_lane) X(sweep_turn) X(sweep_credit) X(sweep_holding) X(sweep_live) X(attach_byte) \
+  X(sweep_begin) X(sweep_lane) X(sweep_page_end) X(sweep_credit) X(sweep_pinning_all) X(sweep_live) X(attach_byte) \
   X(attach_slot) X(attach_live) X(move_copied) X(move_frame) X(move_word) X(grow_committed) X(grow_counted) \
-  X(cells_written) X(hold_counted) X(hold_raised) X(hold_read) X(hold_lowered) X(kept_removed) \
+  X(cells_written) X(pins_counted) X(pins_raised) X(pins_read) X(pins_lowered) X(kept_removed) \
   X(insert_taken) X(insert_windows) X(insert_hung) X(insert_word) X(insert_done) X(insert_counted) \
   X(record_ended) X(record_word) X(record_unhung) X(record_rows) X(evict_not_yet) X(recover_records) \
   X(publish_unfilled) X(late_begin) X(late_cells) X(late_filled) X(late_published) \
@@ -30,22 +30,22 @@
   X(abandon_item) X(abandon_word) X(abandon_tail) X(abandon_cut) \
   X(cell_hung) X(cell_unhung) X(cell_moved) X(cell_named) X(grow_cells) X(cells_given_back) \
   X(group_windows) X(group_opened) X(group_key) X(group_member) X(group_full) X(group_counted) X(group_joined) X(group_passed) \
-  X(order_ticket) X(order_cleared) X(order_dropped) X(order_renewed) X(record_turn) X(record_chosen) X(page_ranked) X(wait_begun) X(wait_over) X(wait_noted) X(wait_ended) X(wait_counted) X(wait_dropped) \
+  X(order_ticket) X(order_cleared) X(order_dropped) X(order_renewed) X(record_waits) X(record_chosen) X(page_ranked) X(wait_begun) X(wait_over) X(wait_noted) X(wait_ended) X(wait_counted) X(wait_dropped) \
   X(version_noted) X(version_swept) X(latest_noted) X(latest_left) X(base_begun) X(base_leaf) \
   X(where_tested) X(where_found) X(publish_kept_out) X(late_kept_out) \
-  X(limiter_word) X(limiter_turned) X(rank_pushed) X(rank_removed) \
-  X(raise_noted) X(raise_leaf) X(raise_raised) X(raise_turned) X(raise_exponent) X(raise_over) X(shuffle_claimed)
+  X(limiter_word) X(limiter_switched) X(rank_pushed) X(rank_removed) \
+  X(raise_noted) X(raise_leaf) X(raise_raised) X(raise_switched) X(raise_exponent) X(raise_over) X(shuffle_claimed)
 
 #define RELIVE_RULES(X) \
   X(G2_word_before_leaf) X(G2_likely) X(G4_recheck) X(G11_once) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
   X(F2_pages) X(F5_free_list) X(F5_inner) X(F5_lanes) X(E2_lock_byte) X(G7_claim_in_lock) X(G7_undecided) X(H1_times) \
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
-  X(W1_whole) X(D3_fence) X(D7_hold) X(E4_holding) X(E5_tails) X(E5_open) X(D8_lighter) X(D8_recover) X(X2_windows_first) X(X3_rows) \
+  X(W1_whole) X(D3_fence) X(D7_pin_all) X(E4_pinning_all) X(E5_tails) X(E5_open) X(D8_lighter) X(D8_recover) X(X2_windows_first) X(X3_rows) \
   X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(S4_count) X(S5_cut) \
   X(S6_last) X(L1_bit) X(L2_rows) X(L2_items) X(L3_cells_first) X(L4_once) X(L5_recover) X(L6_rest) X(V1_items) \
   X(V2_word) X(V2_holders) X(B4_recover) X(B4_own) X(B4_none) X(B4_page) X(Y1_once) X(Y2_full) X(Y3_settle) X(Y4_cut) X(Y6_weight) \
   X(R1_order) X(R2_most) X(R3_update) X(R3_settle) X(R5_room) X(R5_settle) X(T1_since) X(T2_overdue) X(T3_count) \
-  X(Z1_version) X(Z2_expired) X(Z3_base) X(Z4_last) X(Z4_settle) X(Q1_condition) X(P1_turn) \
+  X(Z1_version) X(Z2_expired) X(Z3_base) X(Z4_last) X(Z4_settle) X(Q1_condition) X(P1_switch) \
   X(H1_index) X(U1_follow) X(U2_class) X(U3_rebuild) X(H2_note) X(H3_draw) X(H4_update) X(H5_claim) X(O1_one_step) X(O2_same_slot)
 // clang-format on
 
@@ -70,9 +70,9 @@ enum class Rule : uint32_t {
 extern void (*fail_point_hook)(FailPoint);
 extern bool rule_switched_off[static_cast<uint32_t>(Rule::kCount)];
 // Called when a critical section of the table lock begins and when it ends, on its thread; may be null.
-extern void (*hold_hook)(bool begins);
+extern void (*section_hook)(bool begins);
 // Lanes that one critical section may cut. With fewer lanes a small table is swept in many critical sections.
-extern uint32_t lanes_per_hold;
+extern uint32_t lanes_per_section;
 // Called if a state occurs that the protocol rules out and the code survives; may be null. It must not call the core.
 extern void (*broken_promise_hook)(const char* what);
 // Rounds that a draw or a gather tries before it pins all pages. With fewer rounds every call reaches that point.
@@ -91,9 +91,9 @@ const char* rule_name(uint32_t position);
     if (::relive::testing::fail_point_hook != nullptr)                        \
       ::relive::testing::fail_point_hook(::relive::testing::FailPoint::name); \
   } while (0)
-#define RELIVE_HOLD(begins)                                                            \
-  do {                                                                                 \
-    if (::relive::testing::hold_hook != nullptr) ::relive::testing::hold_hook(begins); \
+#define RELIVE_SECTION(begins)                                                               \
+  do {                                                                                       \
+    if (::relive::testing::section_hook != nullptr) ::relive::testing::section_hook(begins); \
   } while (0)
 #define RELIVE_RULE(name) (!::relive::testing::rule_switched_off[static_cast<uint32_t>(::relive::testing::Rule::name)])
 #define RELIVE_PROMISE(is_kept, what)                                                                                  \
@@ -105,7 +105,7 @@ const char* rule_name(uint32_t position);
 #define RELIVE_ROUNDS(most) (::relive::testing::most_rounds < (most) ? ::relive::testing::most_rounds : (most))
 #else
 #define RELIVE_FAIL_POINT(name) ((void)0)
-#define RELIVE_HOLD(begins) ((void)0)
+#define RELIVE_SECTION(begins) ((void)0)
 #define RELIVE_RULE(name) true
 #define RELIVE_PROMISE(is_kept, what) ((void)0)
 #define RELIVE_NOT_LOCKED(what) ((void)0)

@@ -53,51 +53,54 @@ class Index:
         limiter: when draws and inserts wait: MinSize, SamplesPerInsert, Queue or StalenessBudget. table.set_limiter
             replaces it. A limiter that asks for more samples of an item than max_times_sampled allows is refused.
         remover: which item leaves when there is one more than max_items: Fifo, Lifo, MinPriority, MaxPriority, Uniform,
-            Prioritized or Reservoir. If the remover and the sampler both look at priorities, the remover has the
-            sampler's `initial`, or leaves it out.
+            Prioritized or Reservoir. If the remover and the sampler both use priorities, give `initial` to the sampler
+            only, or the same value to both.
         max_times_sampled: an item leaves after so many draws, counted exactly; None: no limit.
-        max_items: the most items that live at a time; None (only with Fifo): as many as there are steps.
+        max_items: the most items that live at a time; None: one for each stored step. Every remover except Fifo needs
+            a number.
         max_wait_s: an item that waits longer than this many seconds is dropped; None: it waits for ever.
-        where: a condition such as 'reward > 0 and lane < 4' (docs/where.md). A step whose item does not pass is no item
-            of this index.
-        max_staleness: an item leaves when the learner's version exceeds that of its oldest row by more; None: never.
+        where: a condition such as 'reward > 0 and lane < 4' (docs/where.md). Items that do not meet it never enter this
+            index.
+        max_staleness: an item leaves when its staleness is above this number; None: never.
         replacement: whether an item may come twice in a batch.
 
     max_items: the remover chooses among all items, the newcomer included. The step of a removed item stays, for other
     indexes and for the windows of its neighbours. Explicit items and groups have their own number:
-    Explicit(max_items=), Episodes(max_groups=). Those that wait take a place each, which the remover does not see. They
-    leave when max_items more have come; items that are used up leave first. While a call adds items, a sampler may see
-    up to 256 items more. When the capacity is reached, the remover of a table's first index chooses there, too (see
-    steps_to_hold): pages that its items need are skipped. With Fifo the oldest steps leave, and the items of all
-    indexes with them.
+    Explicit(max_items=), Episodes(max_groups=). An explicit item or group that waits also counts toward that number,
+    but the remover never chooses it: it leaves after max_items other items were added. Items that are used up leave
+    before all others. While a call adds items, a sampler may see up to 256 items above max_items.
+
+    At the table's capacity, the remover of the first index decides which steps leave. With Fifo they are the oldest.
+    Any other remover skips the pages that items of that index need (see steps_to_hold). The items of all indexes end
+    with their steps.
 
     max_wait_s: an item waits for late columns, or for its priority if initial='given'. A group waits for members, or
     for their late columns. A dropped item never becomes an item of this index and no longer makes the limiter wait;
     stats() counts it as timed_out. Its steps stay. Time runs from the step that completed the item's window (for a
-    group, from the end of its first member). Overdue items leave at the next change of the table, or the next wait for
-    it.
+    group, from the end of its first member). An overdue item leaves when
+    a process next changes the table or waits for it, and no draw returns the item before that.
 
-    where: stats() counts the steps as filtered, and they stay for other indexes. The condition is checked when the item
+    where: stats() counts each step that does not meet the condition as filtered. The step stays for other indexes. The
+    condition is checked when the item
     is published, on the step that its key names. It is refused for Explicit items, for groups, and with `staleness`,
     which changes.
 
-    max_staleness: staleness is batch["staleness"], and the learner's version is the one of table.set_policy_version. An
-    item that is too old when it is published leaves before the lock is released. Its steps stay; stats() counts it as
-    expired. set_policy_version returns when all of them have left; until then draws may still return some. 0: only
-    items of the present version.
+    max_staleness: the staleness of an item is the version of table.set_policy_version minus the version of the item's
+    oldest row. An item that is too old when it is published leaves before the lock is released. Its steps stay; stats()
+    counts it as expired. set_policy_version returns when all items above the limit have left; until then draws may
+    still return some of them. 0: only items of the present version.
 
     replacement=False: for samplers that draw by chance (Uniform, Prioritized, RankBased, TopK, Fresh with last or
     decay, PromptGroups by mean or variance). Items are drawn one after another, each in proportion to its share of the
-    items that the batch does not have yet. batch.probabilities are those of the first draw. A draw of more items than
-    there are waits for them. A draw of more items than the index has room for raises RequestTooLarge. Samplers with an
-    order, and Shuffle, draw each item once in any case.
+    items that the batch does not have yet. batch.probabilities are mass / total of all items. If a draw asks for
+    more items than the index has, it waits. A draw of more items than the index has room for raises RequestTooLarge.
+    Samplers with an order, and Shuffle, draw each item once in any case.
 
     Cost:
         max_items: 9.2 bytes a step and O(log8 steps) an item. For explicit items and groups, a remover other than Fifo
             costs 18.3 bytes an item.
-        max_wait_s: 9.2 bytes a step (an explicit item, a group).
-        max_staleness: 9.2 bytes a step (an explicit item, a group), and a look at each row of an item when it is
-            published.
+        max_wait_s: 9.2 bytes for each step; with explicit items or groups, for each of those.
+        max_staleness: the same, and a look at each row of an item when it is published.
 
     Raises:
         InvalidConfig: an argument has another type or value, or two arguments do not go together.

@@ -172,7 +172,7 @@ class Transitions(_OverLanes):
 @final
 @dataclass(frozen=True)
 class Sequences(_OverLanes):
-    """Items are windows over one episode, T = burn_in + length + bootstrap rows with a time axis (as in R2D2, IMPALA).
+    """An item is a window of T = burn_in + length + bootstrap rows of one episode, with a time axis (R2D2, IMPALA).
 
     | column | shape in a batch |
     |---|---|
@@ -183,31 +183,33 @@ class Sequences(_OverLanes):
     | lane | [B] |
     | policy_version | [B, 2]: the lowest and the highest of the window |
     | mask | bool[B, T]: which rows are steps |
-    | loss_mask, if named | bool[B, T]: which rows carry loss: neither burn-in nor bootstrap, with any pad and at_end |
+    | loss_mask, if named | bool[B, T]: true for the steps that carry loss, false for burn-in and bootstrap rows |
     | next_<state>, if named | [B, T, ...] |
 
-    If bootstrap leaves a row for it, the row after an episode's last step has the state after that step; all other
-    cells of that row are zero, and the mask is False. The key of an item is the key of its first step that carries
-    loss.
+    After the last step of an episode, the window has one more row if bootstrap has room. The state columns of that row
+    contain the last state. Its other columns are zero, and its mask is False. The key of an item is the key of its
+    first step that carries loss.
 
     Args:
         length: steps that carry loss.
         burn_in: rows before those steps, to warm up a recurrent state. Burn-in that would begin before the episode is
             always padded in front: state columns repeat the first state, all other columns are zeros.
         bootstrap: rows after those steps, to bootstrap from.
-        period: loss begins at episode_step = k * period; None: `length`, so that windows do not overlap.
+        period: loss begins at episode_step = k * period; None: `length`, so that no step carries loss in two windows
+            (except with at_end='shift').
         at_end: the fate of a window that the end of its episode cuts short. 'pad': the window is padded. 'shift':
-            one more window ends with the episode instead. 'drop': the window is dropped. 'cross': the window runs on
+            a window that ends with the episode replaces it. 'drop': the window is dropped. 'cross': the window runs on
             into the next episodes of the lane, as described below. Episodes that are shorter than `length` are padded,
             except with 'drop'.
-        pad: the side of all other padding: 'right', after the rows, or 'left', before them.
+        pad: the side of all padding but that of burn-in: 'right', after the rows, or 'left', before them.
         gamma: discount factor in [0, 1].
         stack: as for Transitions.
         stack_pad: as for Transitions.
         time_major: arrays with a time axis are [T, B, ...], also mask and stacked columns; all others stay [B, ...].
 
     With at_end='cross' loss begins at every period-th step of the lane, counted over its episodes. The column `first`
-    says where episodes begin, and all rows are steps. The state after an episode's last step is its next_<state>.
+    says where episodes begin, and all rows are steps. The state after an episode's last step is
+    not a row: it is the next_<state> of that step.
     Padding appears only where the lane ends, or where burn-in begins before the lane. T is at most 2,048.
 
     Raises:

@@ -55,7 +55,7 @@ class MinSize(LimiterKind):
 
     num_numbers: ClassVar[int] = 1
     one_table_only: ClassVar[None] = None
-    holds_inserts: ClassVar[bool] = False
+    stops_inserts: ClassVar[bool] = False
 
     min_size: int = 1
 
@@ -116,23 +116,23 @@ class SamplesPerInsert(LimiterKind):
                                or d + n x samples_per_insert <= high,
                                or live < min_size and n x samples_per_insert <= high - low
 
-    A draw and one row must fit the window high - low together; else each could wait for the other. So a larger draw is
-    refused, and so is a block of rows that is worth more than the window. A block that does not fit together with the
-    waiting draws is let in by parts. Items are counted over all batches: with one item a step, samples_per_insert =
-    replay ratio x batch size.
+    The room high - low must fit a draw and one row together. Otherwise each could wait for the other. A table therefore
+    refuses a draw of n > high - low - samples_per_insert, and a block of rows with rows x samples_per_insert > high -
+    low. If a block and a waiting draw do not fit together, the table inserts the block in parts. Each item of a batch
+    counts as one sample: with one item a step, samples_per_insert = updates per step x batch size.
 
     Args:
         samples_per_insert: how often an item is sampled on average, > 0.
         min_size: live items that any draw waits for.
-        tolerance: half the window, in samples; None: the larger of 0.1 x samples_per_insert x min_size and 1024.
+        tolerance: half of high - low, in samples; None: the larger of 0.1 x samples_per_insert x min_size and 1024.
 
     Raises:
-        InvalidConfig: an argument has another type or value, or no draw or no insert could ever pass the window.
+        InvalidConfig: an argument has another type or value, or high - low is too small for any draw or any insert.
     """
 
     num_numbers: ClassVar[int] = 3
     one_table_only: ClassVar[None] = None
-    holds_inserts: ClassVar[bool] = True
+    stops_inserts: ClassVar[bool] = True
 
     samples_per_insert: float
     min_size: int

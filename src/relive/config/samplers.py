@@ -82,10 +82,11 @@ class Uniform(SamplerKind, RemoverKind):
 @final
 @dataclass(frozen=True)
 class Prioritized(_LooksAtPriorities, SamplerKind, RemoverKind):
-    """Sampler and remover: an item has probability mass / total, mass = priority ** priority_exponent.
+    """Draws items by priority as a sampler, or removes items by priority as a remover.
 
-    As a sampler it draws with replacement, and table.set_priority_exponent changes its exponent while it is in use. As
-    a remover it removes an item with that probability; if all masses are 0, any item.
+    The mass of an item is priority ** priority_exponent. It is drawn, or removed, with the probability mass / sum of
+    all masses. As a sampler it draws with replacement, and table.set_priority_exponent changes its exponent while it is
+    in use. As a remover it removes any item if all masses are 0.
 
     Args:
         priority_exponent: exponent of the priorities, >= 0.

@@ -113,13 +113,13 @@ class StepSpec:
 
     Args:
         columns: {name: ArraySpec}. A value may also be a dict or a tuple of more columns. A name is any text without
-            '/'. Reserved at the top level: terminated, truncated and discount (append takes them, and no spec declares
-            them), done, dones, next_*, lanes, priority, timeout_s, self, and the derived names (episode_step, first,
-            lane, policy_version, staleness, num_steps). The top-level step column 'reward' is the column that n-step
-            returns sum.
-        unstack: {state column: k} where the environment gives the last k values, [k, *shape], the newest last. append
-            takes such a stack and stores the newest value. The name of a group ('observation') stands for all columns
-            below it.
+            '/'. A column at the top level cannot have one of these names: terminated, truncated and discount, which are
+            arguments of append; done, dones, next_*, lanes, priority, timeout_s, self; and the derived names
+            episode_step, first, lane, policy_version, staleness and num_steps. n-step returns add up the column
+            'reward', a step column at the top level.
+        unstack: {state column: k}, for an environment that returns a stack of the last k values, the newest last.
+            append then takes the stack [k, *shape] and stores the newest value only. The name of a group
+            ('observation') stands for all columns below it.
 
     Raises:
         SpecError: a name, a column or a stack is not allowed, or there are more than 128 columns.

@@ -196,11 +196,10 @@ class WriterCore(Protocol):
         self,
         columns: dict[str, Any],
         terminated: bool,
-        truncated: bool,
         lanes: npt.NDArray[np.int32] | None,
         timeout_s: float,
     ) -> None:
-        """Ends an episode."""
+        """Ends an episode. One that is not terminated is truncated."""
         ...
 
     def abandon(self, lanes: npt.NDArray[np.int32] | None, timeout_s: float) -> None:

@@ -226,7 +226,7 @@ class FleetCore:
         is_group = self._exchange.world > 1
         # Ranks agree on one draw after another. Threads of a handle that draws alone wait for the limiter in parallel.
         if is_group and not self._lock.acquire(timeout=min(wait.left_s, threading.TIMEOUT_MAX)):
-            raise wait.exceeded("its turn among this rank's draws", "")
+            raise wait.exceeded("the end of this rank's earlier draws", "")
         try:
             roots = self.agreement.roots(index, num_items, pace, wait)
             with self._numbers:
@@ -388,7 +388,7 @@ class FleetCore:
     def open_writer_of(self, shard: Shard, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
         """Opens lanes in this shard."""
         core: WriterCore = shard.core.open_writer(num_lanes, single, normalise)
-        paced = [(number, pace) for number, pace in enumerate(self._paces) if pace.holds_inserts]
+        paced = [(number, pace) for number, pace in enumerate(self._paces) if pace.stops_inserts]
         if not paced:
             return core
 

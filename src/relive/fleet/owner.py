@@ -17,8 +17,8 @@ from relive.checks.values import integer
 from relive.config.limiters import MinSize
 from relive.config.storage import SharedMemory
 from relive.config.table_config import TableConfig
+from relive.core.attached import attached_pids
 from relive.core.closing import Closing
-from relive.core.holders import holders
 from relive.errors import InvalidConfig, NameTaken, NoSuchTable, SystemFailure
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.table.table import Table, attach_path, table_over
@@ -216,7 +216,7 @@ def _lock(descriptor: int, path: str) -> None:
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0))
     except OSError:
-        raise NameTaken(path, holders(path)) from None
+        raise NameTaken(path, attached_pids(path)) from None
 
 
 def _forget_in_child() -> None:

@@ -111,7 +111,7 @@ class RegionView:
             ForkedHandle: the process is a fork of the one that made the reader.
         """
         current = nullcontext() if self._device is None else torch.cuda.device(self._device)
-        with current, _core.RegionHold(self._core) as hold:
+        with current, _core.PinnedRegion(self._core) as hold:
             frames, cells = hold.frames_committed, hold.cells_committed
             if self._registration is not None:
                 self._register(hold.address, 0, self._layout.end_of_frames(frames))

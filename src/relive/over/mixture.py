@@ -135,7 +135,7 @@ class Mixture(Closing):
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         selections = self._select(columns)
         requests = self._requests(selections, where)
-        with self._turn(timeout_s) as ends:
+        with self._alone(timeout_s) as ends:
             taken = self._take(self._draws, requests, count, ends)
             self._commit(self._draws, taken)
             return self._batch(taken, selections[0].columns)
@@ -147,7 +147,7 @@ class Mixture(Closing):
         """Draws without moving data; blocks, counts and raises as sample does. gather(draw) returns the rows."""
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         requests = self._requests(None, where)
-        with self._turn(timeout_s) as ends:
+        with self._alone(timeout_s) as ends:
             taken = self._take(self._draws, requests, count, ends)
             self._commit(self._draws, taken)
             places, source = self._places(taken)
@@ -328,7 +328,7 @@ class Mixture(Closing):
         return found
 
     @contextmanager
-    def _turn(self, timeout_s: float | None) -> Iterator[float]:
+    def _alone(self, timeout_s: float | None) -> Iterator[float]:
         """Lets one call at a time pass; yields the time at which the call must end."""
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         start = time.monotonic()
@@ -438,7 +438,7 @@ class _MixedSource:
         self._columns = columns
         self._num_items = num_items
         self._draws = mixture._held_draws()
-        self._turn = threading.Lock()  # guards the draws: one batch is committed while the next one is drawn
+        self._alone = threading.Lock()  # guards the draws: one batch is committed while the next one is drawn
         self._taken: deque[_Taken] = deque()  # the oldest first
 
     def ask(self, num_batches: int) -> None:
@@ -447,7 +447,7 @@ class _MixedSource:
     def take(self) -> Batch:
         """Draws and gathers."""
         mixture = self._mixture
-        with mixture._turn(SLICE_S) as ends, self._turn:
+        with mixture._alone(SLICE_S) as ends, self._alone:
             taken = mixture._take(self._draws, self._requests, self._num_items, ends)
             batch = mixture._batch(taken, self._columns)
             self._taken.append(taken)
@@ -457,12 +457,12 @@ class _MixedSource:
         """Counts a batch as sampled, in every source."""
         if self._mixture.closed or any(one.table.closed for one in self._mixture._sources):
             raise TableClosed()
-        with self._turn:
+        with self._alone:
             self._mixture._commit(self._draws, self._taken.popleft())
 
     def give_back(self, num_batches: int) -> None:
         """Gives batches back, the newest first."""
-        with self._mixture._lock, self._turn:
+        with self._mixture._lock, self._alone:
             for _ in range(num_batches):
                 taken = self._taken.pop()
                 self._mixture._give_back(self._draws, taken.drawn)

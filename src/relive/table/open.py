@@ -14,7 +14,7 @@ from relive.checks.names import names_arguments
 from relive.checks.values import is_text
 from relive.config.spec import StepSpec
 from relive.config.storage import MAX_NAME_BYTES, SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
-from relive.core.holders import holders
+from relive.core.attached import attached_pids
 from relive.core.protocol import ReplayTable
 from relive.errors import InUse, NoSuchTable, ReliveError, SystemFailure
 from relive.table.table import Table, attach_path
@@ -194,7 +194,7 @@ def remove(name: str, force: bool = False) -> None:
     try:
         _core.remove(path)
     except InUse as error:
-        raise InUse(error.path, holders(error.path)) from None
+        raise InUse(error.path, attached_pids(error.path)) from None
 
 
 def _used_bytes(path: str) -> int:

@@ -43,44 +43,52 @@ class Reading(Bound):
         reward: RewardFunction | None = None,
         **unknown: NoReturn,
     ) -> Batch:
-        """Draws num_items items and gathers them at random positions, so that any slice is a fair sub-batch.
+        """Draws num_items items and returns their rows as a batch.
 
-        Items are drawn with replacement; with Index(replacement=False), no item comes twice in a batch. An item that
-        does not pass `where` is not counted, and another one is drawn. The items that pass come in proportion to their
-        masses. batch.probabilities stay mass / total over all items, because the share of mass that passes is not
-        known; weights() with normalize='batch' needs no more.
+        Items that are drawn by chance are in random order, so any slice of the batch is a fair sub-batch. Samplers with
+        an order keep that order. Items are drawn with replacement; with Index(replacement=False), no item comes twice
+        in a batch.
+
+        If a drawn item does not meet `where`, the table draws another. Limiters and max_times_sampled count only the
+        items of the batch, which come in proportion to their masses. batch.probabilities are still mass / total of all
+        items, because the mass of the items that meet `where` is unknown: all are too small by the same factor.
+        weights() divides by the largest weight of the batch, so that the factor cancels. With normalize=None it does
+        not cancel.
 
         Args:
             num_items: items of the batch, B.
-            columns: names of columns, see below; 'a/b' and the names of groups work, too. None: the usual ones.
+            columns: names of columns, see below. 'a/b' is a nested column, and 'a' all columns below it. None: the
+                usual ones.
             timeout_s: how long to wait for the limiter and for items, in seconds; 0 tries once, inf waits for ever,
                 None is the table's default.
             index: the name of an index; None: the first.
-            where: a condition that every item passes, such as 'reward > 0 and lane < 4' (docs/where.md): over scalar
-                columns of the step that the item's key names, and over the derived columns of a step.
+            where: a condition such as 'reward > 0 and lane < 4'. Every item of the batch meets it. It reads scalar
+                columns and derived columns of the step that the item's key names. For explicit items and groups see
+                docs/where.md.
             reward: for an index with Hindsight, function(achieved [R, ...], goal [R, ...], batch) -> rewards [R] of the
-                R items that got another goal; achieved is their next_<achieved>, and batch has only those items. It is
-                called if R > 0.
+                R items that got another goal. `achieved` is their next_<achieved>. `goal` is their new goal. `batch`
+                has only these items. The function is called if R > 0.
 
         The names for `columns`:
 
         - Transitions: declared columns, next_<state>, discount, terminated, truncated, episode_step, first, lane,
           policy_version, staleness, num_steps. Usual: declared columns, next_<state> and discount.
-        - Sequences and Episodes: the same, mask and loss_mask. Usual: declared columns, discount and mask.
+        - Sequences and Episodes: the names above, mask and loss_mask. Usual: declared columns, discount and mask.
         - Groups of Episodes: the same without next_<state> and loss_mask.
         - Ragged Episodes: always have offsets, too.
         - Explicit: 'window/column', the name of a window, and the items' own columns. Usual: the columns and the mask
           of each window, and the items' own columns.
 
         Raises:
-            DeadlineExceeded: the limiter did not allow the draw, or the items did not come, in time.
-            RareItems: too few items pass the condition; nothing is counted.
+            DeadlineExceeded: at the deadline, the limiter did not allow the draw, or the index had too few items.
+            RareItems: too few items meet the condition; nothing is counted.
             WaitsForItself: no other thread or process could end the wait.
             RequestTooLarge: the limiter could never allow so many items.
             UnknownColumn, InvalidConfig: an argument has another type or value.
             TableClosed: the handle is closed.
 
-        Cost: O(num_items log N) and one copy of the rows. If a share s of the mass passes `where`, 1 / s as many draws.
+        Cost: O(num_items log N) and one copy of the rows. If items with a share s of the mass meet `where`, the table
+        tests about 1 / s items for each one of the batch.
         """
         if unknown:
             refuse_unknown(self.sample, unknown)

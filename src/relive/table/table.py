@@ -15,7 +15,7 @@ from relive.config.index import Index
 from relive.config.spec import StepSpec
 from relive.config.storage import SharedMemory, Storage, Tiered
 from relive.config.table_config import TableConfig
-from relive.core.holders import holders
+from relive.core.attached import attached_pids
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, NameTaken, NotShareable
@@ -35,13 +35,15 @@ _handles: set[weakref.ref[Table]] = set()  # open handles of this process; list(
 class Table(TableHandle):
     """A bounded store of experience: steps go in, items come out in one or more ways.
 
-    Any number of threads may use a handle. A handle on SharedMemory pickles as an address.
+    A Table object is a handle on the stored steps. Several threads may use one handle. A handle on SharedMemory can be
+    pickled: the copy attaches to the same table.
 
     Args:
         spec: the columns of a step.
-        capacity: steps that are kept, after which the oldest leave; or memory such as "40GiB".
-        index: an Index, or {name: Index} for several over the same steps; None: Index(). Reading calls name one by
-            index=; None is the first.
+        capacity: the most steps that the table keeps, or an amount of memory such as "40GiB". A full table drops its
+            oldest steps, unless the first index has another remover.
+        index: an Index, or {name: Index} for several over the same steps; None: one Index(). In a reading call, index=
+            gives the name of an index; the default is the first one.
         storage: LocalMemory() (default), SharedMemory(name) or Tiered(directory, ram_bytes).
         max_lanes: lanes that may be open at once, over all writers.
         timeout_s: the default deadline of every blocking call, in seconds.
@@ -88,7 +90,7 @@ class Table(TableHandle):
         try:
             self._local = _core.create_table(config.core_config(), config.storage.path)
         except NameTaken as error:
-            raise NameTaken(error.path, holders(error.path)) from None
+            raise NameTaken(error.path, attached_pids(error.path)) from None
         self._local.timeout_s = config.timeout_s
         self._bind(self._local, config, config.timeout_s)
         _remember(self)
@@ -97,12 +99,13 @@ class Table(TableHandle):
 
     @names_arguments
     def writer(self, num_lanes: int | None = None) -> Writer:
-        """Opens num_lanes lanes, one for each environment; None: one lane, whose arrays have no lane axis.
+        """Opens num_lanes lanes, one for each environment; None: one lane. Its append takes arrays without a lane axis.
 
         Raises:
             TooManyLanes: more lanes than max_lanes would be open.
-            CapacityTooSmall: every open lane must have room for a whole window.
-            ReadOnly, TableClosed: the handle changes nothing, or is closed.
+            CapacityTooSmall: the capacity has no room for one whole window of each open lane.
+            ReadOnly: the handle is read-only.
+            TableClosed: the handle is closed.
         """
         return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
 
@@ -218,7 +221,7 @@ def _remember(table: Table) -> None:
 
 def _close_own(path: str) -> None:
     """Closes this process's handles on a shared table. Raises NameTaken if another process has a handle."""
-    pids = holders(path)
+    pids = attached_pids(path)
     if set(pids) - {os.getpid()}:
         raise NameTaken(path, pids)
     for table in [known() for known in list(_handles)]:

@@ -45,18 +45,21 @@ _MAX_LANES = 2**20  # of any table
 class Writer(Closing):
     """Lanes of a table, one for each environment; made by table.writer(num_lanes). One thread at a time uses it.
 
-    With num_lanes=None there is one lane, and arrays have no lane axis. Else arrays are [L, ...]. Two arguments are the
-    same in all calls:
+    L is the writer's number of lanes, and M the number of lanes that a call names; M = L without `lanes`. With
+    num_lanes=None there is one lane, and arrays have no lane axis. Two arguments are the same in all calls:
 
-    - lanes: a mask bool[L], or distinct ids int[M]. Arrays are then [M, ...] or [L, ...]. Lanes that are not named do
-      not advance. If M = L, rows go to the lanes in the order in which they are named.
+    - lanes: a mask bool[L], or distinct ids int[M]. Lanes that are not named do not advance. Arrays have M rows, in the
+      order in which the lanes are named; or L rows, one for each lane, of which the call reads those of the named
+      lanes. If M = L, the order is that of `lanes`.
     - timeout_s: how long to wait for the limiter and for the table's lock. None is the table's default, 0 tries once,
       inf waits for ever. Then DeadlineExceeded is raised; or WaitsForItself, if no other thread or process could end
       the wait.
 
-    An error leaves the table as it was, except for a block that stopped half way: then error.stored > 0 (see extend).
+    An error leaves the table as it was. The exception is a block of steps, the argument of extend, that stopped half
+    way: error.stored > 0 then.
 
-    Close the writer, also by `with`: closing cuts the lanes, and their last rows publish shorter windows, as truncated.
+    Close the writer, for example with `with`. Closing ends the open episodes as truncated: the items at their ends are
+    shorter windows.
     """
 
     __slots__ = (
@@ -118,17 +121,19 @@ class Writer(Closing):
             """Appends one step to every lane, or to the named lanes.
 
             Args:
-                **columns: every declared column that is not late, [M, *shape]; nested ones as dicts and tuples.
+                **columns: every declared column that is not late, [M, *shape]; without a lane axis [*shape]. A nested
+                    column is a dict or a tuple.
                 terminated, truncated: bool[M], default False; a scalar stands for every lane.
                 discount: float[M], default 1 - terminated.
-                next_<state>: [M, *shape], all of them or none. Needed where truncated. If they are given, the item can
-                    be sampled at once (unless a column is late); else after the next append.
+                next_<state>: [M, *shape], all of them or none. A truncated step needs them. With them the step is
+                    complete at once; without them, at the lane's next append. An item can be sampled when its whole
+                    window is complete, its late columns are filled, and it has a priority (if initial='given').
                 lanes: as described for Writer.
                 priority: of the new items, finite, >= 0; one for all, or [M]. None: the index's initial priority.
                 timeout_s: as described for Writer.
 
             Returns:
-                Keys int64[M] in lane order; an int for a writer without a lane axis.
+                Keys int64[M], in the order of the rows; an int for a writer without a lane axis.
 
             Raises:
                 MissingColumn, UnknownColumn, LateColumn: a column is missing, unknown, or filled by table.complete.
@@ -137,7 +142,9 @@ class Writer(Closing):
                 SeamMismatch: a state differs from the next_<state> that was given before it.
                 MissingNext: truncated without next_<state>.
                 RequestTooLarge: the limiter could never let so many items in.
-                DeadlineExceeded, StorageFull, WriterClosed: the deadline, the storage or the writer ended.
+                DeadlineExceeded: the deadline passed.
+                StorageFull: no memory or disk is left.
+                WriterClosed: the writer is closed.
 
             Cost: one lock and one copy of the rows.
             """
@@ -236,7 +243,7 @@ class Writer(Closing):
             ids, flat, _ = self._select(lanes, flat, None, axis=0)
             if ids is not None and not len(ids):
                 return
-        self._core.end_episode(flat, ended, cut, ids, self._timeout_s if timeout_s is None else timeout(timeout_s))
+        self._core.end_episode(flat, ended, ids, self._timeout_s if timeout_s is None else timeout(timeout_s))
 
     def abandon(self, lanes: npt.ArrayLike | None = None, *, timeout_s: float | None = None) -> None:
         """Drops the open episode of every lane, or of the named lanes: for an episode that was given up or went wrong.

@@ -24,7 +24,7 @@ class Pace(Protocol):
     """
 
     @property
-    def holds_inserts(self) -> bool:
+    def stops_inserts(self) -> bool:
         """Whether writers ever wait."""
         ...
 

@@ -2,8 +2,8 @@
 
 The time of a way depends on the rows, the batch, the transport and the load of the machines. The time is therefore
 measured at the caller, as the caller's wait. At first, and again after AGAIN calls, the ways are tried one after the
-other, TURN calls each. The first WARM of these calls do not count: they make connections, and learn the pages that
-later calls recall. All other calls use the way whose counted calls had the lower median. A way that fails gives no
+other, TRIED_CALLS calls each. The first WARM of these calls do not count: they make connections, and learn the pages
+that later calls recall. All other calls use the way whose counted calls had the lower median. A way that fails gives no
 measurement.
 """
 
@@ -14,13 +14,13 @@ import statistics
 import threading
 from typing import Final, NamedTuple, final
 
-__all__ = ["AGAIN", "TURN", "WARM", "Quicker", "Turn"]
+__all__ = ["AGAIN", "TRIED_CALLS", "WARM", "FasterPath", "Chosen"]
 
-TURN, WARM = 5, 2
+TRIED_CALLS, WARM = 5, 2
 AGAIN = 1000
 
 
-class Turn(NamedTuple):
+class Chosen(NamedTuple):
     """The way of one call. is_tried: whether the time of the call counts."""
 
     way: int
@@ -28,7 +28,7 @@ class Turn(NamedTuple):
 
 
 @final
-class Quicker:
+class FasterPath:
     """The choice for calls of one kind. Any number of threads; no thread waits for another thread's call."""
 
     WAYS: Final = 2
@@ -44,21 +44,21 @@ class Quicker:
         """The way that most calls use now."""
         return self._best
 
-    def turn(self) -> Turn:
+    def choose(self) -> Chosen:
         """The way of the next call."""
         with self._lock:
-            way, place = divmod(self._num_calls % AGAIN, TURN)
+            way, place = divmod(self._num_calls % AGAIN, TRIED_CALLS)
             self._num_calls += 1
             if way >= self.WAYS:
-                return Turn(self._best, False)
+                return Chosen(self._best, False)
             if place == 0:
                 self._took_s[way] = []
-            return Turn(way, place >= WARM)
+            return Chosen(way, place >= WARM)
 
-    def took(self, turn: Turn, seconds: float) -> None:
+    def took(self, chosen: Chosen, seconds: float) -> None:
         """Records the time of a call that succeeded."""
-        if turn.is_tried:
+        if chosen.is_tried:
             with self._lock:
-                self._took_s[turn.way].append(seconds)
+                self._took_s[chosen.way].append(seconds)
                 medians = [statistics.median(one) if one else math.inf for one in self._took_s]
                 self._best = min(range(self.WAYS), key=medians.__getitem__)

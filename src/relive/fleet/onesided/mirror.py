@@ -59,7 +59,7 @@ class Mirror:
         except BaseException:
             self.core.close()
             raise
-        self._hold = _core.RegionHold(self.core)
+        self._hold = _core.PinnedRegion(self.core)
         self._hold.__enter__()  # the mapping stays where it is until close()
         self.base = self._hold.address
         self.num_pages = self.layout.num_pages - 1  # the last page stands for all pages that are gone

@@ -30,7 +30,7 @@ from relive import _core
 from relive.errors import DeadlineExceeded, ServiceUnavailable
 from relive.fleet.errors import PeerUnreadable
 from relive.fleet.onesided.copy_thread import Handed
-from relive.fleet.onesided.nixl_agent import Agent, hold_agent, is_installed, short
+from relive.fleet.onesided.nixl_agent import Agent, is_installed, shared_agent, short
 from relive.fleet.onesided.peer_layout import Area
 from relive.fleet.onesided.transport import Move, Place
 
@@ -52,11 +52,11 @@ class SharedRegion:
     Owns the registration, a pin of the mapping, and from the first request on a reference to the agent.
     """
 
-    def __init__(self, core: _core.CoreTable, hold: Callable[[], Agent] = hold_agent) -> None:
+    def __init__(self, core: _core.CoreTable, hold: Callable[[], Agent] = shared_agent) -> None:
         """hold: takes one more reference to the agent, and returns it."""
         self._core = core
-        self._hold_agent = hold
-        self._hold: _core.RegionHold | None = None
+        self._shared_agent = hold
+        self._hold: _core.PinnedRegion | None = None
         self._agent: Agent | None = None
         self._region: Any = None
         self._lock = threading.Lock()
@@ -66,12 +66,12 @@ class SharedRegion:
         """Where the region lies, and the metadata of this process's agent. Raises PeerUnreadable, SystemFailure."""
         with self._lock:
             if self._agent is None:
-                geometry, hold = self._core.geometry, _core.RegionHold(self._core)
+                geometry, hold = self._core.geometry, _core.PinnedRegion(self._core)
                 num_bytes = int(geometry["region_bytes"])
                 with ExitStack() as undo:
                     hold.__enter__()
                     undo.callback(hold.__exit__, None, None, None)
-                    agent = self._hold_agent()
+                    agent = self._shared_agent()
                     undo.callback(agent.let_go)
                     self._region = agent.register(hold.address, num_bytes)
                     undo.pop_all()
@@ -252,7 +252,7 @@ class NixlMemory:
 
 def open_memory(offered: Offered) -> NixlMemory:
     """By this process's agent. Waits, under a second, where a connection ended just now. Raises PeerUnreadable."""
-    agent = hold_agent()
+    agent = shared_agent()
     try:
         agent.sweep()  # first: a connection that it ends rests, too
         time.sleep(agent.rest_s(offered.agent))

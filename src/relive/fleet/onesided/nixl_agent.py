@@ -14,7 +14,7 @@ a lock, and a connection a peer. NIXL assigns workers to threads in rotation. If
 threads, a reading thread may get the worker of the second hand. Its halves then wait for each other, as if the read was
 not halved.
 
-Lifetime. Each user of the agent takes a reference (hold_agent). The agent and its threads end when the last reference
+Lifetime. Each user of the agent takes a reference (shared_agent). The agent and its threads end when the last reference
 is released. No thread of NIXL or UCX runs in a process that neither reads a peer nor is read by a peer.
 
 Quarantine. A request that is not done when its reader gives up is *quarantined*, together with all memory that its
@@ -44,7 +44,7 @@ from relive.fleet.errors import PeerUnreadable
 from relive.fleet.onesided.copy_thread import Handed, SecondHand
 from relive.fleet.onesided.peer_layout import Area, Indices
 
-__all__ = ["COMMAND", "Agent", "hold_agent", "is_installed", "short"]
+__all__ = ["COMMAND", "Agent", "shared_agent", "is_installed", "short"]
 
 COMMAND = "pip install --no-deps nixl-cu12==1.5.1"
 _MODULES = ("nixl_cu12", "nixl_cu13")
@@ -91,7 +91,7 @@ def _bindings() -> Any:
 class Agent:
     """NIXL's agent. bindings: NIXL's bindings, or a substitute in a test.
 
-    Owns the threads of NIXL and UCX, and the second hand. hold_agent() makes the agent of the process, and let_go()
+    Owns the threads of NIXL and UCX, and the second hand. shared_agent() makes the agent of the process, and let_go()
     ends
     it. In tests, the test that made an agent ends it.
     """
@@ -103,7 +103,7 @@ class Agent:
         self._quarantine: list[_Leftover] = []
         self._peers: dict[str, int] = {}  # number of users of each peer: a connection ends with its last user
         self._second_hand: SecondHand | None = None
-        self.num_holds = 0  # protected by _making
+        self.num_users = 0  # protected by _making
         try:
             config = bindings.nixlAgentConfig()
             config.useProgThread = True
@@ -123,8 +123,8 @@ class Agent:
         The last release ends the agent of this process and joins its threads, which takes milliseconds.
         """
         with _making:
-            self.num_holds -= 1
-            if self.num_holds == 0 and self in _agents and self.process == os.getpid():
+            self.num_users -= 1
+            if self.num_users == 0 and self in _agents and self.process == os.getpid():
                 _agents.remove(self)
                 self.end_second_hand()
                 self._agent = self._backend = None  # deleting the last reference joins the threads
@@ -310,7 +310,7 @@ _ended: dict[str, float] = {}  # by peer: the time when its connection ended, wh
 _making = threading.Lock()  # protects the agent and its references; taken after an agent's own lock, never before
 
 
-def hold_agent() -> Agent:
+def shared_agent() -> Agent:
     """Takes a reference to the only agent of this process; let_go() releases it.
 
     A forked child gets its own agent. Raises PeerUnreadable if NIXL is missing.
@@ -318,5 +318,5 @@ def hold_agent() -> Agent:
     with _making:
         if not _agents or _agents[-1].process != os.getpid():
             _agents.append(Agent(_bindings()))  # a parent's agent is kept, for its connections
-        _agents[-1].num_holds += 1
+        _agents[-1].num_users += 1
         return _agents[-1]

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from relive.errors import DeadlineExceeded, ForeignKey, FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable
 from relive.fleet.draws.mixing import Outputs, scatter
 from relive.fleet.errors import PeerUnreadable
-from relive.fleet.onesided.faster_path import Quicker, Turn
+from relive.fleet.onesided.faster_path import Chosen, FasterPath
 from relive.fleet.onesided.nixl import Offered, open_memory
 from relive.fleet.onesided.peer_layout import PeerLayout
 from relive.fleet.onesided.rows import OneSidedReader
@@ -72,7 +72,7 @@ class PeerShard(RemoteShard):
     ) -> None:
         super().__init__(address, stream, timeout_s)
         self._opens = opens
-        self._quickers: dict[tuple[Any, ...], Quicker] | None = None if must else {}  # by kind of batch
+        self._quickers: dict[tuple[Any, ...], FasterPath] | None = None if must else {}  # by kind of batch
         self._reading = threading.Lock()
         self._reader: tuple[OneSidedReader, Any] | None = None
         self._not_before = 0.0
@@ -187,22 +187,22 @@ class PeerShard(RemoteShard):
             return super().begin(asked)
         if not self.is_live:
             raise Missed(self)
-        choice, turn = self._turn("draw", selection, request.num_items)
+        choice, chosen = self._chosen("draw", selection, request.num_items)
         started = time.monotonic()
-        part = super().begin(asked) if turn.way == BY_OWNER else self._begun_here(asked, selection)
-        if choice is None or not turn.is_tried:
+        part = super().begin(asked) if chosen.way == BY_OWNER else self._begun_here(asked, selection)
+        if choice is None or not chosen.is_tried:
             return part
-        return _TimedPart(part, partial(choice.took, turn), time.monotonic() - started)
+        return _TimedPart(part, partial(choice.took, chosen), time.monotonic() - started)
 
     def _begun_here(self, asked: Asked, selection: LazySelection) -> Part:
         return _PeerPart(self, asked, selection, self.part(asked._replace(request=asked.request.keys_only)))
 
-    def _turn(self, call: str, selection: LazySelection, num_items: int) -> tuple[Quicker | None, Turn]:
+    def _chosen(self, call: str, selection: LazySelection, num_items: int) -> tuple[FasterPath | None, Chosen]:
         if self._quickers is None:
             return None, _HERE_ALWAYS
         kind = call, selection.index, tuple(selection.names), num_items.bit_length()
-        choice = self._quickers.get(kind) or self._quickers.setdefault(kind, Quicker())
-        return choice, choice.turn()
+        choice = self._quickers.get(kind) or self._quickers.setdefault(kind, FasterPath())
+        return choice, choice.choose()
 
     def gather(
         self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
@@ -216,12 +216,12 @@ class PeerShard(RemoteShard):
         if not are_rows.all():
             wrong = int(np.argmin(are_rows))
             raise ForeignKey(wrong, int(keys[wrong]))
-        choice, turn = self._turn("gather", selection, len(keys))
+        choice, chosen = self._chosen("gather", selection, len(keys))
         started = time.monotonic()
-        by_owner = turn.way == BY_OWNER
+        by_owner = chosen.way == BY_OWNER
         told = super().gather(selection, keys, out) if by_owner else self._gathered_here(selection, keys, out)
         if choice is not None:
-            choice.took(turn, time.monotonic() - started)
+            choice.took(chosen, time.monotonic() - started)
         return told
 
     def _gathered_here(
@@ -280,7 +280,7 @@ class PeerShard(RemoteShard):
         super().close()
 
 
-_HERE_ALWAYS = Turn(HERE, False)
+_HERE_ALWAYS = Chosen(HERE, False)
 
 
 @final
@@ -325,14 +325,14 @@ class _PeerPart:
             return arrays, keys, masses
         keys, masses = keys.copy(), masses.copy()
         outputs: Outputs = self._selection.outputs
-        for turn in range(_REDRAWS + 1):
+        for attempt in range(_REDRAWS + 1):
             gone = np.flatnonzero(~present)
             if not len(gone):
                 break
             self._parts[-1].lose(len(gone))
             left_s = max(ends - time.monotonic(), 0.0)
             # The last redraw comes with its rows, of the same moment as its keys.
-            is_last = turn == _REDRAWS
+            is_last = attempt == _REDRAWS
             request = self._asked.request._replace(num_items=len(gone), selection=self._selection if is_last else None)
             self._parts.append(self._shard.part(self._asked._replace(request=request, timeout_s=left_s)))
             some, keys[gone], masses[gone] = self._parts[-1].take()

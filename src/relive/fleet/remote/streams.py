@@ -46,19 +46,19 @@ class Line:
         self.is_over = False
         self.is_confirmed = True  # the shard received all settled tickets: an answer came after them
         self._connection = connection
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._settled: deque[tuple[str, Ticket]] = deque()
 
-    def take_turn(self) -> None:
+    def acquire(self) -> None:
         """Takes the line's lock before a request.
 
         A thread has the lock for long only while it is the line's only user.
         """
-        self._turn.acquire()
+        self._lock.acquire()
 
-    def give_turn(self) -> None:
+    def release(self) -> None:
         """Releases the line's lock after the answer, and sends settled tickets."""
-        self._turn.release()
+        self._lock.release()
         self._send_settled()
 
     def settlements(self) -> dict[str, list[Ticket]]:
@@ -80,7 +80,7 @@ class Line:
         return not self.is_over
 
     def _send_settled(self) -> None:
-        while self._settled and not self.is_over and self._turn.acquire(blocking=False):
+        while self._settled and not self.is_over and self._lock.acquire(blocking=False):
             try:
                 told = self.settlements()
                 if told:
@@ -89,7 +89,7 @@ class Line:
             except StreamBroken:
                 self.is_over = True
             finally:
-                self._turn.release()
+                self._lock.release()
 
     def drop(self) -> None:
         """Ends the stream. Draws in flight in it go back."""
@@ -155,7 +155,7 @@ class Lines:
         """
         stream, hello = self.connection.open("shard", {}, ends)
         line = Line(self.connection, stream)
-        line.take_turn()
+        line.acquire()
         return line, hello
 
     def ask(self, header: dict[str, Any], ends: float) -> Pending:
@@ -164,12 +164,12 @@ class Lines:
         line = self._idle_one()
         if line is None:
             line = self.open(ends)[0]
-            line.give_turn()
+            line.release()
         return self._ask(line, header, ends)
 
     def _ask(self, line: Line, header: dict[str, Any], ends: float) -> Pending:
         started = time.monotonic()
-        line.take_turn()
+        line.acquire()
         try:
             line.stream.begin(ends)
             line.stream.send(framing.encode(header | line.settlements()))
@@ -186,9 +186,9 @@ class Lines:
         """Frees the line for the next request, unless the watch cut the stream just as its answer came."""
         if line.stream.expired:
             line.drop()
-            line.give_turn()
+            line.release()
             return
-        line.give_turn()
+        line.release()
         self._idle.append(line)
 
     def confirm(self, ends: float) -> None:

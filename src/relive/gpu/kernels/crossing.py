@@ -183,10 +183,10 @@ def _lead_across(
     frames = step * 0
     num_moving = tl.sum(good.to(tl.int32), 0)
     while num_moving > 0:
-        turning = moving & (row == 0)
-        link = load_int64(page_record(region, facts, page) + fact(facts, PREV_AT), turning)
-        moving = moving & ~(turning & (link == 0))  # the lane begins here
-        needed = (moving & turning) | stacking
+        at_page_start = moving & (row == 0)
+        link = load_int64(page_record(region, facts, page) + fact(facts, PREV_AT), at_page_start)
+        moving = moving & ~(at_page_start & (link == 0))  # the lane begins here
+        needed = (moving & at_page_start) | stacking
         has_room = hops < fact(facts, PAGES_BEFORE)
         there, word, found = follow(region, facts, page, PREV_AT, needed & has_room)
         there_base, seen = frame_base(region, facts, there, found, mapped_frames)

@@ -46,9 +46,7 @@ class RemoteWriterCore(ABC):
         """Appends a block of steps."""
 
     @abstractmethod
-    def end_episode(
-        self, columns: dict[str, Any], terminated: bool, truncated: bool, lanes: Lanes | None, timeout_s: float
-    ) -> None:
+    def end_episode(self, columns: dict[str, Any], terminated: bool, lanes: Lanes | None, timeout_s: float) -> None:
         """Ends an episode."""
 
     @abstractmethod
@@ -131,12 +129,10 @@ class SyncWriterCore(RemoteWriterCore):
         self._check_open()
         return self._send(self._encoder.extend(columns, lanes, priority), timeout_s)
 
-    def end_episode(
-        self, columns: dict[str, Any], terminated: bool, truncated: bool, lanes: Lanes | None, timeout_s: float
-    ) -> None:
+    def end_episode(self, columns: dict[str, Any], terminated: bool, lanes: Lanes | None, timeout_s: float) -> None:
         """Ends an episode."""
         self._check_open()
-        self._send(self._encoder.end(columns, terminated, truncated, lanes), timeout_s)
+        self._send(self._encoder.end(columns, terminated, lanes), timeout_s)
 
     def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
         """Drops the open episodes of lanes."""

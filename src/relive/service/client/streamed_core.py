@@ -113,11 +113,9 @@ class StreamedWriterCore(RemoteWriterCore):
         operation = self._encoder.extend(columns, lanes, priority)
         return StreamedKeys(self._queue(operation, timeout_s), 0, operation.keys_shape)
 
-    def end_episode(
-        self, columns: dict[str, Any], terminated: bool, truncated: bool, lanes: Lanes | None, timeout_s: float
-    ) -> None:
+    def end_episode(self, columns: dict[str, Any], terminated: bool, lanes: Lanes | None, timeout_s: float) -> None:
         """Ends an episode, after the steps that were appended before."""
-        self._queue(self._encoder.end(columns, terminated, truncated, lanes), timeout_s)
+        self._queue(self._encoder.end(columns, terminated, lanes), timeout_s)
 
     def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
         """Drops open episodes, with the steps that were appended to them before."""

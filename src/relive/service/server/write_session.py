@@ -155,8 +155,8 @@ class WriteSession(Session):
             return
         columns = self._layout.columns(op, body)
         if what == "end":
-            flags = {name: framing.field(op, name, bool) for name in ("terminated", "truncated")}
-            self._waited(lambda slice_s: self._writer.end_episode(**columns, **flags, timeout_s=slice_s), timeout_s)
+            columns["terminated"] = framing.field(op, "terminated", bool)
+            self._waited(lambda slice_s: self._writer.end_episode(**columns, timeout_s=slice_s), timeout_s)
         elif what == "abandon":
             self._waited(lambda slice_s: self._writer.abandon(**columns, timeout_s=slice_s), timeout_s)
         elif what == "extend":

@@ -80,14 +80,11 @@ class RowEncoder:
         self._add_rest(header, arrays, lanes, priority, leading)
         return Operation(header, arrays, leading)
 
-    def end(
-        self, columns: Mapping[str, Any], terminated: bool, truncated: bool, lanes: npt.NDArray[np.int32] | None
-    ) -> Operation:
-        """Encodes the end of an episode."""
+    def end(self, columns: Mapping[str, Any], terminated: bool, lanes: npt.NDArray[np.int32] | None) -> Operation:
+        """Encodes the end of an episode. One that is not terminated is truncated."""
         num_named = None if lanes is None else len(lanes)
         leading = self.layout.leading(None, num_named)
-        header = {"op": "end", "lanes": num_named, "names": list(columns)}
-        header |= {"terminated": terminated, "truncated": truncated}
+        header = {"op": "end", "lanes": num_named, "names": list(columns), "terminated": terminated}
         arrays = [self.exact(name, value, leading) for name, value in columns.items()]
         self._add_rest(header, arrays, lanes, None, leading)
         return Operation(header, arrays, (0,))

@@ -330,8 +330,8 @@ class _Rig(ExitStack):
         }
         return Costs(
             cores=len(os.sched_getaffinity(0)),
-            turns=readings.curve("step"),
-            turns_here=readings.curve("step here"),
+            steps=readings.curve("step"),
+            steps_here=readings.curve("step here"),
             slow_here=tuple((size, max(1.0, times)) for size, times in readings.curve("slow here")),
             parts=parts,
             samples=readings.curve("sample"),

@@ -35,12 +35,12 @@ def costs_grid(costs: Costs) -> Grid:
     grid.add_column("part")
     for heading in ("of", "us"):
         grid.add_column(heading, justify="right")
-    for num_envs, turn_s in costs.turns:
+    for num_envs, step_s in costs.steps:
         shares = costs.parts.get(num_envs, {})
         of = f"{num_envs} environments"
-        grid.add_row("a step of an actor", of, f"{1e6 * turn_s:,.0f}")
+        grid.add_row("a step of an actor", of, f"{1e6 * step_s:,.0f}")
         for part, share in shares.items():
-            grid.add_row(f"  {part}", of, f"{1e6 * share * turn_s:,.0f}")
+            grid.add_row(f"  {part}", of, f"{1e6 * share * step_s:,.0f}")
     for name, curve, of in (("sample", costs.samples, "items"), ("update", costs.updates, "rows")):
         for size, seconds in curve:
             grid.add_row(name, f"{size:,} {of}", f"{1e6 * seconds:,.0f}")

@@ -1,9 +1,9 @@
 """Predicts how fast a run will be from the costs of its parts: the model of the tuner. It reads no clock.
 
   unknown     x, environment steps a second. The limiter makes r x updates a second, r = updates_per_step.
-  an actor    steps e environments in turn_s(e): the environments, the policy, the insert. One of n actors takes one
+  an actor    steps e environments in step_s(e): the environments, the policy, the insert. One of n actors takes one
               n-th of the steps, and reads every publication; there are r x / publish_period of them a second:
-                w_a = x turn_s(e) / (e n) + (r x / publish_period) take_s              seconds of work a second
+                w_a = x step_s(e) / (e n) + (r x / publish_period) take_s              seconds of work a second
   a learner   draws B items, learns from its slice of B / L rows, and combines each of g gradients with the others,
               whose rows it adds up (sync_s is 0 for one learner):
                 u   = sample_s(B) + update_s(B / L) + g (sync_s + (L - 1) add_s) + publish_s / publish_period
@@ -17,7 +17,7 @@
               x is the largest rate within all three limits.
   inline      The leader acts as well, so that w_a of all actors is its work. Steps and updates were measured
               alternately in one process, where each finds the caches as the other left them:
-                turn_s(e) is turns_here(e), sample_s and update_s take slow_here(e) times as long
+                step_s(e) is steps_here(e), sample_s and update_s take slow_here(e) times as long
 
 The model leaves out: waits for the table's lock beyond those of one actor and one learner; the loss when a core
 switches between processes; memory that more cores than were measured would need at once; and the time of evaluations,
@@ -66,8 +66,8 @@ class Costs:
 
     Attributes:
         cores: Cores of the measurement.
-        turns: A step of all environments of an actor with everything that belongs to it, by number of environments.
-        turns_here: The same between updates, in the process that learns.
+        steps: A step of all environments of an actor with everything that belongs to it, by number of environments.
+        steps_here: The same between updates, in the process that learns.
         slow_here: Factor by which a draw and its update take longer between such steps, by number of environments.
         parts: Shares of environment, inference and insert in a step, by number of environments.
         samples: A draw with its columns and the return of its priorities, by items.
@@ -83,8 +83,8 @@ class Costs:
     """
 
     cores: int
-    turns: Curve
-    turns_here: Curve
+    steps: Curve
+    steps_here: Curve
     slow_here: Curve
     parts: Mapping[int, Mapping[str, float]]
     samples: Curve
@@ -99,7 +99,7 @@ class Costs:
     spread: float
 
     def __post_init__(self) -> None:
-        for name in ("turns", "turns_here", "slow_here", "samples", "updates"):
+        for name in ("steps", "steps_here", "slow_here", "samples", "updates"):
             curve: Curve = getattr(self, name)
             sizes = [size for size, _ in curve]
             require(bool(sizes) and sizes == sorted(set(sizes)), f"sizes of {name}", "one at least, rising", sizes)
@@ -229,8 +229,8 @@ class _Load:
 def _load(costs: Costs, setting: Setting, work: Work) -> _Load:
     publications = work.updates_per_step / work.publish_period  # for each step
     num_steps = setting.num_envs * setting.num_actors
-    turns, slow = (costs.turns_here, at(costs.slow_here, setting.num_envs)) if setting.inline else (costs.turns, 1.0)
-    actor = at(turns, setting.num_envs) / num_steps + publications * costs.take_s
+    steps, slow = (costs.steps_here, at(costs.slow_here, setting.num_envs)) if setting.inline else (costs.steps, 1.0)
+    actor = at(steps, setting.num_envs) / num_steps + publications * costs.take_s
     drawn = slow * at(costs.samples, setting.batch_size)
     learnt = slow * at(costs.updates, setting.batch_size / setting.num_learners)
     if setting.num_learners > 1:

@@ -18,16 +18,16 @@ from contract.tools import write_steps
 from fleet.fake_nixl import Pair
 from fleet.tools import config_of
 from relive.core.request import DrawRequest
-from relive.fleet.onesided.faster_path import AGAIN, TURN, WARM, Quicker, Turn
+from relive.fleet.onesided.faster_path import AGAIN, TRIED_CALLS, WARM, Chosen, FasterPath
 from relive.fleet.onesided.peer import BY_OWNER, HERE, PeerShard
 from relive.fleet.shards import Asked
 
 
-def gone(choice: Quicker, count: int, seconds: tuple[float, float]) -> list[int]:
+def gone(choice: FasterPath, count: int, seconds: tuple[float, float]) -> list[int]:
     """The ways of so many calls, each of which takes what its way takes, in the warm ones ten times as long."""
     ways = []
     for _ in range(count):
-        turn = choice.turn()
+        turn = choice.choose()
         ways.append(turn.way)
         choice.took(turn, seconds[turn.way] * (1.0 if turn.is_tried else 10.0))
     return ways
@@ -35,33 +35,33 @@ def gone(choice: Quicker, count: int, seconds: tuple[float, float]) -> list[int]
 
 @pytest.mark.parametrize("quicker", [0, 1])
 def test_both_are_tried_and_the_quicker_is_gone_until_they_are_tried_again(quicker: int) -> None:
-    choice = Quicker()
+    choice = FasterPath()
     seconds = (1.0, 2.0) if quicker == 0 else (2.0, 1.0)
-    trial = [0] * TURN + [1] * TURN
-    assert gone(choice, AGAIN, seconds) == trial + [quicker] * (AGAIN - 2 * TURN) and choice.best == quicker
-    assert gone(choice, AGAIN, seconds[::-1]) == trial + [1 - quicker] * (AGAIN - 2 * TURN)
+    trial = [0] * TRIED_CALLS + [1] * TRIED_CALLS
+    assert gone(choice, AGAIN, seconds) == trial + [quicker] * (AGAIN - 2 * TRIED_CALLS) and choice.best == quicker
+    assert gone(choice, AGAIN, seconds[::-1]) == trial + [1 - quicker] * (AGAIN - 2 * TRIED_CALLS)
 
 
 def test_one_call_that_took_long_decides_nothing() -> None:
-    choice = Quicker()
-    for place in range(2 * TURN):
-        turn = choice.turn()
+    choice = FasterPath()
+    for place in range(2 * TRIED_CALLS):
+        turn = choice.choose()
         took_s = 1.0 if turn.way == 0 else 2.0
         choice.took(turn, 50.0 if place == WARM else took_s)
-    assert choice.turn() == Turn(0, False)
+    assert choice.choose() == Chosen(0, False)
 
 
 def test_a_way_that_nobody_came_back_from_is_not_the_quicker() -> None:
-    choice = Quicker()
-    for _ in range(2 * TURN):
-        turn = choice.turn()
+    choice = FasterPath()
+    for _ in range(2 * TRIED_CALLS):
+        turn = choice.choose()
         if turn.way == 1:
             choice.took(turn, 9.0)
     assert choice.best == 1
 
 
 def test_threads_take_turns() -> None:
-    choice = Quicker()
+    choice = FasterPath()
     ways: list[list[int]] = [[] for _ in range(4)]
     threads = [
         threading.Thread(target=lambda at=at: ways[at].extend(gone(choice, AGAIN // 4, (2.0, 1.0)))) for at in range(4)
@@ -70,7 +70,7 @@ def test_threads_take_turns() -> None:
         thread.start()
     for thread in threads:
         thread.join(60.0)
-    assert sum(map(len, ways)) == AGAIN and sum(one.count(0) for one in ways) <= TURN + AGAIN // 4
+    assert sum(map(len, ways)) == AGAIN and sum(one.count(0) for one in ways) <= TRIED_CALLS + AGAIN // 4
 
 
 # ---- of a shard ----------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_what_is_read_slowly_goes_by_the_owner_and_is_the_same(pair: Pair, shard
     rewards = dict(zip(keys.tolist(), range(50), strict=True))
     selection = peer.select(0, ["reward"])
     slow(pair, 0.02)
-    for _ in range(2 * TURN):
+    for _ in range(2 * TRIED_CALLS):
         values, items = drawn(peer, 8)
         assert values.tolist() == [rewards[key] for key in items.tolist()]
         assert peer.gather(selection, keys, None)[0][0].tolist() == list(range(50))
@@ -124,11 +124,11 @@ def test_what_the_owner_sends_slowly_is_read(
     pair: Pair, shard: tuple[PeerShard, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer, _ = shard
-    real = Quicker.took
+    real = FasterPath.took
     monkeypatch.setattr(
-        Quicker, "took", lambda self, turn, took_s: real(self, turn, took_s + (turn.way == BY_OWNER) * 10.0)
+        FasterPath, "took", lambda self, turn, took_s: real(self, turn, took_s + (turn.way == BY_OWNER) * 10.0)
     )
-    for _ in range(2 * TURN):
+    for _ in range(2 * TRIED_CALLS):
         drawn(peer, 8)
     assert [choice.best for choice in peer._quickers.values()] == [HERE] and "quicker" not in peer.progress
     num_requests = len(pair.fake.made_by)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import glob
 import os
 
-__all__ = ["holders"]
+__all__ = ["attached_pids"]
 
 
-def holders(path: str) -> tuple[int, ...]:
+def attached_pids(path: str) -> tuple[int, ...]:
     """The numbers of the processes that have a lock on this file: every process with a handle on it, readers too.
 
     Processes of other users, or of another namespace of process numbers, cannot be seen.
