@@ -115,7 +115,7 @@ void fit_options_to(const std::string& point, const Options& given) {
     options.late = true, options.max_wait_s = given.max_wait_s > 0 ? given.max_wait_s : 0.002;
   if (point.find("where_") == 0 || point.find("kept_out") != std::string::npos) options.where = true;
   if (point == "close_dropped") options.sequences = "head", options.short_lanes = true;  // an index with only_ended
-  if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
+  if (point.find("pins_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
        {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry", "sweep_page_end"})
     if (point == of_state) options.stateless = false;
