@@ -2,11 +2,11 @@
 
 Five lanes run at a time, since most tests wait more than they compute:
 
-- style, types, words, most tests of Python 3.11 and the C++ tests;
+- style, types, words, and most tests of Python 3.11;
 - the tests of training;
 - the tests of processes, services, fleets and kernels;
 - the other Pythons: each environment is made and tested;
-- the portable build: its environment and its C++ tests.
+- the C++ tests, and the portable build: its environment and its C++ tests.
 
 The last two lanes run at a lower priority. The first lane alone shows its output as it comes. The others show that of
 each step at its end.
@@ -52,7 +52,7 @@ COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
 NO_TESTS_COLLECTED = 5
 FATAL = "Fatal Python error"  # what Python says of a signal that ends it, before it says where its threads were
-BESIDE = 10  # niceness of the last two lanes: their tests must still meet their deadlines
+BESIDE = 5  # niceness of the last two lanes: their tests must still meet their deadlines
 
 
 @dataclasses.dataclass
@@ -201,7 +201,7 @@ def set_up(environment: Environment) -> Outcome:
         )
         if found.returncode != 0:
             return Outcome(name, skipped=1, remark="skipped: " + found.stderr.strip().splitlines()[0])
-    command = ["nice", "-n", "15", "scripts/setup.sh", environment.kind, environment.version, environment.folder]
+    command = ["nice", "-n", str(BESIDE), "scripts/setup.sh", environment.kind, environment.version, environment.folder]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     seconds = time.monotonic() - start
     if done.returncode == 0:
@@ -229,18 +229,17 @@ def python_tests(name: str, paths: list[str]) -> Outcome:
 
 def all_steps(others: list[str], quick: bool) -> list[Outcome]:
     with contextlib.ExitStack() as stack:
-        training, processes, pythons, portable = (stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4))
+        training, processes, pythons, builds = (stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4))
         beside = [training.submit(python_tests, "tests of training", TRAINING)]
         beside += [processes.submit(python_tests, "tests of processes", PROCESSES)]
         if not quick:
             # One by one: two Pythons may share a wheel.
             beside += [pythons.submit(made_and_tested, other_python(version)) for version in others]
-            beside += [portable.submit(made_and_tested, PORTABLE)]
-            beside += [portable.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE)]
+            beside += [builds.submit(cpp_step, "C++ tests", "unit", BESIDE)]
+            beside += [builds.submit(made_and_tested, PORTABLE)]
+            beside += [builds.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE)]
         elsewhere = [f"--ignore={path}" for path in (*TRAINING, *PROCESSES)]
         outcomes = [*lint_steps(), python_tests("tests", ["tests", *elsewhere])]
-        if not quick:
-            outcomes.append(cpp_step("C++ tests", "unit"))
         outcomes += [step.result() for step in beside]
     return outcomes
 
