@@ -3,8 +3,8 @@
 Five lanes run at a time, since most tests wait more than they compute:
 
 - style, types, words, and most tests of Python 3.11;
-- the tests of training;
-- the tests of processes, services, fleets and kernels;
+- the tests of training and kernels;
+- the tests of processes, services and fleets;
 - the other Pythons: each environment is made and tested;
 - the C++ tests, and the portable build: its environment and its C++ tests.
 
@@ -40,10 +40,9 @@ from pathlib import Path
 import crashes
 
 ROOT = Path(__file__).resolve().parent.parent
-TRAINING = ["tests/train"]
+TRAINING = ["tests/train", "tests/gpu"]
 PROCESSES = [
-    f"tests/{name}"
-    for name in ("fleet", "gpu", "loading", "processes", "service", "test_stress.py", "test_warm.py", "tiered")
+    f"tests/{name}" for name in ("fleet", "loading", "processes", "service", "test_stress.py", "test_warm.py", "tiered")
 ]
 CORE_TESTS = ["tests/unit", "tests/core", "tests/contract"]  # of package and core, without the learning stack
 OTHER_TESTS = ["tests/unit", "tests/core", "tests/contract/test_local.py", "tests/contract/test_shared.py"]
@@ -230,7 +229,7 @@ def python_tests(name: str, paths: list[str]) -> Outcome:
 def all_steps(others: list[str], quick: bool) -> list[Outcome]:
     with contextlib.ExitStack() as stack:
         training, processes, pythons, builds = (stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4))
-        beside = [training.submit(python_tests, "tests of training", TRAINING)]
+        beside = [training.submit(python_tests, "tests of training and kernels", TRAINING)]
         beside += [processes.submit(python_tests, "tests of processes", PROCESSES)]
         if not quick:
             # One by one: two Pythons may share a wheel.
