@@ -96,6 +96,21 @@ def test_what_the_environment_returns_is_handed_on() -> None:
         assert envs.closed and recorded.closed
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_infos_may_be_a_list_of_dicts(mode: AutoresetMode) -> None:
+    """As Gymnasium's DictInfoToList gives them: the same rows are stored."""
+    found = []
+    for wrap in (lambda envs: envs, gymnasium.wrappers.vector.DictInfoToList):
+        with make_table(World().observation_space) as table:
+            recorded, rng = record(wrap(worlds(mode)), table), np.random.default_rng(1)
+            recorded.reset(seed=0)
+            for _ in range(30):
+                recorded.step(actions_of(rng))
+            found.append(stored(table, "observation"))
+            recorded.close()
+    assert found[0] == found[1] and len(found[0]) > 20
+
+
 def test_a_single_environment() -> None:
     diary = Diary(n_step=2)
     with make_table(World().observation_space, n_step=2) as table:

@@ -106,6 +106,17 @@ class HindsightSuite(Suite):
         freedom = len(expected)
         assert chi < freedom + 5 * np.sqrt(2 * freedom), (chi, freedom)
 
+    def test_a_reward_function_that_returns_no_rewards(self, make_table: MakeTable) -> None:
+        table = make_table(goal_spec(), 1000, hindsight())
+        with table.writer() as writer:
+            play(writer, 0, 5)
+        for wrong in ("x", None, [[1.0], [2.0, 3.0]], object()):
+            with pytest.raises((errors.DtypeMismatch, errors.ShapeMismatch), match="reward="):
+                table.sample(64, reward=lambda achieved, goal, batch, wrong=wrong: wrong)
+        with pytest.raises(errors.DtypeMismatch, match="reward="):
+            table.sample(64, reward=lambda achieved, goal, batch: np.full(len(batch), "text"))
+        assert table.stats().indexes["default"].in_flight == 0
+
     def test_an_item_waits_for_its_episode_and_one_that_is_cut_has_none(self, make_table: MakeTable) -> None:
         table = make_table(goal_spec(), 1000, hindsight())
         with table.writer() as writer:

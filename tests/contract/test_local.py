@@ -144,6 +144,14 @@ def test_who_waits_for_itself_is_told_at_once() -> None:
         assert issubclass(errors.WaitsForItself, errors.DeadlineExceeded)
 
 
+def test_a_writer_does_not_pickle() -> None:
+    import pickle
+
+    with relive.Table(plain_spec(), 10) as table, table.writer() as writer:
+        with pytest.raises(errors.NotShareable, match="writer"):
+            pickle.dumps(writer)
+
+
 def test_a_local_table_does_not_pickle() -> None:
     """It has no address."""
     import pickle

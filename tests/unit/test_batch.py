@@ -84,6 +84,28 @@ def test_rows_are_a_batch() -> None:
     assert make_batch(gathered_by_keys=True).rows(slice(0, 2)).present.tolist() == [True, False]
 
 
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_rows_go_backwards_and_are_named_in_any_way(as_tensors: bool) -> None:
+    batch = make_batch(("reward",))
+    if as_tensors:
+        pytest.importorskip("torch", reason="torch is not installed here")
+        batch = batch.to_torch()
+    backwards = batch.rows(slice(None, None, -1))
+    assert backwards.item_keys.tolist() == batch.item_keys.tolist()[::-1]
+    for some in (backwards, batch.rows(np.arange(4)[::-1]), batch.rows([3, -2, 1, 0])):
+        assert some["reward"].tolist() == batch["reward"].tolist()[::-1]
+    assert batch.rows([]).num_items == 0 and batch.rows([True, False, False, True]).num_items == 2
+
+
+@pytest.mark.parametrize(
+    "which", [1, "x", None, 1.5, [1.0], [4], [-5], [True], [[0, 1]], slice("a", 2), slice(0, 2, 0), ["a"]]
+)
+def test_rows_that_there_are_not(which: object) -> None:
+    for some in (make_batch(), Draw(np.arange(4), np.ones(4), 4, "default")):
+        with pytest.raises(InvalidConfig, match="rows"):
+            some.rows(which)  # type: ignore[attr-defined]
+
+
 def test_weights() -> None:
     batch = make_batch()
     raw = (10 * batch.probabilities) ** -0.5

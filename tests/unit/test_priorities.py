@@ -64,6 +64,21 @@ def test_many_items_end_to_end_in_half_precision(half: str) -> None:
     assert wide.dtype == torch.float64 and abs(wide.item() - 1 / 6) < 1e-12
 
 
+@pytest.mark.parametrize("half", ["numpy", "float16", "bfloat16"])
+@pytest.mark.parametrize("end_to_end", [False, True])
+def test_errors_whose_sum_half_precision_does_not_have(half: str, end_to_end: bool) -> None:
+    values, mask = np.full((2, 80), 1000.0), np.ones((2, 80), bool)
+    offsets = np.array([0, 80, 160]) if end_to_end else None
+    if end_to_end:
+        values, mask = values.reshape(-1), mask.reshape(-1)
+    td_errors, named = values.astype(np.float16), mask
+    if half != "numpy":
+        torch = pytest.importorskip("torch", reason="torch is not installed here")
+        td_errors, named = torch.tensor(values, dtype=getattr(torch, half)), torch.from_numpy(mask)
+    got = relive.sequence_priority(td_errors, named, offsets=offsets)
+    assert got.dtype == td_errors.dtype and got.tolist() == [1000.0, 1000.0]
+
+
 def test_what_it_refuses() -> None:
     with pytest.raises(errors.ShapeMismatch):
         relive.sequence_priority(np.zeros((2, 3)), np.ones((2, 4), bool))

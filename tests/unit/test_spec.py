@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import relive
 from relive import ArraySpec, StepSpec
 from relive.config.spec import RESERVED_NAMES, groups_of, nest, spread
 from relive.errors import SpecError, UnknownColumn
@@ -42,6 +43,23 @@ def test_array_spec_is_a_plain_value() -> None:
     assert spec.num_bytes == 84 * 84
     assert ArraySpec(3, ">f4").shape == (3,) and ArraySpec(3, ">f4").dtype == np.dtype(np.float32)
     assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@pytest.mark.parametrize("dtype", [np.longlong, np.ulonglong, np.dtype(np.longlong).newbyteorder(">")])
+def test_a_dtype_that_has_two_numbers_in_numpy(dtype: Any) -> None:
+    """C's long long equals int64, and is another type to C."""
+    spec = StepSpec({"a": ArraySpec((2,), dtype)})
+    assert spec.columns["a"].dtype.char in "lL"
+    with relive.Table(spec, 10) as table, table.writer() as writer:
+        key = writer.append(a=np.array([1, 2], dtype))
+        assert table.sample(1)["a"].tolist() == table.gather(np.array([key], np.longlong))["a"].tolist() == [[1, 2]]
+
+
+def test_a_dtype_that_numpy_does_not_have() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed here")
+    for dtype in ("bfloat16", torch.bfloat16):
+        with pytest.raises(SpecError, match="has no bfloat16"):
+            ArraySpec((), dtype)
 
 
 @pytest.mark.parametrize(

@@ -398,8 +398,8 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
         if getattr(self.envs, "closed", False):
             raise EnvironmentClosed(type(self.envs).__name__)
 
-    def _environments(self, info: Mapping[str, Any]) -> NDArray[np.int64]:
-        ids = info.get("env_id")
+    def _environments(self, info: Any) -> NDArray[np.int64]:
+        ids = _told(info).get("env_id")
         return self._all if ids is None else self._lanes.ids(ids)
 
     def _take(self, actions: Any, env_id: ArrayLike | None, extras: Extras | None) -> None:
@@ -424,13 +424,24 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
                 tell(error, self._all)
             raise
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        final = info.get("final_obs") if same_step else None
+        final = _told(info).get("final_obs") if same_step else None
         self._current = present
         self._lanes.receive(present, (observation, reward, terminated, truncated), final, same_step)
         return self.finish_step()
 
 
 _ONE_LANE = np.zeros(1, np.int64)
+
+
+def _told(info: Any) -> Mapping[str, Any]:
+    """The infos as one mapping. Gymnasium's DictInfoToList gives a list, with one dict for each environment."""
+    if not isinstance(info, list):
+        mapping: Mapping[str, Any] = info
+        return mapping
+    finals = np.full(len(info), None, object)
+    for lane, one in enumerate(info):
+        finals[lane] = one.get("final_obs")
+    return {"final_obs": finals} if any(one is not None for one in finals) else {}
 
 
 def _contains_wrapper(env: Any, kind: type) -> bool:

@@ -479,6 +479,8 @@ def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     expected = "a bool, integer, float or complex dtype of fixed size (variable-size values are not stored)"
     if dtype is None:
         raise SpecError("dtype", expected, dtype)
+    if str(dtype).endswith("bfloat16"):  # of torch, jax or ml_dtypes
+        raise SpecError("dtype", "a dtype of numpy, which has no bfloat16: float32 has its range", dtype)
     if type(dtype).__module__ == "torch":
         raise SpecError("dtype", f"a dtype of numpy, such as {str(dtype).removeprefix('torch.')!r}", dtype)
     try:
@@ -487,4 +489,5 @@ def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         raise SpecError("dtype", expected, dtype) from None
     if checked.kind not in "biufc" or checked.itemsize > 16 or checked.char in "gG":
         raise SpecError("dtype", expected, str(checked))
-    return checked.newbyteorder("=")
+    # By its text: numpy's longlong equals int64, but the core knows only one of the two.
+    return np.dtype(checked.newbyteorder("=").str)

@@ -74,11 +74,15 @@ class ForkedHandle(ReliveError, RuntimeError):
 
 @final
 class NotShareable(ReliveError, TypeError):
-    """A table of one process, LocalMemory or Tiered, cannot be pickled."""
+    """A table of one process, LocalMemory or Tiered, or a writer cannot be pickled."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "table") -> None:
+        self.what = what
         super().__init__(
-            "a table in LocalMemory or Tiered lives in one process and cannot be pickled; make it with"
+            "a writer belongs to the process that opened it and cannot be pickled; pickle its table, and open a writer"
+            " there with table.writer()"
+            if what == "writer"
+            else "a table in LocalMemory or Tiered lives in one process and cannot be pickled; make it with"
             " storage=SharedMemory(name), whose handle pickles as an address"
         )
 

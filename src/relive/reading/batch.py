@@ -25,7 +25,7 @@ from relive.checks.values import finite
 from relive.config.spec import DERIVED_NAMES
 from relive.errors import InvalidConfig, NoProbabilities, UnknownAttribute
 from relive.errors.slips import COLUMN_NAMES, for_column
-from relive.reading.columns import Columns
+from relive.reading.columns import Columns, chosen
 from relive.reading.pytrees import Tree, register_loaded, seen, trees
 from relive.reading.tensors import to_tensor, torch_itself
 
@@ -255,8 +255,12 @@ class Batch(Mapping[str, Any]):
         maximum. A time axis keeps its length.
 
         Args:
-            which: a slice, which gives views; or an index array, which copies.
+            which: a slice, which gives views if its step is positive; or an index array, which copies.
+
+        Raises:
+            InvalidConfig: `which` is no slice of integers, and no array [K] of integers in range or [B] of bools.
         """
+        which = chosen(which, len(self.item_keys))
         keys, present = self.item_keys, self._present
         some = Batch(
             self._columns.as_they_are,

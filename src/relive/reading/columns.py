@@ -11,11 +11,39 @@ import numpy as np
 from relive.config.spec import PER_ITEM_NAMES, StepSpec, nest
 from relive.core.request import DrawRequest
 from relive.core.table_core import SelectedColumns
-from relive.errors import UnknownColumn
+from relive.errors import InvalidConfig, UnknownColumn
 from relive.errors.base import plain
 from relive.reading.tensors import beside, on_host
 
-__all__ = ["Columns", "Selection", "TimeAxis"]
+__all__ = ["Columns", "Selection", "TimeAxis", "chosen"]
+
+
+def chosen(which: Any, num_items: int) -> Any:
+    """The slice or index array of items, checked. A slice that goes backwards becomes an index array: torch has none.
+
+    Raises InvalidConfig.
+    """
+    refused = InvalidConfig("rows", f"a slice, or an array of integers or bools, of {num_items} items", which)
+    if isinstance(which, slice):
+        try:
+            step = which.indices(num_items)[2]
+        except (TypeError, ValueError):
+            raise refused from None
+        return which if step > 0 else np.arange(num_items)[which].copy()
+    try:
+        numbers = np.asarray(on_host(which))
+    except (TypeError, ValueError):
+        raise refused from None
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iub"):
+        raise refused
+    if numbers.dtype.kind == "b":
+        if len(numbers) != num_items:
+            raise refused
+    elif numbers.size and not (-num_items <= int(numbers.min()) and int(numbers.max()) < num_items):
+        raise refused
+    if hasattr(which, "cpu"):
+        return which  # a tensor
+    return np.ascontiguousarray(numbers if numbers.size else numbers.astype(np.int64))
 
 
 @final

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from relive.checks.names import unknown_attribute
 from relive.config.casting import as_array, as_keys, cast
 from relive.errors import InvalidConfig, ShapeMismatch
+from relive.reading.columns import chosen
 
 __all__ = ["Draw"]
 
@@ -80,7 +81,8 @@ class Draw:
         return len(self.item_keys)
 
     def rows(self, which: slice | npt.NDArray[Any]) -> Draw:
-        """The draw of some of its items, by a slice (a view) or an index array."""
+        """The draw of some of its items, by a slice (a view) or an index array. Raises InvalidConfig, as Batch.rows."""
+        which = chosen(which, self.num_items)
         some = Draw(self.item_keys[which], self.probabilities[which], self.num_live_items, self.index)
         return some if self.source is None else some.of_sources(self.source[which], self.source_names)
 

@@ -54,15 +54,31 @@ def sequence_priority(
         num_items, num_episodes, num_rows = td_errors.shape
         flat = (num_items, num_episodes * num_rows)
         td_errors, mask = td_errors.reshape(flat), mask.reshape(flat)
-    errors, named = abs(td_errors), mask != 0
+    errors, named = _wide(abs(td_errors)), mask != 0
     # Not a product: the error of a padded row may be nan or infinite.
     errors = np.where(named, errors, 0) if isinstance(errors, np.ndarray) else errors.masked_fill(~named, 0)
     if offsets is not None:
-        return _end_to_end(errors, named, offsets, eta)
-    if not errors.shape[axis]:
-        return errors.sum(axis)
-    largest = errors.amax(axis) if hasattr(errors, "amax") else errors.max(axis)
-    return eta * largest + (1.0 - eta) * errors.sum(axis) / named.sum(axis).clip(1)
+        found = _end_to_end(errors, named, offsets, eta)
+    elif not errors.shape[axis]:
+        found = errors.sum(axis)
+    else:
+        largest = errors.amax(axis) if hasattr(errors, "amax") else errors.max(axis)
+        found = eta * largest + (1.0 - eta) * errors.sum(axis) / named.sum(axis).clip(1)
+    return _of_kind(found, td_errors)
+
+
+def _wide(errors: Any) -> Any:
+    """Half precision as float32: a sum of errors may exceed its range although the priority does not."""
+    if isinstance(errors, np.ndarray):
+        return errors.astype(np.float32) if errors.dtype == np.float16 else errors
+    return errors.float() if errors.is_floating_point() and errors.element_size() < 4 else errors
+
+
+def _of_kind(found: Any, td_errors: Any) -> Any:
+    """The result in half precision where the errors are: it is at most their maximum."""
+    if isinstance(found, np.ndarray):
+        return found.astype(np.float16) if td_errors.dtype == np.float16 else found
+    return found.to(td_errors.dtype) if td_errors.is_floating_point() and td_errors.element_size() < 4 else found
 
 
 def _end_to_end(errors: Any, named: Any, offsets: Any, eta: float) -> Any:
@@ -79,10 +95,8 @@ def _end_to_end(errors: Any, named: Any, offsets: Any, eta: float) -> Any:
         total = np.bincount(whose, errors, num_items)
         count = np.bincount(whose[named], minlength=num_items)
     else:
-        # Half precision has too few digits to number items, to count rows, and to add up many errors.
         item = errors.new_tensor(whose, dtype=named[:0].long().dtype)
         largest = errors.new_zeros(num_items).scatter_reduce(0, item, errors, "amax")
-        wide = errors.float() if errors.element_size() < 4 else errors
-        total = wide.new_zeros(num_items).index_add(0, item, wide).to(errors.dtype)
+        total = errors.new_zeros(num_items).index_add(0, item, errors)
         count = item.new_zeros(num_items).index_add(0, item, named.long())
     return eta * largest + (1.0 - eta) * total / count.clip(1)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from relive.config.casting import as_array, cast
 from relive.config.hindsight import Hindsight
 from relive.errors import InvalidConfig, ShapeMismatch, UnknownColumn
 from relive.reading.batch import Batch
@@ -55,11 +56,11 @@ class Goals:
         if reward is None or not which.size:
             return batch
         achieved, goal = batch[f"next_{self.hindsight.achieved}"][which], batch[self.hindsight.goal][which]
-        given = np.asarray(reward(achieved, goal, batch.rows(which)))
         rewards = batch["reward"]
+        given = as_array("what reward= returned", reward(achieved, goal, batch.rows(which)))
         if given.shape != (which.size, *rewards.shape[1:]):
             raise ShapeMismatch("what reward= returned", (which.size, *rewards.shape[1:]), given.shape)
-        rewards[which] = given
+        rewards[which] = cast("what reward= returned", given, rewards.dtype)
         return batch
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from relive.errors import (
     LaneError,
     LateColumn,
     MissingColumn,
+    NotShareable,
     RequestTooLarge,
     ShapeMismatch,
     SpecError,
@@ -244,6 +245,9 @@ class Writer(Closing):
             if ids is not None and not len(ids):
                 return
         self._core.end_episode(flat, ended, ids, self._timeout_s if timeout_s is None else timeout(timeout_s))
+
+    def __reduce__(self) -> NoReturn:
+        raise NotShareable("writer")
 
     def abandon(self, lanes: npt.ArrayLike | None = None, *, timeout_s: float | None = None) -> None:
         """Drops the open episode of every lane, or of the named lanes: for an episode that was given up or went wrong.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from relive.config.spec import StepSpec
 from relive.core.closing import Closing
 from relive.core.protocol import ReplayWriter
 from relive.core.table_core import Normalise
+from relive.errors import NotShareable
 from relive.service.client.blocks import StreamedKeys
 from relive.service.client.remote_core import RemoteCore
 from relive.service.client.streamed_core import StreamedWriterCore
@@ -122,6 +123,9 @@ class StreamingWriter(Closing):
             ReliveError: The errors of append.
         """
         return self._writer.extend(lanes=lanes, priority=priority, timeout_s=timeout_s, **columns)
+
+    def __reduce__(self) -> NoReturn:
+        raise NotShareable("writer")
 
     def end_episode(
         self,
