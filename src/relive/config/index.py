@@ -66,29 +66,29 @@ class Index:
 
     max_items: the remover chooses among all items, the newcomer included. The step of a removed item stays, for other
     indexes and for the windows of its neighbours. Explicit items and groups have their own number:
-    Explicit(max_items=), Episodes(max_groups=). An explicit item or group that waits also counts toward that number,
-    but the remover never chooses it: it leaves after max_items other items were added. Items that are used up leave
-    before all others. While a call adds items, a sampler may see up to 256 items above max_items.
+    Explicit(max_items=), Episodes(max_groups=). An explicit item or group that still waits, for late columns, a
+    priority or members, counts toward that number, but the remover never chooses it. It leaves once that many other
+    items were added. Items that are used up leave before all others. While a call adds items, a sampler may see up to
+    256 items above the number.
 
     At the table's capacity, the remover of the first index decides which steps leave. With Fifo they are the oldest.
-    Any other remover skips the pages that items of that index need (see steps_to_hold). The items of all indexes end
-    with their steps.
+    With any other remover they are pages, runs of steps of one lane, that no item of that index needs (see
+    steps_to_hold). The items of all indexes end with their steps.
 
     max_wait_s: an item waits for late columns, or for its priority if initial='given'. A group waits for members, or
     for their late columns. A dropped item never becomes an item of this index and no longer makes the limiter wait;
     stats() counts it as timed_out. Its steps stay. Time runs from the step that completed the item's window (for a
-    group, from the end of its first member). An overdue item leaves when
-    a process next changes the table or waits for it, and no draw returns the item before that.
+    group, from the end of its first member). The next time that any process changes the table or waits on the table,
+    the item is dropped.
 
     where: stats() counts each step that does not meet the condition as filtered. The step stays for other indexes. The
-    condition is checked when the item
-    is published, on the step that its key names. It is refused for Explicit items, for groups, and with `staleness`,
-    which changes.
+    condition is checked once, when the item enters the index, on the step that its key names. It is refused for
+    Explicit items, for groups, and with `staleness`, which changes.
 
     max_staleness: the staleness of an item is the version of table.set_policy_version minus the version of the item's
-    oldest row. An item that is too old when it is published leaves before the lock is released. Its steps stay; stats()
-    counts it as expired. set_policy_version returns when all items above the limit have left; until then draws may
-    still return some of them. 0: only items of the present version.
+    oldest row. An item that is already too stale when it enters the index is removed at once, under the same lock. Its
+    steps stay; stats() counts it as expired. set_policy_version returns when all items above the limit have left; until
+    then draws may still return some of them. 0: only items of the present version.
 
     replacement=False: for samplers that draw by chance (Uniform, Prioritized, RankBased, TopK, Fresh with last or
     decay, PromptGroups by mean or variance). Items are drawn one after another, each in proportion to its share of the

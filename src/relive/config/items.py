@@ -195,22 +195,22 @@ class Sequences(_OverLanes):
         burn_in: rows before those steps, to warm up a recurrent state. Burn-in that would begin before the episode is
             always padded in front: state columns repeat the first state, all other columns are zeros.
         bootstrap: rows after those steps, to bootstrap from.
-        period: loss begins at episode_step = k * period; None: `length`, so that no step carries loss in two windows
-            (except with at_end='shift').
+        period: the distance between windows. The steps with loss begin at episode_step 0, period, 2 * period, and so
+            on. None: `length`, so that no step carries loss in two windows (except with at_end='shift').
         at_end: the fate of a window that the end of its episode cuts short. 'pad': the window is padded. 'shift':
-            a window that ends with the episode replaces it. 'drop': the window is dropped. 'cross': the window runs on
-            into the next episodes of the lane, as described below. Episodes that are shorter than `length` are padded,
-            except with 'drop'.
-        pad: the side of all padding but that of burn-in: 'right', after the rows, or 'left', before them.
+            the window is moved back until it ends with the episode. 'drop': the window is dropped. 'cross': the window
+            runs on into the next episodes of the lane, as described below. Episodes that are shorter than `length` are
+            padded, except with 'drop'.
+        pad: where padding goes: 'right', after the rows, or 'left', before them. Padding of burn-in is always in front.
         gamma: discount factor in [0, 1].
         stack: as for Transitions.
         stack_pad: as for Transitions.
         time_major: arrays with a time axis are [T, B, ...], also mask and stacked columns; all others stay [B, ...].
 
     With at_end='cross' loss begins at every period-th step of the lane, counted over its episodes. The column `first`
-    says where episodes begin, and all rows are steps. The state after an episode's last step is
-    not a row: it is the next_<state> of that step.
-    Padding appears only where the lane ends, or where burn-in begins before the lane. T is at most 2,048.
+    says where episodes begin, and all rows are steps. The state after an episode's last step is not a row: it is the
+    next_<state> of that step. Padding appears only where the lane ends, or where burn-in begins before the lane. T is
+    at most 2,048.
 
     Raises:
         InvalidConfig: an argument has another type or value. The table checks the columns that are named.

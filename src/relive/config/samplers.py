@@ -86,7 +86,7 @@ class Prioritized(_LooksAtPriorities, SamplerKind, RemoverKind):
 
     The mass of an item is priority ** priority_exponent. It is drawn, or removed, with the probability mass / sum of
     all masses. As a sampler it draws with replacement, and table.set_priority_exponent changes its exponent while it is
-    in use. As a remover it removes any item if all masses are 0.
+    in use. As a remover it removes some item, whichever, if all masses are 0.
 
     Args:
         priority_exponent: exponent of the priorities, >= 0.

@@ -50,10 +50,10 @@ class Reading(Bound):
         in a batch.
 
         If a drawn item does not meet `where`, the table draws another. Limiters and max_times_sampled count only the
-        items of the batch, which come in proportion to their masses. batch.probabilities are still mass / total of all
-        items, because the mass of the items that meet `where` is unknown: all are too small by the same factor.
-        weights() divides by the largest weight of the batch, so that the factor cancels. With normalize=None it does
-        not cancel.
+        items of the batch, which come in proportion to their masses. batch.probabilities still divide by the mass of
+        all items, because the mass of the items that meet `where` is unknown. So every probability of the batch is too
+        small by the same factor. weights() divides by the largest weight of the batch, so that the factor cancels. With
+        normalize=None it does not cancel.
 
         Args:
             num_items: items of the batch, B.
@@ -87,8 +87,8 @@ class Reading(Bound):
             UnknownColumn, InvalidConfig: an argument has another type or value.
             TableClosed: the handle is closed.
 
-        Cost: O(num_items log N) and one copy of the rows. If items with a share s of the mass meet `where`, the table
-        tests about 1 / s items for each one of the batch.
+        Cost: O(num_items log N) and one copy of the rows. With `where`, the table tests about 1 / s items for each
+        item of the batch; s is the share of the mass that meets the condition.
         """
         if unknown:
             refuse_unknown(self.sample, unknown)

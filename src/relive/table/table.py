@@ -99,7 +99,7 @@ class Table(TableHandle):
 
     @names_arguments
     def writer(self, num_lanes: int | None = None) -> Writer:
-        """Opens num_lanes lanes, one for each environment; None: one lane. Its append takes arrays without a lane axis.
+        """Opens num_lanes lanes, one for each environment. With None, append takes arrays without a lane axis.
 
         Raises:
             TooManyLanes: more lanes than max_lanes would be open.

@@ -49,18 +49,18 @@ class Writer(Closing):
     L is the writer's number of lanes, and M the number of lanes that a call names; M = L without `lanes`. With
     num_lanes=None there is one lane, and arrays have no lane axis. Two arguments are the same in all calls:
 
-    - lanes: a mask bool[L], or distinct ids int[M]. Lanes that are not named do not advance. Arrays have M rows, in the
-      order in which the lanes are named; or L rows, one for each lane, of which the call reads those of the named
-      lanes. If M = L, the order is that of `lanes`.
+    - lanes: a mask bool[L], or distinct ids int[M]. Lanes that are not named do not advance. An array may have M rows,
+      in the order of `lanes`. Or it may have L rows, one for each lane: the call then reads only the rows of the named
+      lanes.
     - timeout_s: how long to wait for the limiter and for the table's lock. None is the table's default, 0 tries once,
-      inf waits for ever. Then DeadlineExceeded is raised; or WaitsForItself, if no other thread or process could end
-      the wait.
+      inf waits for ever. When the time is up, the call raises DeadlineExceeded. If no other thread or process could end
+      the wait, the call raises WaitsForItself.
 
-    An error leaves the table as it was. The exception is a block of steps, the argument of extend, that stopped half
-    way: error.stored > 0 then.
+    An error leaves the table as it was, with one exception: a block of steps that is given to `extend` may stop half
+    way. Then error.stored is above 0.
 
-    Close the writer, for example with `with`. Closing ends the open episodes as truncated: the items at their ends are
-    shorter windows.
+    Close the writer, for example with `with`. Closing truncates the episodes that are still open, so the last items of
+    these episodes are shorter windows.
     """
 
     __slots__ = (
