@@ -55,7 +55,7 @@ TEST(a_death_inside_a_change_leaves_the_old_limiter_or_the_new_one) {
   CHECK(relive::check(*rig.table).ok());
 }
 
-TEST(without_the_turn_word_a_death_leaves_neither) {
+TEST(without_the_change_count_a_death_leaves_neither) {
   Rig rig(once());
   testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::P1_switch)] = true;
   const int torn = count_torn(rig);
