@@ -82,7 +82,7 @@ def test_a_programme_has_what_it_was_given(warmth: str, tmp_path: Path) -> None:
     assert {name: seen[name] for name in expected} == expected
     others = set(seen["files"]) - {0, 1, 2, end}
     assert {0, 1, 2, end} <= set(seen["files"]) and len(others) == (warmth == "warm"), "its socket to a server"
-    # What ignores Ctrl-C passes that on: a shell does that to what it starts in the background.
+    # A process that ignores Ctrl-C passes that on. A shell has its background processes ignore it.
     ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     assert seen["handlers"] == ["1" if ignores else "<built-in function default_int_handler>", "0", "1"]
 

@@ -10,8 +10,8 @@ from contract.tools import plain_spec, write_steps
 
 from service.hosts import Host
 
-# What is registered before relive is called after it. A thread that is left then is unwound by the interpreter, which
-# aborts the process where the thread is in Arrow's C++.
+# `look` is registered before relive is imported, so it runs after relive's end. The interpreter would unwind a thread
+# that still runs then. If the thread is in Arrow's C++, the process aborts.
 PROGRAMME = """
 import atexit, sys, threading
 def look():

@@ -68,7 +68,7 @@ def test_one_process_does_one_thing_after_the_other() -> None:
 
 
 def test_in_one_process_what_was_measured_in_steps_counts() -> None:
-    """Parts that take steps find the caches cold: their own figures are used for whoever acts and learns, no others."""
+    """Acting and learning by turns in one process find the caches cold: the figures of one process are used."""
     here = dataclasses.replace(FREE, steps_here=((1, 200e-6), (4, 400e-6)), slow_here=((1, 3.0), (4, 2.0)))
     inline = dataclasses.replace(ONE, inline=True)
     assert predict(here, inline, EACH).steps_per_s == pytest.approx(1 / (2000e-6 + 100e-6))

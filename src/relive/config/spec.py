@@ -479,7 +479,7 @@ def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     expected = "a bool, integer, float or complex dtype of fixed size (variable-size values are not stored)"
     if dtype is None:
         raise SpecError("dtype", expected, dtype)
-    if str(dtype).endswith("bfloat16"):  # of torch, jax or ml_dtypes
+    if (isinstance(dtype, (str, type)) or type(dtype).__module__ == "torch") and "bfloat16" in str(dtype):
         raise SpecError("dtype", "a dtype of numpy, which has no bfloat16: float32 has its range", dtype)
     if type(dtype).__module__ == "torch":
         raise SpecError("dtype", f"a dtype of numpy, such as {str(dtype).removeprefix('torch.')!r}", dtype)

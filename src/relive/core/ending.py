@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ Closer = TypeVar("Closer", bound=Callable[[], None])
 _JOIN_S = 2.0  # how long the end of the process waits for all threads together
 
 _closers: list[Callable[[], None]] = []
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_threads: set[threading.Thread] = set()  # list() of the set is one step
 
 
 def at_end(closer: Closer) -> Closer:
@@ -44,8 +43,9 @@ def start_thread(target: Callable[..., None], name: str, *args: Any) -> threadin
     for example at the release of a stream, and the process would then abort.
     """
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
-    _threads.add(thread)
     thread.start()
+    _threads.difference_update([one for one in list(_threads) if not one.is_alive()])
+    _threads.add(thread)
     return thread
 
 

@@ -23,27 +23,30 @@ def chosen(which: Any, num_items: int) -> Any:
 
     Raises InvalidConfig.
     """
-    refused = InvalidConfig("rows", f"a slice, or an array of integers or bools, of {num_items} items", which)
     if isinstance(which, slice):
         try:
             step = which.indices(num_items)[2]
         except (TypeError, ValueError):
-            raise refused from None
+            raise _refused(which, num_items) from None
         return which if step > 0 else np.arange(num_items)[which].copy()
     try:
         numbers = np.asarray(on_host(which))
     except (TypeError, ValueError):
-        raise refused from None
+        raise _refused(which, num_items) from None
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iub"):
-        raise refused
+        raise _refused(which, num_items)
     if numbers.dtype.kind == "b":
         if len(numbers) != num_items:
-            raise refused
+            raise _refused(which, num_items)
     elif numbers.size and not (-num_items <= int(numbers.min()) and int(numbers.max()) < num_items):
-        raise refused
+        raise _refused(which, num_items)
     if hasattr(which, "cpu"):
         return which  # a tensor
     return np.ascontiguousarray(numbers if numbers.size else numbers.astype(np.int64))
+
+
+def _refused(which: Any, num_items: int) -> InvalidConfig:
+    return InvalidConfig("rows", f"a slice, or an array of integers or bools, of {num_items} items", which)
 
 
 @final

@@ -260,7 +260,8 @@ class Connection:
 
     def tell_end(self, user: Any) -> None:
         """Calls user.note_closed() when the connection closes, if the user still exists then."""
-        self._users.add(user)
+        with self._changed:
+            self._users.add(user)
 
     def close(self) -> None:
         """Ends every stream at once. A call that waits on a stream raises TableClosed."""
@@ -273,9 +274,10 @@ class Connection:
         self._drop_idle()
         with self._changed:
             streams, self._all, self._client = tuple(self._all), set(), None
+            users = list(self._users)
         for stream in streams:
             stream.interrupt()
-        for user in list(self._users):
+        for user in users:
             user.note_closed()
 
 

@@ -77,7 +77,7 @@ class Watch:
     def _expire(self, now: float) -> bool:
         """Returns whether a stream waits for an answer. On return the thread refers to no stream: it owns none."""
         busy = False
-        for stream in self._streams:
+        for stream in tuple(self._streams):  # a collection in this loop may drop a stream
             busy |= stream.deadline != math.inf
             if now >= stream.deadline:
                 stream.expire(now)

@@ -233,6 +233,7 @@ class StreamedWriterCore(RemoteWriterCore):
         self._outbox.append(_Message(self._sequence, self._epoch, part, timeout_s))
         if not self._has_sender:
             self._give_up(TableClosed())
+            self._acknowledged = self._sequence
         self._changed.notify_all()
 
     def _wait_for_room(self, timeout_s: float) -> None:
