@@ -198,9 +198,9 @@ class Sequences(_OverLanes):
         period: the distance between windows. The steps with loss begin at episode_step 0, period, 2 * period, and so
             on. None: `length`, so that no step carries loss in two windows (except with at_end='shift').
         at_end: the fate of a window that the end of its episode cuts short. 'pad': the window is padded. 'shift':
-            the window is moved back until it ends with the episode. 'drop': the window is dropped. 'cross': the window
-            runs on into the next episodes of the lane, as described below. Episodes that are shorter than `length` are
-            padded, except with 'drop'.
+            one window that ends with the episode replaces all windows that are cut short. 'drop': the window is
+            dropped. 'cross': the window runs on into the next episodes of the lane, as described below. Episodes that
+            are shorter than `length` are padded, except with 'drop'.
         pad: where padding goes: 'right', after the rows, or 'left', before them. Padding of burn-in is always in front.
         gamma: discount factor in [0, 1].
         stack: as for Transitions.
