@@ -44,7 +44,7 @@ class LeafRecovery final : public IndexView {
  private:
   template <class Has>
   friend class SettledLeaves;
-  bool is_of_one_row() const { return !map().is_explicit && !config().sequence.is_set(); }
+  bool is_of_one_row() const { return !map().is_explicit && !config().own_rows().is_set(); }
 };
 
 inline void LeafRecovery::store_counts(Held& held, uint32_t index, const ItemCounts& counted) {

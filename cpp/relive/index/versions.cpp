@@ -94,7 +94,7 @@ uint32_t oldest_from(const Region& r, const SequenceConfig& sequence, uint64_t s
 
 uint32_t oldest_version(const Region& r, uint32_t index, uint64_t leaf) {
   if (r.map(index).is_explicit) return oldest_of_record(r, index, leaf);
-  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  const SequenceConfig sequence = r.header->indexes[index].own_rows();
   if (!sequence.is_set()) return version_of(r, leaf);
   return std::min(oldest_before(r, sequence, leaf), oldest_from(r, sequence, leaf));
 }

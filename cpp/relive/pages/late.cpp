@@ -23,6 +23,11 @@ uint32_t head_at(const Region& r, uint64_t page, uint32_t offset) {
   return load_head(r.page_base(page) + offset * r.geometry->record_stride);
 }
 
+// The steps of an item from its own on, whose late columns it waits for.
+uint32_t late_spanned(const Region& r, uint32_t index) {
+  return r.header->indexes[index].hindsight.is_set() && RELIVE_RULE(L7_own) ? 1 : r.shape(index).spanned;
+}
+
 // The rows before an item's own row whose step columns the item delivers: its burn-in. Only states are read from rows
 // that stacks reach back over, so an item does not wait for the late columns of those rows. If windows cross ends, a
 // tail may follow each row, which doubles the distance.
@@ -103,7 +108,7 @@ bool FilledRows::looks_at_all_of(uint64_t page, uint32_t offset) {
   if (!RELIVE_RULE(L2_rows)) return has_late_columns(r_, page, offset, 1);
   if (r_.header->indexes[index_].sequence.crosses()) return has_late_columns_across(r_, index_, page, offset);
   const int64_t episode_step = head_at(r_, page, offset) & kStepMask;
-  const int64_t spanned = r_.shape(index_).spanned;
+  const int64_t spanned = late_spanned(r_, index_);
   const int64_t begin = int64_t{offset} - std::min<int64_t>(late_before(r_, index_), episode_step);
   const bool is_over = front_ != Front::kGoesOn && int64_t{offset} >= next_ + (front_ == Front::kStops ? 1 : 0);
   if (is_over || begin < begin_ || begin > next_) begin_at(page, begin);
@@ -175,7 +180,7 @@ bool has_late_columns_of(const Region& r, uint32_t index, uint64_t record, uint3
 
 uint32_t late_reach(const Region& r) {
   uint32_t reach = 0;
-  for (const uint32_t i : r.row_indexes()) reach = std::max(reach, r.shape(i).spanned - 1 + late_before(r, i));
+  for (const uint32_t i : r.row_indexes()) reach = std::max(reach, late_spanned(r, i) - 1 + late_before(r, i));
   return reach;
 }
 
@@ -186,7 +191,7 @@ void publish_filled(Held& held, uint64_t page, uint32_t first, uint32_t count) {
     // From the item of the window that begins earliest and has the first row, to the item of the window that begins
     // latest and has the last row.
     uint64_t at = page;
-    int64_t begin = int64_t{first} - (int64_t{r.shape(i).spanned} - 1);
+    int64_t begin = int64_t{first} - (int64_t{late_spanned(r, i)} - 1);
     int64_t end = int64_t{first} + count + late_before(r, i);
     while (begin < 0) {
       const uint64_t prev = r.alive(r.pages[at].prev.load(kRelaxed));

@@ -67,7 +67,7 @@ bool has_cells(const TableConfig& config) {
     return column.kind == ColumnKind::kStart && described(column).num_bytes > kLargeColumn;
   };
   const auto knows = [](const IndexConfig& index) {
-    return index.map == LeafMap::kImplicit && index.sequence.knows_starts();
+    return index.map == LeafMap::kImplicit && index.own_rows().knows_starts();
   };
   return !config.tier.is_tiered() && std::all_of(config.indexes.begin(), config.indexes.end(), knows) &&
          std::any_of(config.columns.begin(), config.columns.end(), is_large);

@@ -154,8 +154,8 @@ struct WindowConfig {
 static_assert(sizeof(WindowConfig) == 64);
 
 // Transitions of episodes that have ended; a draw may replace their goals by goals that were achieved (read/hindsight.hpp).
-// Such an index has windows to the end of the episode (SequenceConfig), and its items are read as transitions. All zero
-// in every other index.
+// The SequenceConfig of such an index reaches to the end of the episode; IndexConfig::own_rows() is one step. All zero in
+// every other index.
 enum class Goals : uint32_t { kNone = 0, kFuture = 1, kFinal = 2, kEpisode = 3 };
 struct HindsightConfig {
   Goals goals;
@@ -233,6 +233,11 @@ struct IndexConfig {
   uint64_t versions_kept;     // an item goes so many learner versions after that of its oldest row; 0: no limit
   uint64_t latest;            // kIsLatest: draws see those of the last so many items that are still there
   double decay;               // kFades: the part of an item's mass that is left after each version
+
+  // The rows that an item itself has: its columns come from them, it waits for their late columns, and its age is that of
+  // the oldest of them. `sequence` has the rows that must exist as long as the item does, which are more with hindsight:
+  // the item is one step, and reaches to the end of its episode.
+  SequenceConfig own_rows() const { return hindsight.is_set() ? SequenceConfig{} : sequence; }
 
   // Whether items are explicit and the remover chooses the item that goes, possibly the newcomer: one record more (R5).
   bool chooses_records() const { return map == LeafMap::kExplicit && removal != Removal::kFifo; }
