@@ -142,6 +142,11 @@ SEEN_BY = {
     "Z3_base": "tests/cpp/test_fresh.cpp",
     "Z4_last": "tests/cpp/test_fresh.cpp",
     "Z4_settle": "tests/cpp/test_fresh.cpp",
+    "L7_own": "tests/cpp/test_late.cpp",
+    "P2_unused": "tests/cpp/test_limiter_counts.cpp",
+    "P4_massless": "tests/cpp/test_limiter_counts.cpp",
+    "P5_base": "tests/cpp/test_limiter_counts.cpp",
+    "P6_under_way": "tests/cpp/test_limiter_counts.cpp",
     "O1_one_step": "tests/cpp/test_shuffle.cpp",
     "O2_same_slot": "tests/cpp/test_shuffle.cpp",
 }

@@ -114,6 +114,7 @@ class RaggedOutputs final : public RowRoom {
 // The uses that a draw in flight has claimed. They are committed or given back with the draw.
 struct CoreClaims {
   std::vector<Claimed> items;
+  bool is_held = false;  // the draw was made; a caller that an interrupt kept from its result gives it back
 };
 
 // A table handle, which its Python object, its writers and its plans share.

@@ -73,6 +73,7 @@ nb::tuple draw_ragged(const CoreTable& self, const AskedDraw& asked, double time
   request.hold = hold;
   note_claims(claims, &request);
   outputs.raise_if_error(outputs.run([&] { return relive::sample_ragged(*self.table, request, timeout_s); }));
+  if (claims != nullptr) claims->is_held = true;
   nb::list arrays = outputs.arrays();
   return nb::make_tuple(arrays, outputs.keys(keys), outputs.probabilities(probabilities), num_live);
 }

@@ -74,6 +74,7 @@ DrawRequest draw_request(const AskedDraw& asked) {
 void note_claims(CoreClaims* claims, DrawRequest* request) {
   if (claims == nullptr) return;
   claims->items.clear();
+  claims->is_held = false;
   request->claims = &claims->items;
   request->hold = true;
 }
@@ -130,6 +131,7 @@ nb::tuple draw_rows(const CoreTable& self, const AskedDraw& asked, double timeou
   request.hold = hold;
   note_claims(claims, &request);
   without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
+  if (claims != nullptr) claims->is_held = true;
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   return nb::make_tuple(outputs.arrays(selection, n), outputs.buffer.array(descr_of_int64(), 1, dims, keys),
                         outputs.buffer.array(descr_of_float64(), 1, dims, probabilities), num_live);
@@ -149,6 +151,7 @@ nb::tuple draw_keys(const CoreTable& self, const AskedDraw& asked, double timeou
   request.hold = hold;
   note_claims(claims, &request);
   without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
+  if (claims != nullptr) claims->is_held = true;
   return nb::make_tuple(nb::list(), key_array, probability_array, num_live);
 }
 
@@ -491,7 +494,7 @@ void bind_table(nb::module_& module) {
     }
     return outputs;
   });
-  nb::class_<CoreClaims>(module, "Claims").def(nb::init<>());
+  nb::class_<CoreClaims>(module, "Claims").def(nb::init<>()).def_ro("is_held", &CoreClaims::is_held);
   bind_core_table(module);
   module.def("create_table", &create_table, nb::arg("config"), nb::arg("path").none(), nb::rv_policy::take_ownership);
   module.def("attach_table", &attach_table, nb::arg("path"), nb::arg("read_only"), nb::arg("stream").none(),

@@ -91,6 +91,9 @@ class CoreWhere: ...
 class Claims:
     """The uses that a held draw took."""
 
+    @property
+    def is_held(self) -> bool: ...
+
 @final
 class PlannedBatch:
     @property

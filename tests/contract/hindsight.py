@@ -53,6 +53,10 @@ def play(writer: Any, episode: int, num_steps: int, *, ends: bool = True) -> lis
     return keys
 
 
+def arrived(achieved: Any, goal: Any, batch: Any) -> Any:
+    return np.where((achieved == goal)[:, 0], 0.0, -1.0)
+
+
 def near(achieved: Any, goal: Any, batch: Any) -> Any:
     assert batch["relabelled"].all() and len(batch["action"]) == len(goal)
     return -np.abs(achieved - goal).max(axis=1)
@@ -130,6 +134,96 @@ class HindsightSuite(Suite):
             play(writer, 1, 3, ends=False)
         assert table.num_items() == 5, "what its lane's end cuts off has no last state"
         table.check()
+
+    @pytest.mark.parametrize("cells", [1, 65, 500])
+    def test_an_item_has_the_start_value_of_its_own_step(self, make_table: MakeTable, cells: int) -> None:
+        """Also where the value is too large for the row, and no index of plain items stands beside."""
+        spec = goal_spec(core=relive.ArraySpec((cells,), "float32", kind="start"))
+        table = make_table(spec, 200, hindsight())
+        with table.writer() as writer:
+            for episode, length in enumerate(LENGTHS):
+                for t in range(length):
+                    said = {"observation": state(episode, t), "next_observation": state(episode, t + 1)}
+                    number = episode * 100 + t
+                    more = {"core": np.full(cells, number), "truncated": t == length - 1}
+                    writer.append(**said, action=number, reward=-1.0, **more)
+            arrive(writer)
+        names = ["action", "core"]
+        for batch in (table.sample(64, columns=names), table.gather(np.concatenate(list(table.keys())), columns=names)):
+            assert (batch["core"] == batch["action"][:, None]).all()
+
+    def test_an_item_waits_for_the_late_columns_of_its_own_step_alone(self, make_table: MakeTable) -> None:
+        spec = goal_spec(verdict=relive.ArraySpec((), "float32", late=True))
+        table = make_table(spec, 200, {"goals": hindsight(), "plain": relive.Index()})
+        with table.writer() as writer:
+            keys = play(writer, 0, 6)
+        order = [4, 0, 5, 2, 3, 1]
+        for done, step in enumerate(order):
+            assert table.num_items("goals") == table.num_items("plain") == done
+            assert table.complete([keys[step]], verdict=[float(step)]) == 1
+            there = np.sort(np.concatenate(list(table.keys("goals"))))
+            assert there.tolist() == sorted(keys[k] for k in order[: done + 1])
+
+    def test_an_item_is_as_old_as_its_own_step(self, make_table: MakeTable) -> None:
+        """max_staleness and Fresh(decay=) count from the step that the item is, not from a row that it reaches."""
+        goals = relive.Hindsight(GOAL, ACHIEVED, max_length=16, sampler=relive.Fresh(decay=0.5))
+        aged = relive.Index(sampler=relive.Hindsight(GOAL, ACHIEVED, max_length=16), max_staleness=2)
+        table = make_table(goal_spec(), 200, {"aged": aged, "faded": relive.Index(sampler=goals)})
+        with table.writer() as writer:
+            for t in range(6):
+                table.set_policy_version(5 - t if t == 0 else t)  # the first step is the newest of all
+                said = {"observation": state(0, t), "next_observation": state(0, t + 1)}
+                writer.append(**said, action=t, reward=-1.0, truncated=t == 5)
+            arrive(writer)
+        table.set_policy_version(5)
+        old = table.gather(np.concatenate(list(table.keys("aged"))), columns=["action"], index="aged")
+        assert sorted(old["action"].tolist()) == [0, 3, 4, 5]
+        batch = table.sample(256, columns=["action"], index="faded")
+        weights = 0.5 ** np.array([0, 4, 3, 2, 1, 0.0])
+        assert np.allclose(batch.probabilities, (weights / weights.sum())[batch["action"]])
+
+    def test_goals_of_a_mixture_have_their_rewards(self, make_table: MakeTable) -> None:
+        """Two tables with Hindsight and plain transitions; each source's function gets the items of this source."""
+        place = relive.ArraySpec((1,), "float32", kind="state")
+        spec = relive.StepSpec({"goal": place, "at": place, "reward": relive.ArraySpec((), "float32")})
+        goals = relive.Index(sampler=relive.Hindsight("goal", "at", max_length=10))
+        one, other = (make_table(spec, 100, {"goals": goals, "plain": relive.Index()}) for _ in range(2))
+        for table, first in ((one, 0.0), (other, 1000.0)):
+            with table.writer() as writer:
+                at = first + np.arange(7.0)[:, None]
+                writer.extend(goal=np.full((7, 1), 99.0), at=at, reward=np.full(6, -1.0), truncated=True)
+        shares = {"one": 0.4, "other": 0.4, "plain": 0.2}
+        with relive.Mixture(
+            shares, {"one": (one, "goals"), "other": (other, "goals"), "plain": (one, "plain")}
+        ) as mixture:
+            for columns in (None, ["goal", "at", "next_at", "reward"]):
+                with pytest.raises(errors.InvalidConfig, match="reward=function"):
+                    mixture.sample(8, columns)
+            with pytest.raises(errors.InvalidConfig, match="reward of a Mixture"):
+                mixture.sample(8, reward={"plain": arrived})
+            mixture.sample(8, columns=["goal", "at"])  # without rewards none is wrong
+            seen: list[Any] = []
+
+            def told(achieved: Any, goal: Any, batch: Any) -> Any:
+                seen.append(achieved)
+                return arrived(achieved, goal, batch)
+
+            with mixture.batches(64, reward=arrived) as batches:
+                made = [
+                    mixture.sample(64, reward=told),
+                    next(batches),
+                    mixture.sample(64, reward={"one": told, "other": told}),
+                ]
+            assert len(seen) == 4 and {(achieved >= 1000).all() for achieved in seen} == {False, True}
+            for batch in made:
+                new = batch["relabelled"]
+                assert new.any() and not new[batch.source == 2].any()
+                assert (
+                    batch["reward"].tolist()
+                    == np.where(new, arrived(batch["next_at"], batch["goal"], None), -1.0).tolist()
+                )
+            keys = mixture.draw(16)
+            assert not mixture.gather(keys)["relabelled"].any()
 
     def test_priorities_and_shares_compose(self, make_table: MakeTable) -> None:
         table = make_table(goal_spec(), 1000, hindsight(relive.Prioritized(1.0), share=0.5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,26 @@ class MixturesSuite(Suite):
             for _ in range(7):  # 30 uses in all, of which 9 are gone: 21 are left
                 mixture.sample(4, timeout_s=10.0)
             assert table.num_items() == 0
+
+    def test_batches_that_are_given_back_leave_no_trace(self, make_table: MakeTable) -> None:
+        """The same seed and calls give the same bytes, whatever was prefetched and thrown away in between."""
+        spec, index = plain_spec(), {"first": prioritized(1.0), "second": transitions()}
+        drawn = []
+        for prefetch in (0, 3):
+            table = make_table(spec, 100, index)
+            with table.writer() as writer:
+                write_steps(writer, 0, 10)
+            with relive.Mixture({"first": 0.5, "second": 0.5}, table, seed=3) as mixture:
+                batches = [mixture.sample(32)]
+                if prefetch:
+                    with mixture.batches(32, prefetch=prefetch) as ahead:
+                        batches.append(next(ahead))
+                        time.sleep(0.05)  # others are drawn meanwhile
+                else:
+                    batches.append(mixture.sample(32))
+                batches.append(mixture.sample(32))
+            drawn.append([(batch["action"].tolist(), batch.source.tolist()) for batch in batches])
+        assert drawn[0] == drawn[1]
 
     def test_bad_mixtures(self, make_table: MakeTable) -> None:
         spec = plain_spec()

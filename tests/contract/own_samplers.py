@@ -119,7 +119,7 @@ class OwnSamplersSuite(Suite):
             table.claim(keys)
 
     def test_a_draw_of_ones_own_is_claimed_and_counted(self, make_table: MakeTable) -> None:
-        limiter = relive.SamplesPerInsert(1.0, min_size=1, tolerance=10.0)
+        limiter = relive.SamplesPerInsert(1.0, min_size=1, tolerance=11.0)
         table = make_table(plain_spec(), 100, relive.Index(max_times_sampled=2, limiter=limiter))
         with table.writer() as writer:
             keys = write_steps(writer, 0, 8)

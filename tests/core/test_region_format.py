@@ -13,8 +13,8 @@ from relive import _core
 DOCUMENTED = {
     # The header.
     "magic": int.from_bytes(b"relive\n\0", "little"),
-    "format_version": 10,
-    "header_bytes": 31_680,
+    "format_version": 11,
+    "header_bytes": 31_872,
     "policy_version_at": 29_520,
     "policy_version_bytes": 4,
     # Keys, page words and refs: generation << 18 | moves << 2 | state.

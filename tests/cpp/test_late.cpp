@@ -190,6 +190,22 @@ TEST(a_row_is_completed_once) {
   CHECK(relive::complete_rows(*rig.table, nullptr, 0, nullptr, 0, &applied).code() == Code::kTableClosed);
 }
 
+// The first of six steps is completed, of an index whose items are one step and reach to the end of the episode.
+int64_t num_items_of_hindsight() {
+  Rig rig(late_spec(40, {{.sequence = {10, 0, 0, 1, AtEnd::kPad, PadSide::kRight, 1, 0, 10}}}));
+  rig.table->region().header->indexes[0].hindsight = {Goals::kFuture, 0, 0, 0, 0.5};
+  CHECK(rig.write({0}, 6, {0, 0, 0, 0, 0, 2}, NextGiven::kYes) == Code::kOk);
+  rig.complete({rig.keys.front()});
+  return relive::num_items(*rig.table, 0);
+}
+
+TEST(an_item_waits_for_the_late_columns_of_its_own_rows) {
+  CHECK_EQ(num_items_of_hindsight(), 1);
+  testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::L7_own)] = true;
+  CHECK_EQ(num_items_of_hindsight(), 0);
+  testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::L7_own)] = false;
+}
+
 TEST(a_table_without_late_columns_has_nothing_to_complete) {
   Rig rig(Spec{});
   int64_t applied = 0;

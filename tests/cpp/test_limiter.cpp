@@ -15,9 +15,9 @@ const double kDefault = std::numeric_limits<double>::quiet_NaN();
 
 TEST(min_size_asks_only_for_live_items) {
   const LimiterConfig config = make_min_size(100);
-  CHECK(!can_sample(config, 99, 1000, 0, 1));
-  CHECK(can_sample(config, 100, 100, 1'000'000'000, 256));
-  CHECK(can_insert(config, 1'000'000, 1'000'000, 0, 100'000));
+  CHECK(!can_sample(config, {99, 1000, 0}, 1));
+  CHECK(can_sample(config, {100, 100, 1'000'000'000}, 256));
+  CHECK(can_insert(config, {1'000'000, 1'000'000, 0}, 100'000));
   CHECK(sample_can_ever_pass(config, 1'000'000'000) && insert_can_ever_pass(config, 1'000'000'000));
   CHECK(always_moves(config, 1 << 20, 1 << 20));
   CHECK(std::isinf(window(config)));
@@ -39,29 +39,29 @@ TEST(corridor_and_default_tolerance) {
 
 TEST(can_sample_table) {
   const LimiterConfig config = make_samples_per_insert(4.0, 100, 50.0);  // [350, 450]
-  CHECK(!can_sample(config, 99, 99, 0, 1));                              // too few live
-  CHECK(!can_sample(config, 99, 500, 0, 1));                             // counters far ahead, still too few live
-  CHECK(can_sample(config, 100, 100, 0, 50));                            // 400 - 50 = 350
-  CHECK(!can_sample(config, 100, 100, 0, 51));                           // 349
-  CHECK(!can_sample(config, 100, 100, 50, 1));                           // used up
-  CHECK(can_sample(config, 100, 101, 50, 4));                            // one insert gives four
-  CHECK(!can_sample(config, 100, 101, 50, 5));
+  CHECK(!can_sample(config, {99, 99, 0}, 1));                            // too few live
+  CHECK(!can_sample(config, {99, 500, 0}, 1));                           // counters far ahead, still too few live
+  CHECK(can_sample(config, {100, 100, 0}, 50));                          // 400 - 50 = 350
+  CHECK(!can_sample(config, {100, 100, 0}, 51));                         // 349
+  CHECK(!can_sample(config, {100, 100, 50}, 1));                         // used up
+  CHECK(can_sample(config, {100, 101, 50}, 4));                          // one insert gives four
+  CHECK(!can_sample(config, {100, 101, 50}, 5));
 }
 
 TEST(can_insert_table) {
   const LimiterConfig config = make_samples_per_insert(4.0, 100, 50.0);  // [350, 450]
-  CHECK(can_insert(config, 0, 0, 0, 100));                               // the first fill, whatever the size
-  CHECK(!can_insert(config, 0, 0, 0, 113));                              // 452 > 450
-  CHECK(can_insert(config, 0, 0, 0, 112));       // 448: past the first fill, inside the corridor
-  CHECK(can_insert(config, 100, 100, 0, 12));    // 448
-  CHECK(!can_insert(config, 100, 100, 0, 13));   // 452
-  CHECK(can_insert(config, 100, 112, 2, 1));     // 452 - 2
-  CHECK(can_insert(config, 10, 10'000, 0, 90));  // after a clear the table fills again
-  CHECK(!can_insert(config, 10, 10'000, 0, 91));
+  CHECK(can_insert(config, {0, 0, 0}, 100));                             // the first fill, whatever the size
+  CHECK(!can_insert(config, {0, 0, 0}, 113));                            // 452 > 450
+  CHECK(can_insert(config, {0, 0, 0}, 112));       // 448: past the first fill, inside the corridor
+  CHECK(can_insert(config, {100, 100, 0}, 12));    // 448
+  CHECK(!can_insert(config, {100, 100, 0}, 13));   // 452
+  CHECK(can_insert(config, {100, 112, 2}, 1));     // 452 - 2
+  CHECK(can_insert(config, {10, 10'000, 0}, 90));  // after a clear the table fills again
+  CHECK(!can_insert(config, {10, 10'000, 0}, 91));
   // 484 > 450, but below min_size no draw could lower it.
-  CHECK(can_insert(config, 96, 96, 0, 25));
-  CHECK(!can_insert(config, 96, 96, 0, 26));    // worth more than the window
-  CHECK(!can_insert(config, 100, 100, 0, 25));  // at min_size the corridor applies
+  CHECK(can_insert(config, {96, 96, 0}, 25));
+  CHECK(!can_insert(config, {96, 96, 0}, 26));    // worth more than the window
+  CHECK(!can_insert(config, {100, 100, 0}, 25));  // at min_size the corridor applies
 }
 
 TEST(requests_that_can_never_pass) {
@@ -85,8 +85,8 @@ TEST(pairs_that_always_move_never_get_stuck) {
     if (!always_moves(config, insert_size, draw_size)) continue;
     int64_t inserted = 0, sampled = 0;
     for (int step = 0; step < 300; ++step) {
-      const bool sample = can_sample(config, inserted, inserted, sampled, draw_size);
-      const bool insert = can_insert(config, inserted, inserted, sampled, insert_size);
+      const bool sample = can_sample(config, {inserted, inserted, sampled}, draw_size);
+      const bool insert = can_insert(config, {inserted, inserted, sampled}, insert_size);
       CHECK(sample || insert);
       const bool choose_sample = sample && (!insert || rng.below(i++, 2) == 0);
       if (choose_sample) {
@@ -111,12 +111,12 @@ TEST(the_most_items_that_are_let_in) {
     const LimiterConfig config = make_samples_per_insert(spi, min_size, 1.0 + 300.0 * rng.uniform(i++));
     const int64_t live = rng.below(i++, 400), inserted = live + rng.below(i++, 400);
     const int64_t sampled = rng.below(i++, 8000), most = 1 + rng.below(i++, 300);
-    const int64_t n = most_insertable(config, live, inserted, sampled, most);
+    const int64_t n = most_insertable(config, {live, inserted, sampled}, most);
     CHECK(n >= 0 && n <= most);
-    CHECK(n == 0 || can_insert(config, live, inserted, sampled, n));
-    CHECK(n == most || !can_insert(config, live, inserted, sampled, n + 1));
+    CHECK(n == 0 || can_insert(config, {live, inserted, sampled}, n));
+    CHECK(n == most || !can_insert(config, {live, inserted, sampled}, n + 1));
   }
-  CHECK_EQ(most_insertable(make_min_size(5), 100, 100, 0, 1 << 20), 1 << 20);
+  CHECK_EQ(most_insertable(make_min_size(5), {100, 100, 0}, 1 << 20), 1 << 20);
 }
 
 TEST(draws_that_rows_always_make_room_for) {
@@ -144,8 +144,8 @@ TEST(rows_one_at_a_time_never_get_stuck_with_an_accepted_draw) {
     if (!draw_always_moves(config, draw)) continue;
     int64_t inserted = 0, sampled = 0;
     for (int step = 0; step < 400; ++step) {
-      const bool sample = can_sample(config, inserted, inserted, sampled, draw);
-      const int64_t room = most_insertable(config, inserted, inserted, sampled, 100);
+      const bool sample = can_sample(config, {inserted, inserted, sampled}, draw);
+      const int64_t room = most_insertable(config, {inserted, inserted, sampled}, 100);
       CHECK(sample || room > 0);
       if (sample && (room == 0 || rng.below(i++, 2) == 0)) {
         sampled += draw;

@@ -51,6 +51,8 @@ class NaiveChoices:
         self.largest = 1.0
         self.inserted = self.sampled = self.used = 0  # items that came, items that were drawn, items ever drawn
         self.shift = 0.0  # of a corridor that began anew
+        self.base = 0  # the version from which a budget counts
+        self.lacked: int | None = None  # items that counted when a draw found too few
 
     @property
     def sampler(self) -> Any:
@@ -71,20 +73,36 @@ class NaiveChoices:
 
     # ---- coming and going ------------------------------------------------------------------------------------------
 
+    @property
+    def findable(self) -> list[NaiveItem]:
+        """The live items that a draw may find, now or once better ones are gone: those of chance 0 are none."""
+        if self.is_ordered or isinstance(self.sampler, (relive.RankBased, relive.TopK)):
+            return list(self.live.values())
+        return [self.live[key] for key in self.chances()]
+
+    @property
+    def counted(self) -> int:
+        """The items that count as inserted: where uses are counted, what went unused or cannot be found does not."""
+        if self.max_times is None:
+            return self.inserted
+        return self.used + sum(not item.uses for item in self.findable)
+
     def lets_in(self) -> bool:
         limiter, live = self.limiter, len(self.live)
         if isinstance(limiter, relive.MinSize):
             return True
         if isinstance(limiter, relive.Queue):
-            return live < limiter.max_size
+            return len(self.findable) < limiter.max_size
         if isinstance(limiter, relive.StalenessBudget):
-            unused = sum(not item.uses for item in self.live.values())
-            return self.used + unused + 1 <= (limiter.eta + self.version + 1) * limiter.items_per_version
+            return self.counted + 1 <= (limiter.eta + self.version - self.base + 1) * limiter.items_per_version
         if live < limiter.min_size:
             return True
         ratio = limiter.samples_per_insert
+        lacks = self.lacked == self.counted or not self.findable
+        if lacks and ratio <= 2 * limiter.tolerance:
+            return True
         most = ratio * limiter.min_size + limiter.tolerance + self.shift
-        return bool((self.inserted + 1) * ratio - self.sampled <= most)
+        return bool((self.counted + 1) * ratio - self.sampled <= most)
 
     def insert(self, key: int, priority: float | None) -> None:
         """A step of the present version. What goes for it, remove() says or is told."""
@@ -119,6 +137,7 @@ class NaiveChoices:
 
     def step_version(self) -> None:
         self.version += 1
+        self.base += not self.inserted
         most = self.index.max_staleness
         if most is not None:
             self.live = {key: item for key, item in self.live.items() if self.version - item.version <= most}
@@ -129,7 +148,7 @@ class NaiveChoices:
         if isinstance(limiter, relive.SamplesPerInsert):
             ratio = limiter.samples_per_insert
             filled = min(len(self.live), limiter.min_size) * ratio
-            self.shift = self.inserted * ratio - self.sampled - filled
+            self.shift = self.counted * ratio - self.sampled - filled
 
     # ---- drawing ---------------------------------------------------------------------------------------------------
 
@@ -176,7 +195,12 @@ class NaiveChoices:
             return True
         ratio = limiter.samples_per_insert
         least = ratio * limiter.min_size - limiter.tolerance + self.shift
-        return bool(self.inserted * ratio - self.sampled - count >= least)
+        return bool(self.counted * ratio - self.sampled - count >= least)
+
+    def refuse(self, count: int) -> None:
+        """A draw without a condition ran into its deadline."""
+        if self.limiter_lets_draw(count) and self.chances():
+            self.lacked = self.counted
 
     def may_draw(self, count: int, passing: set[int] | None = None) -> bool | None:
         """Whether a batch can be had of what is there, of items that pass; None where it depends on chance."""

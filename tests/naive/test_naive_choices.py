@@ -54,7 +54,7 @@ LIMITERS = (
     relive.MinSize(3),
     relive.SamplesPerInsert(2.0, 2, tolerance=4.0),
     relive.Queue(3),
-    relive.StalenessBudget(1, 4),
+    relive.StalenessBudget(0.5, 2),
 )
 REFUSED = (errors.DeadlineExceeded, errors.WaitsForItself, errors.RequestTooLarge, errors.RareItems)
 PRIORITIES = (0.0, 0.5, 1.0, 3.0)
@@ -188,6 +188,8 @@ class ChoicesMachine(RuleBasedStateMachine):
         except REFUSED as refusal:
             assert not expected, f"{refusal} of {self.live}"
             assert isinstance(refusal, errors.RequestTooLarge) == self.twin.is_too_large(count)
+            if passing is None and not self.twin.is_too_large(count):
+                self.twin.refuse(count)
             return
         assert expected in (True, None), f"{draw.item_keys} of {self.live}"
         self.look_at(draw, passing)

@@ -171,13 +171,13 @@ def test_a_budget_against_a_naive_one() -> None:
     for _ in range(30):
         eta, per, times = float(rng.choice([0, 0.5, 2])), int(rng.integers(1, 9)), int(rng.integers(1, 3))
         with relive.Table(SPEC, 200, paced(relive.StalenessBudget(eta, per), times)) as table, table.writer() as writer:
-            inserted = removed_unused = version = 0
+            inserted = removed_unused = version = base = 0
             live: dict[int, int] = {}  # uses of each key
             for _ in range(60):
                 kind = rng.integers(4)
                 if kind == 0:
                     asked = int(rng.integers(1, 12))
-                    room = max(0, int((eta + version + 1) * per) - (inserted - removed_unused))
+                    room = max(0, int((eta + version - base + 1) * per) - (inserted - removed_unused))
                     try:
                         keys = writer.extend(**steps(asked), timeout_s=0)
                     except errors.DeadlineExceeded as error:
@@ -195,7 +195,9 @@ def test_a_budget_against_a_naive_one() -> None:
                     assert table.delete(np.array([key])) == 1
                     removed_unused += live.pop(key) == 0
                 else:
-                    version += int(rng.integers(0, 2))
+                    version += int(rng.integers(-1, 3)) if version else int(rng.integers(0, 3))
+                    if not inserted or version < table.policy_version:
+                        base += version - table.policy_version
                     table.set_policy_version(version)
             table.check()
 

@@ -30,6 +30,7 @@ class ExponentChange final : public IndexView {
     std::atomic_ref<double>(const_cast<double&>(config().priority_exponent)).store(to_, std::memory_order_release);
     RELIVE_FAIL_POINT(raise_exponent);
     rebuild(held_, index_);
+    if (to_ == 0.0) count_masses();
     raising_.index.store(0, std::memory_order_release);
     RELIVE_FAIL_POINT(raise_over);
     std::atomic<uint64_t>& num_raised = held_.region.header->num_raised;
@@ -79,6 +80,18 @@ class ExponentChange final : public IndexView {
       tree.set_leaf(slot, -mass);
       RELIVE_FAIL_POINT(raise_switched);
     }
+  }
+
+  // With an exponent of 0 every item has a mass: those of priority 0 had none before (rule P4).
+  void count_masses() {
+    ItemCounts counted;
+    for (uint64_t slot = 0; slot < tree().num_leaves(); ++slot) {
+      const bool is_there = Region::is_used(r_.map(index_).word(slot));
+      count_leaves(state(slot), is_there, 1, &counted);
+      count_massless(slot, state(slot), is_there, &counted);
+    }
+    counts().unused.store(counted.unused, kRelaxed);
+    counts().massless.store(counted.massless, kRelaxed);
   }
 
   void raise_maximum() {

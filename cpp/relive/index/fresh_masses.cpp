@@ -63,6 +63,8 @@ void FreshMasses::leave_latest(Held& held, uint32_t index, uint64_t slot) {
   const FreshMasses masses(held.region, index);
   masses.set_due(held, Due::kPlace, slot, masses.dues(Due::kPlace).identity());
   RELIVE_FAIL_POINT(latest_left);
+  const uint16_t state = masses.state(slot);
+  if (masses.is_drawable(state)) masses.note_mass(held, state, masses.has_mass(slot), false);
   masses.clear_mass(held, slot);
 }
 

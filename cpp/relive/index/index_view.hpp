@@ -21,7 +21,7 @@ namespace relive {
 
 // Counts that follow from the leaves of an index.
 struct ItemCounts {
-  int64_t live_items = 0, pending = 0, unused = 0;
+  int64_t live_items = 0, pending = 0, unused = 0, massless = 0;
 };
 
 class IndexView {
@@ -89,12 +89,23 @@ class IndexView {
   // ---- counts
   // --------------------------------------------------------------------------------------------------------
   int64_t num_live() const { return counts().live_items.load(std::memory_order_relaxed); }
-  // Adds `number` leaves of one state to the counts. is_there: their steps are there, or their records in use.
+  // Whether an item that lives may have no mass. The best of an order always has a value.
+  bool may_be_massless() const {
+    return kind().choice == Choice::kByMass && keeps(kHasPriorities | kIsLatest | kFades);
+  }
+  // Adds `number` leaves of one state to the counts, but not whether they have mass. is_there: their steps are there, or
+  // their records in use.
   void count_leaves(uint16_t state, bool is_there, int64_t number, ItemCounts* counts) const {
     const bool is_item = is_there && is_drawable(state);
     counts->live_items += is_item ? number : 0;
     counts->pending += is_there && is_waiting(state) ? number : 0;
     counts->unused += is_item && state == 0 && counts_uses() ? number : 0;
+  }
+  // Adds what follows from the mass of one of these leaves (rule P4).
+  void count_massless(uint64_t slot, uint16_t state, bool is_there, ItemCounts* counts) const {
+    const bool is_massless = is_there && is_drawable(state) && !has_mass(slot);
+    counts->massless += is_massless ? 1 : 0;
+    counts->unused -= is_massless && state == 0 && counts_uses() ? 1 : 0;
   }
 
   // ---- under the lock: inner nodes
@@ -124,6 +135,13 @@ class IndexView {
   void set_mass(Held& held, uint64_t slot, double mass) const {
     held.region.trees_[index_].set_leaf(slot, mass);
     touch(held, slot);
+  }
+  // A live item of this state gets a mass or loses it (rule P4).
+  void note_mass(Held& held, uint16_t state, bool had, bool has) const {
+    if (had == has || !RELIVE_RULE(P4_massless)) return;
+    const int64_t change = has ? 1 : -1;
+    held.subtract(counts().massless, change);
+    if (state == 0 && counts_uses()) held.add(counts().unused, change);
   }
   void clear_mass(Held& held, uint64_t slot) const {
     if (tree().leaf(slot) != nothing()) set_mass(held, slot, nothing());

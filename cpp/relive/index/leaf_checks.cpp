@@ -37,6 +37,8 @@ const char* LeafChecks::wrong_count(const ItemCounts& counted) const {
   if (counted.live_items != counts().live_items.load(kRelaxed)) return "live_items differs from the leaves";
   if (counted.pending != counts().pending.load(kRelaxed)) return "the count of pending items differs from the leaves";
   if (counted.unused != counts().unused.load(kRelaxed)) return "the count of unused items differs from the leaves";
+  if (counted.massless != counts().massless.load(kRelaxed))
+    return "the count of massless items differs from the leaves";
   return nullptr;
 }
 

@@ -44,6 +44,7 @@ void Leaves::publish(Held& held, uint32_t index, uint64_t slot, float priority, 
   leaves.set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   leaves.set_state(slot, 0);
+  if (!is_mass(mass)) leaves.note_mass(held, 0, true, false);
   if (leaves.is_timed()) DueTimes(leaves).end(held, Due::kWait, slot);
   count_published(held, index, 1);
 }
@@ -55,24 +56,26 @@ void Leaves::count_published(Held& held, uint32_t index, int64_t count) {
   if (held.region.max_times(index) != 0) held.add(counts.unused, count);
 }
 
-void Leaves::count_first_use(Held& held, int64_t change) const {
+void Leaves::count_first_use(Held& held, int64_t change, bool has_mass) const {
   held.add(counts().used, change);
-  held.subtract(counts().unused, change);
+  if (has_mass || !RELIVE_RULE(P4_massless)) held.subtract(counts().unused, change);
 }
 
 bool Leaves::use(Held& held, uint32_t index, uint64_t slot) {
   const Leaves leaves(held.region, index);
+  const bool had_mass = leaves.has_mass(slot);  // the caller's own sampler may choose any item
   const auto times = static_cast<uint16_t>(leaves.states()[slot].load(kRelaxed) + 1);
   leaves.set_state(slot, times);
   RELIVE_FAIL_POINT(claim_times);
   // The count follows the state. If the process dies in between, the count is one too low and a budget one too large: a
   // budget is never used up by items that are gone (rule P2).
-  if (times == 1) leaves.count_first_use(held, 1);
+  if (times == 1) leaves.count_first_use(held, 1, had_mass);
   if (leaves.is_drawable(times)) return false;
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(claim_leaf);
   if (leaves.is_bounded()) Bounds(leaves).clear_order(held, slot);
   if (leaves.has_queue()) RecordQueue(leaves).note_used_up(held, slot);
+  leaves.note_mass(held, times, had_mass, true);
   held.subtract(leaves.counts().live_items, 1);
   return true;
 }
@@ -86,9 +89,13 @@ bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass, d
   if (was_used_up && leaves.has_queue()) RecordQueue(leaves).leave(held, slot);
   if (was_used_up) leaves.set_mass(held, slot, FreshMasses(leaves).of_or(slot, mass));
   RELIVE_FAIL_POINT(claim_back);
-  if (times == 1) leaves.count_first_use(held, -1);  // before the state, for the same reason
+  const bool has_mass = leaves.has_mass(slot);
+  if (times == 1) leaves.count_first_use(held, -1, has_mass);  // before the state, for the same reason
   leaves.set_state(slot, static_cast<uint16_t>(times - 1));
-  if (was_used_up) held.add(leaves.counts().live_items, 1);
+  if (was_used_up) {
+    held.add(leaves.counts().live_items, 1);
+    leaves.note_mass(held, times, true, has_mass);
+  }
   return was_used_up;
 }
 

@@ -86,7 +86,10 @@ class Leaves final : public IndexView {
   }
   // The same for a caller that has called keeps_order() once for many items.
   void revalue_as(Held& held, uint64_t slot, float priority, double mass, bool keeps_order) const {
-    set_mass(held, slot, keeps_order ? renew_order(held, slot, priority, mass) : mass);
+    const bool had = has_mass(slot);
+    const double value = keeps_order ? renew_order(held, slot, priority, mass) : mass;
+    if (had != is_mass(value)) note_mass(held, state(slot), had, !had);
+    set_mass(held, slot, value);
   }
   // The item was drawn once more. True if that was its last use.
   static bool use(Held& held, uint32_t index, uint64_t slot);
@@ -123,7 +126,7 @@ class Leaves final : public IndexView {
   bool initial_mass(float given, double* mass) const;
   bool enter(Held& held, uint64_t slot, float given) const;
   void await_priority(Held& held, uint64_t slot) const;
-  void count_first_use(Held& held, int64_t change) const;
+  void count_first_use(Held& held, int64_t change, bool has_mass) const;
   void set_state(uint64_t slot, uint16_t state) const { states()[slot].store(state, std::memory_order_release); }
   // For an index that keeps an order: an item comes alive, or has a new priority. Returns its leaf, `mass` if leaves
   // are masses.
@@ -162,6 +165,7 @@ inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   set_state(slot, 0);
+  if (!is_mass(mass)) note_mass(held, 0, true, false);  // count_published() counts it as an item with a mass
   if (is_timed()) DueTimes(*this).end(held, Due::kWait, slot);
   return true;
 }
@@ -182,6 +186,7 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   if (state == kStateDropped && RELIVE_RULE(T3_count))
     times.count_drops(slot);  // a process died before it counted them
   if (is_waiting(state)) held.subtract(leaves.counts().pending, 1);
+  const bool is_item = leaves.is_drawable(state), has_mass = leaves.has_mass(slot);
   leaves.set_state(slot, final_state);
   if (final_state == kStateDropped && times.is_dropping(Due::kWait, slot)) RELIVE_FAIL_POINT(wait_ended);
   RELIVE_FAIL_POINT(retire_state);
@@ -189,8 +194,11 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   RELIVE_FAIL_POINT(retire_leaf);
   if (leaves.is_bounded()) Bounds(leaves).clear_order(held, slot);
   if (leaves.keeps(kHasDues)) times.end_all(held, slot);
-  if (leaves.is_drawable(state)) held.subtract(leaves.counts().live_items, 1);
-  if (state == 0 && leaves.counts_uses()) held.subtract(leaves.counts().unused, 1);
+  if (is_item) {
+    leaves.note_mass(held, state, has_mass, true);  // it goes as an item with a mass
+    held.subtract(leaves.counts().live_items, 1);
+    if (state == 0 && leaves.counts_uses()) held.subtract(leaves.counts().unused, 1);
+  }
   return leaves.has_life(state);
 }
 

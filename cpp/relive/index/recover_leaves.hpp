@@ -52,6 +52,7 @@ inline void LeafRecovery::store_counts(Held& held, uint32_t index, const ItemCou
   counts.live_items.store(counted.live_items, std::memory_order_relaxed);
   counts.pending.store(counted.pending, std::memory_order_relaxed);
   counts.unused.store(counted.unused, std::memory_order_relaxed);
+  counts.massless.store(counted.massless, std::memory_order_relaxed);
 }
 
 template <class Has>
@@ -163,6 +164,8 @@ void LeafRecovery::settle_run(Held& held, uint64_t first, uint64_t count, bool i
     SettledLeaves<Has> is_settled(*this, state, is_there, has);
     for (; slot < stop; ++slot)
       if (!is_settled(slot)) settle(held, slot, state, is_there, has);
+    if (is_there && is_drawable(state) && may_be_massless())
+      for (slot = begin; slot < stop; ++slot) count_massless(slot, state, true, &rows->counts);
     const uint64_t length = stop - begin;
     count_leaves(state, is_there, static_cast<int64_t>(length), &rows->counts);
     rows->with_life += is_there && has_life(state) ? length : 0;

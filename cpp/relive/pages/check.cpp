@@ -55,6 +55,7 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, ItemCounts* coun
     const bool is_step = is_used && offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
     const bool is_item = is_step && leaves.is_drawable(state);
     leaves.count_leaves(state, is_step, 1, counted);
+    leaves.count_massless(slot, state, is_step, counted);
     if (mass != leaves.nothing() && (!std::isfinite(mass) || mass < 0.0))
       return at_page("a leaf is not a finite mass >= 0", page);
     if (mass != leaves.nothing() && !is_item) return at_page("a leaf that stands for no live item has mass", page);

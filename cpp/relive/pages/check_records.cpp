@@ -70,6 +70,7 @@ const char* check_leaf(const Region& r, uint32_t index, uint64_t record, ItemCou
   const double mass = leaves.mass(record);
   const bool is_item = is_used && leaves.is_drawable(state);
   leaves.count_leaves(state, is_used, 1, counted);
+  leaves.count_massless(record, state, is_used, counted);
   if (is_used && !Leaves::is_waiting(state) && !leaves.is_published(record) && !is_open_group(r, index, record))
     return "a record in use stands for no item";
   const bool waits = is_used && (Leaves::is_waiting(state) || is_open_group(r, index, record));

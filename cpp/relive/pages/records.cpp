@@ -380,6 +380,7 @@ void recover_records(Held& held) {
       const uint16_t state = leaves.state(record);
       leaves.settle(held, record, state, is_there, keeps);
       leaves.count_leaves(state, is_there, 1, &counted);
+      leaves.count_massless(record, state, is_there, &counted);
       RELIVE_FAIL_POINT(recover_records);
     }
     LeafRecovery::store_counts(held, i, counted);

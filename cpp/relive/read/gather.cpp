@@ -155,7 +155,7 @@ void fill_derived(const Region& r, const GatherPlan& plan, const Output& output,
       return fill<int64_t>(listed, out, [&](size_t k) { return now - version(k); });
     }
     case Source::kRelabelled:
-      return fill<uint8_t>(listed, out, [&](size_t k) { return window(k).goal != kOwnGoal; });
+      return fill<uint8_t>(listed, out, [&](size_t k) { return plan.has_goals && window(k).goal != kOwnGoal; });
     default:
       return fill<int64_t>(listed, out, [&](size_t k) { return window(k).num_steps; });
   }

@@ -74,7 +74,7 @@ Status find_output(const Region& r, uint32_t index, const std::string& name, Out
     out->source = derived.source;
     return {};
   }
-  if (name == "relabelled" && r.header->indexes[index].hindsight.is_set()) {
+  if (name == "relabelled") {  // of an index without hindsight: false for each item
     out->name = name;
     out->dtype = "|b1";
     out->item_bytes = 1;

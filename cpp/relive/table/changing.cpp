@@ -169,11 +169,13 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
     }
     note_priority(locked.held(), index, largest);
     int64_t there = 0;
+    const int64_t massless = r.header->index_state[index].massless.load(kRelaxed);
     for (size_t i = begin; i < end; ++i)
       there += update_one(locked.held(), update, keys[i], priorities[i], mass_of[i]) ? 1 : 0;
     *applied += there;
     RELIVE_FAIL_POINT(update_ancestors);
     locked.items_came();
+    if (massless != r.header->index_state[index].massless.load(kRelaxed)) locked.room_came();
   }
   r.header->counters.updates_applied.fetch_add(static_cast<uint64_t>(*applied), kRelaxed);
   r.header->counters.updates_stale.fetch_add(count - static_cast<uint64_t>(*applied), kRelaxed);

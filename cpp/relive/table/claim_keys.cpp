@@ -39,9 +39,9 @@ Status claim_each(const DrawCall& call, std::vector<Claimed>* claimed, int64_t* 
 
 Status claim_keys(const DrawCall& call, std::vector<Claimed>* claimed) {
   const uint32_t index = call.request.index;
-  RELIVE_RETURN_IF_ERROR(reserve_draw(call));
   claimed->clear();
-  claimed->reserve(call.request.num_items);
+  claimed->reserve(call.request.num_items);  // memory may lack, so before anything is in flight
+  RELIVE_RETURN_IF_ERROR(reserve_draw(call));
   *call.request.num_live_items = std::max<int64_t>(1, call.r.header->index_state[index].live_items.load(kRelaxed));
   int64_t num_taken = 0;
   Status status = claim_each(call, claimed, &num_taken);

@@ -21,6 +21,11 @@ constexpr uint32_t kMostRestarts = 8;  // for changes of the exponent; after the
 class Draw final {
  public:
   Draw(const DrawCall& call, DrawScratch& scratch) : call_(call), s_(scratch), rounds_(call, scratch) {}
+  ~Draw() {
+    if (is_in_flight_) (void)give_up({});  // memory ran out
+  }
+  Draw(const Draw&) = delete;
+  Draw& operator=(const Draw&) = delete;
   Status run();
 
  private:
@@ -33,12 +38,14 @@ class Draw final {
   DrawScratch& s_;
   DrawRounds rounds_;
   uint64_t draw_number_ = 0;
+  bool is_in_flight_ = false;
 };
 
 Status Draw::run() {
   const DrawRequest& request = call_.request;
   while (true) {
     RELIVE_RETURN_IF_ERROR(reserve_draw(call_));
+    is_in_flight_ = true;
     // A wait takes no number: the same calls draw the same items, however long each of them had to wait.
     draw_number_ = call_.table.take_draw();
     rounds_.begin(draw_number_);
@@ -49,6 +56,7 @@ Status Draw::run() {
     Status status = fill_of_one_exponent(&too_few);
     if (status.ok() && !too_few) break;
     RELIVE_RETURN_IF_ERROR(give_up(std::move(status)));
+    note_lack(call_);
     RELIVE_RETURN_IF_ERROR(wait_for_unused(call_));
   }
   if (request.claims != nullptr) {
@@ -56,6 +64,7 @@ Status Draw::run() {
   } else if (!request.is_planned) {
     decide_claims(call_.table, request.index, s_.claimed, request.plan != nullptr);
   }
+  is_in_flight_ = false;
   if (!request.hold) commit_credit(call_.table, request.index, call_.num_items());
   return {};
 }
@@ -112,6 +121,7 @@ void Draw::give_back_places() {
 
 // A batch that cannot be completed leaves nothing: it gives back its claims, its credit and its draw number.
 Status Draw::give_up(Status status) {
+  is_in_flight_ = false;
   rounds_.undo_claims(status.code() == Code::kInterrupted ? Deadline::after(0.0) : call_.deadline);
   give_back_places();
   return_credit(call_.table, call_.request.index, call_.num_items());

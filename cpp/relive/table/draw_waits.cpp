@@ -94,6 +94,12 @@ Status reserve_draw(const DrawCall& call) {
   }
 }
 
+void note_lack(const DrawCall& call) {
+  if (call.table.is_read_only() || call.request.where != nullptr) return;
+  call.r.note_lack(call.request.index);
+  notify(&call.r.header->room_event);
+}
+
 Status wait_for_unused(const DrawCall& call) {
   if (call.deadline.passed()) return draw_error(call, Code::kDeadlineExceeded);
   const Code code = before_waiting(call.table, true);

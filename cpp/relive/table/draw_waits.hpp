@@ -14,7 +14,9 @@ namespace relive {
 // kRequestTooLarge: the limiter, or the number of items of a draw without replacement, can never admit it.
 Status reserve_draw(const DrawCall& call);
 
-// The index has items, but too few unused ones for the whole batch: sleeps one slice.
+// The index has items, but too few unused ones for the whole batch. note_lack() lets a writer pass (rule P4);
+// wait_for_unused() sleeps one slice.
+void note_lack(const DrawCall& call);
 Status wait_for_unused(const DrawCall& call);
 
 // The error of a draw that gives up: what it needs, and what the index has.

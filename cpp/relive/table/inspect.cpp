@@ -35,8 +35,10 @@ WaitStats waits_of(const Region& r, uint32_t index) {
     stats.writers_need = limiter.kind == LimiterConfig::kStalenessBudget ? "budget"
                          : limiter.kind == LimiterConfig::kQueue         ? "queue"
                                                                          : "high";
-  stats.is_stuck = stats.num_samplers > 0 && stats.num_writers > 0 && limiter.kind != LimiterConfig::kStalenessBudget &&
-                   !always_moves(limiter, stats.insert_size, stats.draw_size);
+  const bool fits = limiter.kind == LimiterConfig::kStalenessBudget
+                        ? r.header->index_state[index].drawable() >= stats.draw_size
+                        : always_moves(limiter, stats.insert_size, stats.draw_size);
+  stats.is_stuck = stats.num_samplers > 0 && stats.num_writers > 0 && !fits;
   return stats;
 }
 

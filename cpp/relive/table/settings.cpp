@@ -75,16 +75,36 @@ Status set_limiter(Table& table, uint32_t index, const LimiterConfig& limiter) {
       .with_text("arithmetic", "a draw that waits now, under " + limiter_text(config.name, limiter));
 }
 
+namespace {
+
+// The version from which staleness budgets count, before the version changes (rule P5). A learner that goes on at a late
+// version beside an empty table gets the budget of one version, not of all versions before. One that goes back keeps
+// what is left of its budget.
+void move_base(Header& header, uint32_t version) {
+  if (!RELIVE_RULE(P5_base)) return;
+  const int64_t before = header.policy_version.load(std::memory_order_relaxed), now = version;
+  const bool is_empty = header.counters.appended.load(std::memory_order_relaxed) == 0;
+  if (is_empty || now < before) header.base_version.fetch_add(now - before, std::memory_order_release);
+  RELIVE_FAIL_POINT(version_base);
+}
+
+}  // namespace
+
 Status set_policy_version(Table& table, uint32_t version) {
   Entered entered(table, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   const Region& r = table.region();
   Header& header = *r.header;
-  header.policy_version.store(version, std::memory_order_release);
-  notify(&header.room_event);  // staleness budgets grow with the version
+  const Deadline deadline = table.own_deadline();
+  {
+    Locked locked(table.door(), deadline);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    move_base(header, version);
+    header.policy_version.store(version, std::memory_order_release);
+    locked.room_came();  // staleness budgets grow with the version
+  }
   if (r.aged_indexes().empty() && r.fading_indexes().empty()) return {};
   // Each critical section drops some of the items that are too old now (rule Z2); those of other callers help.
-  const Deadline deadline = table.own_deadline();
   do {
     Locked locked(table.door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());

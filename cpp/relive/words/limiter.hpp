@@ -3,16 +3,19 @@
 // Units are items: published (inserted), and sampled. The difference d = inserted * samples_per_insert - sampled is
 // kept in the corridor [lo, hi], which is spi * min_size -/+ tolerance. The width of the corridor is the window.
 //   can_sample(n): live >= min_size  and  d - n >= lo
-//   can_insert(n): live + n <= min_size  or  d + n * spi <= hi  or  (live < min_size and n * spi <= window)
+//   can_insert(n): live + n <= min_size  or  d + n * spi <= hi  or  ((live < min_size or lacks) and n * spi <= window)
 // The last clause lets a table fill up. Inserts of 32 items into min_size 100 reach 96, where no draw passes yet, and
 // 32 more items may be worth more than the tolerance: without the clause both sides would wait for ever. With it d
-// exceeds hi by less than a window, once, because rows that other writers have reserved also count as live.
+// exceeds hi by less than a window, once, because rows that other writers have reserved also count as live. The clause
+// also serves a draw that lacks items although d is above hi, because items left before they had all their samples.
 //
-//   kind              | counts                           | corridor
-//   kMinSize          | live                             | none: draws wait for live >= min_size, inserts pass
-//   kSamplesPerInsert | inserted, sampled                | as above
-//   kQueue            | inserted: live items; sampled: 0 | [0, max_size]; samples_per_insert 1, min_size 0
-//   kStalenessBudget  | ever drawn + live, not drawn yet | lo = -infinity, hi of the version: at_version()
+//   kind              | counts                            | corridor
+//   kMinSize          | live                              | none: draws wait for live >= min_size, inserts pass
+//   kSamplesPerInsert | inserted, sampled                 | as above
+//   kQueue            | inserted: items there; sampled: 0 | [0, max_size]; samples_per_insert 1, min_size 0
+//   kStalenessBudget  | ever drawn + there, not drawn yet | lo = -infinity, hi of the version: at_version()
+//
+// docs/design/protocol-items.md, section 0, has the table of what counts for an item in each state.
 //
 // So in a queue a draw of n waits for n items, and an insert of n for room for n. It has no first fill, in which
 // writers would be admitted in spite of the rows that other writers have reserved. kStalenessBudget bounds inserts
@@ -52,11 +55,12 @@ struct LimiterConfig {
 static_assert(sizeof(LimiterConfig) == 64 && std::is_trivially_copyable_v<LimiterConfig>, "lies in the region");
 
 // The counts of a limiter, as its kind defines them: items that live (or wait to be published), items inserted,
-// sampled.
+// sampled. lacks: a draw found too few items, and none was inserted since.
 struct LimiterCounts {
   int64_t live;
   int64_t inserted;
   int64_t sampled;
+  bool lacks = false;
 };
 
 inline LimiterConfig make_min_size(int64_t min_size) {
@@ -97,8 +101,8 @@ inline LimiterConfig make_staleness_budget(double eta, double items_per_version)
           items_per_version};
 }
 
-// The limiter at a policy version.
-inline LimiterConfig at_version(LimiterConfig config, uint32_t version) {
+// The limiter at a policy version, counted from the version at which the budget began.
+inline LimiterConfig at_version(LimiterConfig config, int64_t version) {
   if (config.kind == LimiterConfig::kStalenessBudget)
     config.hi = (config.eta + static_cast<double>(version) + 1.0) * config.items_per_version;
   return config;
@@ -123,47 +127,43 @@ inline bool paces_draws(const LimiterConfig& config) {
 }
 inline bool paces_inserts(const LimiterConfig& config) { return config.kind != LimiterConfig::kMinSize; }
 
+// kStalenessBudget: the most items that are ever admitted and not drawn. Infinite for the others.
+inline double whole_budget(const LimiterConfig& config) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  return config.kind == LimiterConfig::kStalenessBudget ? (config.eta + 1.0) * config.items_per_version : kInfinity;
+}
+
 // Width of the corridor in samples; infinite for kMinSize and kStalenessBudget.
 inline double window(const LimiterConfig& config) { return config.hi - config.lo; }
 
-// live: published items that can be drawn now. inserted, sampled: totals since the table was made, in flight included.
-inline bool can_sample(const LimiterConfig& config, int64_t live, int64_t inserted, int64_t sampled, int64_t n) {
-  if (live < config.min_size) return false;
-  if (config.kind == LimiterConfig::kMinSize) return true;
-  const double difference = static_cast<double>(inserted) * config.samples_per_insert - static_cast<double>(sampled);
-  return difference - static_cast<double>(n) >= config.lo;
+inline double difference(const LimiterConfig& config, const LimiterCounts& counts) {
+  return static_cast<double>(counts.inserted) * config.samples_per_insert - static_cast<double>(counts.sampled);
 }
 
-inline bool can_insert(const LimiterConfig& config, int64_t live, int64_t inserted, int64_t sampled, int64_t n) {
-  if (config.kind == LimiterConfig::kMinSize || live + n <= config.min_size) return true;
-  if (live < config.min_size && static_cast<double>(n) * config.samples_per_insert <= window(config)) return true;
-  return static_cast<double>(inserted + n) * config.samples_per_insert - static_cast<double>(sampled) <= config.hi;
+inline bool can_sample(const LimiterConfig& config, const LimiterCounts& counts, int64_t n) {
+  if (counts.live < config.min_size) return false;
+  return config.kind == LimiterConfig::kMinSize || difference(config, counts) - static_cast<double>(n) >= config.lo;
+}
+
+inline bool can_insert(const LimiterConfig& config, const LimiterCounts& counts, int64_t n) {
+  if (config.kind == LimiterConfig::kMinSize || counts.live + n <= config.min_size) return true;
+  const double worth = static_cast<double>(n) * config.samples_per_insert;
+  if ((counts.live < config.min_size || counts.lacks) && worth <= window(config)) return true;
+  return difference(config, counts) + worth <= config.hi;
 }
 
 // The most items, up to `most`, that can_insert() admits now: each clause of can_insert() is a bound on n.
-inline int64_t most_insertable(const LimiterConfig& config, int64_t live, int64_t inserted, int64_t sampled,
-                               int64_t most) {
-  if (can_insert(config, live, inserted, sampled, most)) return most;
-  const double difference = static_cast<double>(inserted) * config.samples_per_insert - static_cast<double>(sampled);
+inline int64_t most_insertable(const LimiterConfig& config, const LimiterCounts& counts, int64_t most) {
+  if (can_insert(config, counts, most)) return most;
   const auto worth = [&](double samples) {
     const double items = std::floor(samples / config.samples_per_insert);
     return static_cast<int64_t>(std::fmin(std::fmax(items, 0.0), static_cast<double>(most)));
   };
-  int64_t n = std::max(config.min_size - live, worth(config.hi - difference));
-  if (live < config.min_size) n = std::max(n, worth(window(config)));
+  int64_t n = std::max(config.min_size - counts.live, worth(config.hi - difference(config, counts)));
+  if (counts.live < config.min_size || counts.lacks) n = std::max(n, worth(window(config)));
   n = std::clamp<int64_t>(n, 0, most);
-  while (n > 0 && !can_insert(config, live, inserted, sampled, n)) --n;  // the division may have rounded up
+  while (n > 0 && !can_insert(config, counts, n)) --n;  // the division may have rounded up
   return n;
-}
-
-inline bool can_sample(const LimiterConfig& config, const LimiterCounts& counts, int64_t n) {
-  return can_sample(config, counts.live, counts.inserted, counts.sampled, n);
-}
-inline bool can_insert(const LimiterConfig& config, const LimiterCounts& counts, int64_t n) {
-  return can_insert(config, counts.live, counts.inserted, counts.sampled, n);
-}
-inline int64_t most_insertable(const LimiterConfig& config, const LimiterCounts& counts, int64_t most) {
-  return most_insertable(config, counts.live, counts.inserted, counts.sampled, most);
 }
 
 // A draw passes if d >= lo + n, and writers stop at d = hi: a draw larger than the window never passes.

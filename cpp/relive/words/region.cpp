@@ -259,24 +259,43 @@ void Region::clear_tails_from(uint64_t page, uint32_t offset) {
 LimiterConfig Region::limiter(uint32_t index) const {
   const LimiterConfig limiter = header->index_state[index].limiter.load();
   if (limiter.kind != LimiterConfig::kStalenessBudget) return limiter;
-  return at_version(limiter, header->policy_version.load(std::memory_order_acquire));
+  const int64_t base = header->base_version.load(std::memory_order_acquire);
+  return at_version(limiter, int64_t{header->policy_version.load(std::memory_order_acquire)} - base);
+}
+
+// Where uses are counted, an item that went without one never counts: no draw will ever balance it.
+int64_t Region::inserted(uint32_t index) const {
+  const IndexState& state = header->index_state[index];
+  if (max_times(index) == 0 || !RELIVE_RULE(P2_unused)) return state.inserted.load(std::memory_order_relaxed);
+  return state.used.load(std::memory_order_relaxed) + state.unused.load(std::memory_order_relaxed);
+}
+
+void Region::note_lack(uint32_t index) const {
+  header->index_state[index].lacked.store(inserted(index) + 1, std::memory_order_relaxed);
+}
+
+bool Region::lacks_items(uint32_t index) const {
+  const IndexState& state = header->index_state[index];
+  const bool has_none = state.drawable() == 0 && state.massless.load(std::memory_order_relaxed) > 0;
+  return has_none || state.lacked.load(std::memory_order_relaxed) == inserted(index) + 1;
 }
 
 LimiterCounts Region::drawn_counts(uint32_t index, const LimiterConfig& limiter) const {
   const IndexState& state = header->index_state[index];
   const int64_t live = state.live_items.load(std::memory_order_relaxed);
   if (limiter.kind != LimiterConfig::kSamplesPerInsert) return {live, live, 0};
-  return {live, state.inserted.load(std::memory_order_relaxed), sampled(index)};
+  return {live, inserted(index), sampled(index)};
 }
 
-LimiterCounts Region::inserted_counts(uint32_t index, const LimiterConfig& limiter, int64_t reserved) const {
+LimiterCounts Region::inserted_counts(uint32_t index, const LimiterConfig& limiter, int64_t reserved,
+                                      int64_t under_way) const {
   const IndexState& state = header->index_state[index];
-  const int64_t live = state.live_or_pending();
-  if (limiter.kind == LimiterConfig::kQueue) return {live, live + reserved, 0};
+  const int64_t coming = state.pending.load(std::memory_order_relaxed) + reserved;
+  const int64_t live = state.live_items.load(std::memory_order_relaxed) + coming;
+  if (limiter.kind == LimiterConfig::kQueue) return {live, state.drawable() + coming + under_way, 0};
   if (limiter.kind == LimiterConfig::kSamplesPerInsert)
-    return {live + reserved, state.inserted_or_pending() + reserved, sampled(index)};
-  const int64_t ever = state.used.load(std::memory_order_relaxed) + state.unused.load(std::memory_order_relaxed);
-  return {live, ever + state.pending.load(std::memory_order_relaxed) + reserved, 0};
+    return {live, inserted(index) + coming, sampled(index), lacks_items(index)};
+  return {live, inserted(index) + coming + under_way, 0};
 }
 
 int64_t Region::sampled(uint32_t index) const {

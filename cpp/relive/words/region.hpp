@@ -174,9 +174,11 @@ struct IndexState {
   std::atomic<uint64_t> expired;     // items that went because their versions were too old
   std::atomic<uint64_t> base;      // PRIMARY, where masses fade: twice the version whose items have mass 1; odd: moving
   std::atomic<uint64_t> filtered;  // steps that the index's condition kept out
-  std::atomic<int64_t> unused;     // DERIVED, of an index with use counts: live items that were never drawn
+  std::atomic<int64_t> unused;     // DERIVED, of an index with use counts: live items with a mass that were never drawn
   std::atomic<int64_t> used;       // PRIMARY, of the same: items drawn at least once; only a draw given back lowers it
   LimiterCell limiter;             // the present limiter
+  std::atomic<int64_t> massless;   // DERIVED: live items whose mass is 0, so no draw finds them
+  std::atomic<int64_t> lacked;     // items inserted when a draw last found too few, + 1; 0: never (rule P4)
 
   // For the first index, if it is of rows: items that went because every page had some (rule D8). Such an index has no
   // ring.
@@ -193,8 +195,9 @@ struct IndexState {
   int64_t inserted_or_pending() const {
     return inserted.load(std::memory_order_relaxed) + pending.load(std::memory_order_relaxed);
   }
-  int64_t live_or_pending() const {
-    return live_items.load(std::memory_order_relaxed) + pending.load(std::memory_order_relaxed);
+  // The live items that a draw can find (rule P4).
+  int64_t drawable() const {
+    return live_items.load(std::memory_order_relaxed) - massless.load(std::memory_order_relaxed);
   }
 };
 
@@ -244,6 +247,7 @@ struct Header {
   std::atomic<uint32_t> kept_head;        // DERIVED: the list of CLOSED pages without rows that are pinned
   LateRest late_rest;                     // PRIMARY
   std::atomic<uint64_t> num_raised;       // twice the changes of exponents so far, odd during a change (rule H3)
+  std::atomic<int64_t> base_version;      // PRIMARY: the version from which staleness budgets count (rule P5)
   alignas(64) IndexState index_state[kMaxIndexes];
   alignas(64) Counters counters;
 };
@@ -430,11 +434,19 @@ struct Region {
   int64_t sampled(uint32_t index) const;
   int64_t reserved_rows() const;
   int64_t refused_draw(uint32_t index) const;  // the largest over all participants
+  // The items that the limiter counts as published. Where uses are counted these are the items that were ever drawn, and
+  // those that a draw may still find (rule P2).
+  int64_t inserted(uint32_t index) const;
+  // No live item has a mass, or a draw found too few items, although the limiter let it pass: the next insert may pass
+  // the corridor (rule P4).
+  void note_lack(uint32_t index) const;
+  bool lacks_items(uint32_t index) const;
   // The present limiter of an index, at the present policy version. Then its counts on the side of draws and on the
   // side of inserts, which includes pending items and reserved rows. Exact under the lock.
   LimiterConfig limiter(uint32_t index) const;
   LimiterCounts drawn_counts(uint32_t index, const LimiterConfig& limiter) const;
-  LimiterCounts inserted_counts(uint32_t index, const LimiterConfig& limiter, int64_t reserved) const;
+  LimiterCounts inserted_counts(uint32_t index, const LimiterConfig& limiter, int64_t reserved,
+                                int64_t under_way = 0) const;
 
  private:
   friend class IndexView;  // the room index/ alone names a tree or a leaf state

@@ -31,7 +31,7 @@
   X(cell_hung) X(cell_unhung) X(cell_moved) X(cell_named) X(grow_cells) X(cells_given_back) \
   X(group_windows) X(group_opened) X(group_key) X(group_member) X(group_full) X(group_counted) X(group_joined) X(group_passed) \
   X(order_ticket) X(order_cleared) X(order_dropped) X(order_renewed) X(record_waits) X(record_chosen) X(page_ranked) X(wait_begun) X(wait_over) X(wait_noted) X(wait_ended) X(wait_counted) X(wait_dropped) \
-  X(version_noted) X(version_swept) X(latest_noted) X(latest_left) X(base_begun) X(base_leaf) \
+  X(version_base) X(version_noted) X(version_swept) X(latest_noted) X(latest_left) X(base_begun) X(base_leaf) \
   X(where_tested) X(where_found) X(publish_kept_out) X(late_kept_out) \
   X(limiter_word) X(limiter_switched) X(rank_pushed) X(rank_removed) \
   X(raise_noted) X(raise_leaf) X(raise_raised) X(raise_switched) X(raise_exponent) X(raise_over) X(shuffle_claimed)
@@ -42,10 +42,10 @@
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
   X(W1_whole) X(D3_fence) X(D7_pin_all) X(E4_pinning_all) X(E5_tails) X(E5_open) X(D8_lighter) X(D8_recover) X(X2_windows_first) X(X3_rows) \
   X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(S4_count) X(S5_cut) \
-  X(S6_last) X(L1_bit) X(L2_rows) X(L2_items) X(L3_cells_first) X(L4_once) X(L5_recover) X(L6_rest) X(V1_items) \
+  X(S6_last) X(L1_bit) X(L2_rows) X(L2_items) X(L3_cells_first) X(L4_once) X(L5_recover) X(L6_rest) X(L7_own) X(V1_items) \
   X(V2_word) X(V2_holders) X(B4_recover) X(B4_own) X(B4_none) X(B4_page) X(Y1_once) X(Y2_full) X(Y3_settle) X(Y4_cut) X(Y6_weight) \
   X(R1_order) X(R2_most) X(R3_update) X(R3_settle) X(R5_room) X(R5_settle) X(T1_since) X(T2_overdue) X(T3_count) \
-  X(Z1_version) X(Z2_expired) X(Z3_base) X(Z4_last) X(Z4_settle) X(Q1_condition) X(P1_switch) \
+  X(Z1_version) X(Z2_expired) X(Z3_base) X(Z4_last) X(Z4_settle) X(Q1_condition) X(P1_switch) X(P2_unused) X(P4_massless) X(P5_base) X(P6_under_way) \
   X(H1_index) X(U1_follow) X(U2_class) X(U3_rebuild) X(H2_note) X(H3_draw) X(H4_update) X(H5_claim) X(O1_one_step) X(O2_same_slot)
 // clang-format on
 

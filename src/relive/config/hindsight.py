@@ -103,6 +103,11 @@ class Hindsight(SamplerKind):
         """As its sampler."""
         return self.sampler.one_table_only
 
+    @property
+    def reach(self) -> int:
+        """max_length - 1: an item needs every later step of its episode."""
+        return self.max_length - 1
+
     def sampler_config(self) -> dict[str, Any]:
         """The sampler below, as the core reads it; items_config has the rest."""
         return self.sampler.sampler_config()

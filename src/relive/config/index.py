@@ -166,11 +166,11 @@ class Index:
 
     def _check_most(self) -> None:
         most = self.items.most or self.max_items
-        if most is not None and self.limiter.num_items > most:
+        if most is not None and self.limiter.num_admitted > most:
             raise InvalidConfig(
                 self.limiter.size_name,
                 f"at most {self.items.most_name} = {most}: the oldest item ends where one more comes",
-                self.limiter.num_items,
+                self.limiter.num_admitted,
             )
 
     @property
@@ -204,14 +204,17 @@ class Index:
             max_items                                with Lifo
             max_items x (8 + r)                      with any other remover, which may keep items of any age
 
-        and some pages for each open lane, and 256 steps, for which room is made at once. None where the oldest steps
+        Items that begin s steps apart, as the windows of a period and episodes do, need s x max_items x (1 + ... +
+        s/(8 + r)) with Uniform, and s x max_items with Lifo. With Hindsight r reaches to the end of an episode. Added
+        are some pages for each open lane, and 256 steps, for which room is made at once. None where the oldest steps
         leave in any case: Fifo, Explicit items, groups.
         """
-        rows = _PAGE_ROWS + max(self.items.kept_back, self.items.num_rows)
-        an_item = self.remover.steps_per_item(rows)
+        between = self.items.steps_between
+        rows = _PAGE_ROWS + max(self.items.kept_back, self.items.num_rows, self.sampler.reach)
+        an_item = self.remover.steps_per_item(math.ceil(rows / between))
         if self.max_items is None or an_item is None:
             return None
-        return math.ceil(self.max_items * an_item) + 2 * rows + _ROWS_OF_A_HOLD
+        return math.ceil(self.max_items * an_item * between) + 2 * rows + _ROWS_OF_A_HOLD
 
     @property
     def _initial(self) -> InitialPriority | None:
@@ -335,9 +338,10 @@ def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
     """
     for name, one in indexes.items():
         items, min_size = one.items, one.limiter.num_items
-        needed = 1 + (min_size - 1) * items.steps_apart + items.kept_back
+        kept_back = max(items.kept_back, one.sampler.reach)
+        needed = 1 + (min_size - 1) * items.steps_apart + kept_back
         if needed > capacity:
             apart = f", {items.steps_apart} steps apart" if items.steps_apart > 1 else ""
-            kept = f"{items.kept_back} steps that no item begins at ({items})"
+            kept = f"{kept_back} steps that no item begins at ({items})"
             arithmetic = f"index {name!r}: {one.limiter.size_name} {min_size}{apart}, and of one lane {kept}"
             raise CapacityTooSmall(capacity, needed, arithmetic=arithmetic)

@@ -271,6 +271,11 @@ class Sequences(_OverLanes):
         return 0 if self.at_end != "drop" else self.length - 1
 
     @property
+    def steps_between(self) -> int:
+        """The period, at most the rows of a window."""
+        return min(self.period or self.length, self.num_rows)
+
+    @property
     def steps_apart(self) -> int:
         """The fewest steps between items, whatever the episodes are; more than 1 only with 'drop'.
 
@@ -404,6 +409,11 @@ class Episodes(_OverLanes):
     def steps_apart(self) -> int:
         """1, or the number of episodes of a group."""
         return self.group_size or 1
+
+    @property
+    def steps_between(self) -> int:
+        """The rows of one episode."""
+        return self.num_rows
 
     @property
     def is_ragged(self) -> bool:

@@ -76,6 +76,11 @@ class SamplerKind(ABC):
         return False
 
     @property
+    def reach(self) -> int:
+        """The most steps after an item's own that must exist as long as the item does; 0: as its window says."""
+        return 0
+
+    @property
     def replaces_goals(self) -> bool:
         """Whether items that are sampled may show another goal than the stored one."""
         return False
@@ -149,6 +154,11 @@ class LimiterKind(ABC):
     def size_name(self) -> str:
         """The name of the option that num_items comes from."""
         return "min_size"
+
+    @property
+    def num_admitted(self) -> int:
+        """The items that may wait to be drawn at once, which max_items or max_groups must allow."""
+        return self.num_items
 
     @property
     def window(self) -> float | None:
@@ -250,6 +260,11 @@ class ItemsKind(ABC):
     @property
     def steps_apart(self) -> int:
         """The fewest steps from one item to the next, whatever the episodes are."""
+        return 1
+
+    @property
+    def steps_between(self) -> int:
+        """The most steps from one item to the next of a lane, as far as steps between them belong to an item."""
         return 1
 
     @property

@@ -362,6 +362,16 @@ class StalenessBudget(LimiterKind):
         """The items that the index must have room for."""
         return 1
 
+    @property
+    def size_name(self) -> str:
+        """The product that num_admitted comes from."""
+        return "(eta + 1) x items_per_version"
+
+    @property
+    def num_admitted(self) -> int:
+        """The budget of one version and of eta more."""
+        return math.ceil((self.eta + 1.0) * self.items_per_version)
+
     def check_uses(self, max_times_sampled: int | None) -> None:
         """Raises InvalidConfig if the index does not count uses."""
         _check_counted(self, max_times_sampled)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from relive import _core
+from relive.core.made_files import remove_made
 
 __all__ = ["at_end", "start_thread"]
 
@@ -59,6 +60,7 @@ def _join_threads() -> None:
 def _end() -> None:
     # From end_of_process on, threads that wait in the core stay there. A closer that joins a thread must run before.
     with contextlib.ExitStack() as stack:  # each closer is called, whatever the others raise
+        stack.callback(remove_made)  # last, when all tables of this process are closed
         stack.callback(_core.end_of_process)
         stack.callback(_join_threads)
         while _closers:

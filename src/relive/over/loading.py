@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import pickle
+import re
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias, final
 
 from relive.checks.values import finite, integer, timeout
-from relive.errors import InvalidConfig, MissingPackage, NotShareable
+from relive.errors import InvalidConfig, MissingPackage, NotShareable, ReliveError
 from relive.errors.extras import install_command
+from relive.reading.rewards import check_reward
 from relive.table.handle import TableHandle
 
 if importlib.util.find_spec("torch") is None:
@@ -38,6 +42,7 @@ _STREAM = 2**39  # of the handles that loaders open; programs use smaller ranks
 _FIRST_CALL = 2**40  # of their draws, far from the draws that a program makes with the same handle
 _EPOCH_BITS = 32  # numbers of batches in a pass
 _NUMBERS = {"version": 1, "num_items": 1, "world": 1, "num_workers": 1, "first": 0, "batch": 0}  # of a state, at least
+_CARRIED = "relive-error-"
 _MADE = ("item_keys", "probabilities", "num_live_items", "weights")
 
 
@@ -76,6 +81,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         timeout_s = self._reading.get("timeout_s")
         self._reading["timeout_s"] = table.timeout_s if timeout_s is None else timeout(timeout_s)
         selection = table.select(self._reading.get("index"), self._reading.get("columns"))
+        check_reward(selection.goals, self._reading.get("reward"))
         if self._reading.get("where") is not None:
             table.condition(selection.number, self._reading["where"])
         taken = [name for name in selection.columns.tops if name in _MADE]
@@ -109,20 +115,7 @@ class Loader(IterableDataset[dict[str, Any]]):
     # ---- batches ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        worker, num_workers = _worker()
-        table, is_own = self._handle()
-        try:
-            if self._batch is None:
-                self._batch = worker
-            if self._is_group:
-                table.number_draws(_FIRST_CALL + self._first + self._batch)
-            while True:
-                batch = self._numbered(table, self._batch, is_own)
-                self._batch += num_workers  # before it is handed out, so that a state taken then counts it
-                yield batch
-        finally:
-            if is_own:
-                table.close()
+        return _Iteration(self)
 
     def _handle(self) -> tuple[TableHandle, bool]:
         """The handle to draw with, and whether it belongs to the loader."""
@@ -224,6 +217,56 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def __repr__(self) -> str:
         return f"Loader({self.num_items} items, rank {self.rank} of {self.world}, {self._table!r})"
+
+
+@final
+class _Iteration(Iterator[dict[str, Any]]):
+    """One pass over a loader's batches. After an error, such as DeadlineExceeded, the next call tries that batch again.
+
+    Owner of the handle that it opens; the handle is closed when the pass is collected, or when its process ends.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._worker, self._num_workers = _worker()
+        self._table, self._is_own = loader._handle()
+        if self._is_own:
+            weakref.finalize(self, self._table.close)
+        if loader._batch is None:
+            loader._batch = self._worker
+        if loader._is_group:
+            self._table.number_draws(_FIRST_CALL + loader._first + loader._batch)
+
+    def __next__(self) -> dict[str, Any]:
+        loader = self._loader
+        position = self._worker if loader._batch is None else loader._batch
+        try:
+            batch = loader._numbered(self._table, position, self._is_own)
+        except ReliveError as error:
+            if get_worker_info() is None:
+                raise
+            raise ErrorOfWorker.carrying(error) from None
+        loader._batch = position + self._num_workers  # before it is handed out, so that a state taken then counts it
+        return batch
+
+
+@final
+class ErrorOfWorker(Exception):
+    """An error on its way from a worker process. torch constructs it a second time, from one text.
+
+    torch sends an exception as its class and a text, and calls the class with the text. Most errors of relive have
+    other arguments, so their fields would contain the text. This class returns the error itself.
+    """
+
+    def __new__(cls, text: str) -> Any:
+        """The error that the text carries, with its fields; an ErrorOfWorker if it carries none."""
+        found = re.search(_CARRIED + r"([0-9a-f]+)", text)
+        return super().__new__(cls, text) if found is None else pickle.loads(bytes.fromhex(found[1]))
+
+    @classmethod
+    def carrying(cls, error: ReliveError) -> ErrorOfWorker:
+        """An error whose text carries another one."""
+        return Exception.__new__(cls, _CARRIED + pickle.dumps(error).hex())
 
 
 def _worker() -> tuple[int, int]:

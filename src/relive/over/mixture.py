@@ -26,12 +26,14 @@ from relive.errors import (
     ShapeMismatch,
     TableClosed,
 )
+from relive.over.joined import check_alike, join
 from relive.over.shares import Counted, Shares
 from relive.reading.batch import Batch
-from relive.reading.batches import SLICE_S, Batches
+from relive.reading.batches import SLICE_S, Batches, BatchSource
 from relive.reading.columns import Columns, Selection
 from relive.reading.draws import Draw
 from relive.reading.held_draws import HeldDraw, HeldDraws
+from relive.reading.rewards import RelabelledSource, Rewarded, RewardFunction, check_reward
 from relive.table.handle import TableHandle
 
 __all__ = ["Mixture"]
@@ -47,13 +49,20 @@ class _Source(NamedTuple):
     index_name: str
 
 
+class _Position(NamedTuple):
+    """Where a mixture is: the items of each source so far, and the random numbers that place the next ones."""
+
+    counted: Counted
+    num_batches: int
+    random: Mapping[str, Any]
+
+
 class _Taken(NamedTuple):
     """A batch that is being made. Every source that gave a part of it has its draw in flight."""
 
     parts: tuple[int, ...]  # items of each source
     drawn: dict[int, HeldDraw]  # of the sources that gave some
-    before: Counted
-    after: Counted
+    before: _Position
 
 
 @refuses_attributes("Mixture")
@@ -100,6 +109,7 @@ class Mixture(Closing):
         self._rng = np.random.Generator(np.random.PCG64(integer("seed", seed, 0)))
         self._lock = threading.Lock()
         self._at = self._shares.begun
+        self._num_batches = 0
         self._selected: dict[tuple[str, ...] | None, list[Selection]] = {}
         self._closed = False
         self._select(None)
@@ -115,6 +125,7 @@ class Mixture(Closing):
         timeout_s: float | None = None,
         *,
         where: str | Mapping[str, str] | None = None,
+        reward: RewardFunction | Mapping[str, RewardFunction] | None = None,
     ) -> Batch:
         """Draws and gathers num_items items, each source its part, at random positions: any slice is a fair sub-batch.
 
@@ -123,6 +134,8 @@ class Mixture(Closing):
             columns: as for a table's sample.
             timeout_s: how long to wait until every source has its part; None: the mixture's default.
             where: a condition as for a table's sample, for all sources; or {name: condition} for some.
+            reward: a function as for a table's sample, for all sources with Hindsight; or {name: function} for some.
+                Each source's function gets the items of this source alone.
 
         Raises:
             DeadlineExceeded: a source, which the error names, did not have its part in time. Nothing is counted.
@@ -134,11 +147,13 @@ class Mixture(Closing):
         """
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         selections = self._select(columns)
+        rewarded = self._rewarded(selections, reward)
         requests = self._requests(selections, where)
-        with self._alone(timeout_s) as ends:
+        with self._drawing(timeout_s) as ends:
             taken = self._take(self._draws, requests, count, ends)
             self._commit(self._draws, taken)
-            return self._batch(taken, selections[0].columns)
+            batch = self._batch(taken, selections[0].columns)
+        return batch if rewarded is None else rewarded(batch)
 
     @names_arguments
     def draw(
@@ -147,7 +162,7 @@ class Mixture(Closing):
         """Draws without moving data; blocks, counts and raises as sample does. gather(draw) returns the rows."""
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         requests = self._requests(None, where)
-        with self._alone(timeout_s) as ends:
+        with self._drawing(timeout_s) as ends:
             taken = self._take(self._draws, requests, count, ends)
             self._commit(self._draws, taken)
             places, source = self._places(taken)
@@ -188,7 +203,7 @@ class Mixture(Closing):
                 parts.append(some)
                 places.append(rows)
         shown = selections[0].columns
-        arrays = _join(shown, parts, places)
+        arrays = join(shown, parts, places)
         if drawn is None:
             return Batch(shown, arrays, keys, None, 0, present).of_sources(which, self.names)
         made = Batch(shown, arrays, keys, drawn.probabilities, drawn.num_live_items, present)
@@ -204,17 +219,22 @@ class Mixture(Closing):
         timeout_s: float | None = None,
         *,
         where: str | Mapping[str, str] | None = None,
+        reward: RewardFunction | Mapping[str, RewardFunction] | None = None,
     ) -> Batches:
         """An iterator of batches that a background thread draws and gathers ahead; see Table.batches.
 
         Its batches and those of sample() share the position of the mixture. When it is closed, batches that are given
-        back leave the position where it was, unless others were drawn meanwhile.
+        back leave the position where it was, unless others were drawn meanwhile. So a program draws the same items
+        however many batches were prefetched. The background thread calls the functions of reward=, as for sample().
         """
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         ready = integer("prefetch", prefetch, 1)
         selections = self._select(columns)
-        source = _MixedSource(self, self._requests(selections, where), selections[0].columns, count)
+        rewarded = self._rewarded(selections, reward)
+        source: BatchSource = _MixedSource(self, self._requests(selections, where), selections[0].columns, count)
+        if rewarded is not None:
+            source = RelabelledSource(source, rewarded)
         return Batches(source, count, ready, device, seconds)
 
     # ---- changing what is there ------------------------------------------------------------------------------------
@@ -313,6 +333,33 @@ class Mixture(Closing):
         asked = zip(self._numbers, chosen, conditions, strict=True)
         return [DrawRequest(number, 0, selection, condition) for number, selection, condition in asked]
 
+    def _rewarded(self, selections: list[Selection], reward: Any) -> Rewarded | None:
+        """The function that computes the rewards of a batch of these columns; None if no source replaces goals.
+
+        Raises InvalidConfig or UnknownColumn if a source cannot have the rewards.
+        """
+        of_sources = {name: part.goals for name, part in zip(self.names, selections, strict=True) if part.goals}
+        if isinstance(reward, Mapping):
+            unknown = [name for name in reward if name not in of_sources]
+            if unknown:
+                expected = f"functions of its sources with Hindsight {list(of_sources)}"
+                raise InvalidConfig("reward of a Mixture", expected, unknown[0])
+        elif not of_sources:
+            check_reward(None, reward)
+        functions = {name: reward.get(name) if isinstance(reward, Mapping) else reward for name in of_sources}
+        for name, goals in of_sources.items():
+            check_reward(goals, functions[name])
+        if not any(functions.values()):
+            return None
+        numbered = [(self.names.index(name), goals, functions[name]) for name, goals in of_sources.items()]
+
+        def rewarded(batch: Batch) -> Batch:
+            for number, goals, function in numbered:
+                goals.rewarded(batch, function, batch.source == number)
+            return batch
+
+        return rewarded
+
     def _select(self, columns: Sequence[str] | None) -> list[Selection]:
         """The same columns of every source. Raises UnknownColumn, and InvalidConfig if they differ."""
         asked = columns if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
@@ -320,9 +367,10 @@ class Mixture(Closing):
             raise InvalidConfig("columns", "names of columns, or None for the usual ones", columns)
         found = self._selected.get(asked)
         if found is None:
-            found = [one.table.select(one.index_name, asked) for one in self._sources]
+            replaces = any(one.table.indexes[one.index_name].sampler.replaces_goals for one in self._sources)
+            found = [one.table.select(one.index_name, asked, relabelled=replaces) for one in self._sources]
             for one, selection in zip(self._sources, found, strict=True):
-                _check_alike(self._sources[0].name, found[0], one.name, selection)
+                check_alike(self._sources[0].name, found[0], one.name, selection)
             if len(self._selected) < 256:
                 self._selected[asked] = found
         return found
@@ -341,6 +389,18 @@ class Mixture(Closing):
             yield ends
         finally:
             self._lock.release()
+
+    @contextmanager
+    def _drawing(self, timeout_s: float | None) -> Iterator[float]:
+        """As _alone(), for a call that draws. If it does not come to its end it leaves nothing in flight."""
+        with self._alone(timeout_s) as ends:
+            try:
+                yield ends
+            except BaseException:
+                for draws in self._draws:
+                    with suppress(ReliveError):
+                        draws.close()
+                raise
 
     def _take(self, draws: list[HeldDraws], requests: list[DrawRequest], num_items: int, ends: float) -> _Taken:
         """All parts of a batch, in flight.
@@ -369,12 +429,19 @@ class Mixture(Closing):
             except BaseException:
                 self._give_back(draws, drawn)
                 raise
-            taken = _Taken(parts, drawn, self._at, after)
+            before = _Position(self._at, self._num_batches, self._rng.bit_generator.state)
             self._at = after
-            return taken
+            self._num_batches += 1
+            return _Taken(parts, drawn, before)
 
-    def _give_back(self, draws: list[HeldDraws], drawn: Mapping[int, HeldDraw]) -> None:
-        for number in drawn:
+    def _go_back(self, taken: _Taken) -> None:
+        """Goes back to where the mixture was before this batch, if no other one was drawn after it."""
+        if self._num_batches == taken.before.num_batches + 1:
+            self._at, self._num_batches = taken.before.counted, taken.before.num_batches
+            self._rng.bit_generator.state = taken.before.random
+
+    def _give_back(self, draws: list[HeldDraws], drawn: dict[int, HeldDraw]) -> None:
+        for number in reversed(drawn):  # the newest first, so that each gives back its number
             with suppress(ReliveError):  # a source that is closed, or whose stream is over, gives back by itself
                 draws[number].give_back()
 
@@ -410,7 +477,7 @@ class Mixture(Closing):
             keys[places[number]] = drawn.item_keys
             probabilities[places[number]] = drawn.probabilities * self._shares.shares[number]
         parts = [drawn.arrays for drawn in taken.drawn.values()]
-        arrays = _join(shown, parts, [places[number] for number in taken.drawn])
+        arrays = join(shown, parts, [places[number] for number in taken.drawn])
         return Batch(shown, arrays, keys, probabilities, self._num_live(taken)).of_sources(source, self.names)
 
     def _checked_source(self, keys: Keys, source: Any) -> npt.NDArray[np.int64]:
@@ -449,9 +516,12 @@ class _MixedSource:
         mixture = self._mixture
         with mixture._alone(SLICE_S) as ends, self._alone:
             taken = mixture._take(self._draws, self._requests, self._num_items, ends)
-            batch = mixture._batch(taken, self._columns)
             self._taken.append(taken)
-            return batch
+            try:
+                return mixture._batch(taken, self._columns)
+            except BaseException:
+                self._drop_newest()
+                raise
 
     def commit(self, was_late: bool) -> None:
         """Counts a batch as sampled, in every source."""
@@ -464,13 +534,15 @@ class _MixedSource:
         """Gives batches back, the newest first."""
         with self._mixture._lock, self._alone:
             for _ in range(num_batches):
-                taken = self._taken.pop()
-                self._mixture._give_back(self._draws, taken.drawn)
-                if self._mixture._at == taken.after:
-                    self._mixture._at = taken.before
+                self._drop_newest()
             if not self._taken:
                 for draws in self._draws:
                     draws.close()
+
+    def _drop_newest(self) -> None:
+        taken = self._taken.pop()
+        self._mixture._give_back(self._draws, taken.drawn)
+        self._mixture._go_back(taken)
 
 
 def _sources(names: tuple[str, ...], given: Any) -> list[_Source]:
@@ -494,54 +566,3 @@ def _source(name: str, given: Any) -> _Source:
         raise InvalidConfig(f"source {name!r} of a Mixture", "a table, or (table, name of an index)", given)
     number = table.index_number(index)
     return _Source(name, table, tuple(table.indexes)[number])
-
-
-def _check_alike(first: str, one: Selection, name: str, other: Selection) -> None:
-    """Raises InvalidConfig if the columns of two sources differ."""
-    mine, theirs = list(one.core.outputs), list(other.core.outputs)
-    what = f"columns of source {name!r}"
-    for a, b in zip(mine, theirs, strict=False):
-        if tuple(a) != tuple(b):
-            raise InvalidConfig(what, f"those of {first!r}: {_in_words(a)}", _in_words(b))
-    if len(mine) != len(theirs):
-        raise InvalidConfig(what, f"those of {first!r}: {len(mine)} columns", f"{len(theirs)} columns")
-    shown, others = one.columns, other.columns
-    if (shown.names, shown.item_axes, shown.is_ragged, shown.is_trimmed, shown.num_behind) != (
-        others.names,
-        others.item_axes,
-        others.is_ragged,
-        others.is_trimmed,
-        others.num_behind,
-    ):
-        raise InvalidConfig(what, f"items of the kind of {first!r}", "another time axis")
-
-
-def _in_words(output: Sequence[Any]) -> str:
-    name, dtype, shape, axis, per = output
-    return f"{name} {dtype}{list(shape)} of each {per}" + (", time first" if axis else "")
-
-
-def _join(
-    shown: Columns, parts: list[list[npt.NDArray[Any]]], places: list[npt.NDArray[np.intp]]
-) -> list[npt.NDArray[Any]]:
-    """One batch from several, with the items of each at the given positions."""
-    if shown.is_ragged:
-        return shown.rows(_end_to_end(shown, parts), np.argsort(np.concatenate(places)))
-    num_items = sum(map(len, places))
-    joined = []
-    for column, axis in enumerate(shown.item_axes):
-        first = parts[0][column]
-        room = np.zeros((*first.shape[:axis], num_items, *first.shape[axis + 1 :]), first.dtype)
-        for arrays, some in zip(parts, places, strict=True):
-            room[(slice(None),) * axis + (some,)] = arrays[column]
-        joined.append(room)
-    return joined
-
-
-def _end_to_end(shown: Columns, parts: list[list[npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:
-    """Ragged arrays, with the items of one part after those of the other."""
-    at = shown.positions["offsets"]
-    joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-    lengths = np.concatenate([np.diff(arrays[at]) for arrays in parts])
-    joined[at] = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    return joined

@@ -15,9 +15,22 @@ from relive.errors import InvalidConfig, ShapeMismatch, UnknownColumn
 from relive.reading.batch import Batch
 from relive.reading.batches import BatchSource
 
-__all__ = ["Goals", "RelabelledSource", "RewardFunction", "extra_columns", "goals_of"]
+__all__ = [
+    "RELABELLED",
+    "Goals",
+    "RelabelledSource",
+    "RewardFunction",
+    "Rewarded",
+    "check_reward",
+    "extra_columns",
+    "goals_of",
+    "rewarded_by",
+]
+
+RELABELLED = "relabelled"  # the column that says which items have another goal than the stored one
 
 RewardFunction: TypeAlias = Callable[[npt.NDArray[Any], npt.NDArray[Any], Any], Any]
+Rewarded: TypeAlias = Callable[[Batch], Batch]  # computes the rewards of replaced goals in place
 
 
 @final
@@ -45,15 +58,26 @@ class Goals:
             return
         if not callable(reward):
             raise InvalidConfig("reward of a sample", "a function(achieved, goal, batch), or None", reward)
-        needed = ("reward", "relabelled", self.hindsight.goal, f"next_{self.hindsight.achieved}")
+        needed = ("reward", RELABELLED, self.hindsight.goal, f"next_{self.hindsight.achieved}")
         for name in needed:
             if name not in self.names:
                 raise UnknownColumn(name, self.names, "reward= needs it: name it in columns=")
 
-    def rewarded(self, batch: Batch, reward: RewardFunction | None) -> Batch:
-        """The batch with the rewards of replaced goals computed in place."""
-        which = np.flatnonzero(batch["relabelled"]) if reward is not None else np.empty(0, np.int64)
-        if reward is None or not which.size:
+    def rewarded(
+        self, batch: Batch, reward: RewardFunction | None, among: npt.NDArray[np.bool_] | None = None
+    ) -> Batch:
+        """The batch with the rewards of replaced goals computed in place.
+
+        Args:
+            batch: what was drawn.
+            reward: the function; None: nothing is computed.
+            among: bool[B], the items of this index; None: all.
+        """
+        if reward is None:
+            return batch
+        replaced = batch[RELABELLED]
+        which = np.flatnonzero(replaced if among is None else replaced & among)
+        if not which.size:
             return batch
         achieved, goal = batch[f"next_{self.hindsight.achieved}"][which], batch[self.hindsight.goal][which]
         rewards = batch["reward"]
@@ -68,10 +92,9 @@ class Goals:
 class RelabelledSource:
     """Batches of another source with their rewards, which are computed on the thread that takes them."""
 
-    def __init__(self, source: BatchSource, goals: Goals, reward: RewardFunction | None) -> None:
+    def __init__(self, source: BatchSource, rewarded: Rewarded) -> None:
         self._source = source
-        self._goals = goals
-        self._reward = reward
+        self._rewarded = rewarded
         self.ask, self.commit, self.give_back = source.ask, source.commit, source.give_back
 
     def take(self) -> Batch | None:
@@ -80,7 +103,7 @@ class RelabelledSource:
         if batch is None:
             return None
         try:
-            return self._goals.rewarded(batch, self._reward)
+            return self._rewarded(batch)
         except BaseException:
             self._source.give_back(1)
             self._source.ask(1)
@@ -94,4 +117,17 @@ def goals_of(sampler: object, names: tuple[str, ...]) -> Goals | None:
 
 def extra_columns(sampler: object) -> tuple[str, ...]:
     """The columns that the sampler adds to those of the items."""
-    return ("relabelled",) if isinstance(sampler, Hindsight) else ()
+    return (RELABELLED,) if isinstance(sampler, Hindsight) else ()
+
+
+def check_reward(goals: Goals | None, reward: Any) -> None:
+    """Raises InvalidConfig or UnknownColumn if batches of these columns cannot get their rewards from `reward`."""
+    if goals is not None:
+        goals.check(reward)
+    elif reward is not None:
+        raise InvalidConfig("reward of a sample", "None where the index has no Hindsight", reward)
+
+
+def rewarded_by(goals: Goals, reward: RewardFunction | None) -> Rewarded:
+    """The function that computes the rewards of batches of one index."""
+    return lambda batch: goals.rewarded(batch, reward)

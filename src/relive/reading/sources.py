@@ -51,9 +51,17 @@ class LocalDraws:
     def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
         """Makes one draw, in flight."""
         claims, number = Claims(), DrawNumber(self._core)
-        drawn = HeldDraw(*self._core.draw(request, timeout_s, claims=claims))
+        self._held.append((request, claims, number))  # before the draw, which an interrupt may part from its result
+        try:
+            drawn = HeldDraw(*self._core.draw(request, timeout_s, claims=claims))
+        except BaseException:
+            if claims.is_held:
+                number.taken()
+                self.give_back()
+            else:
+                self._held.pop()
+            raise
         number.taken()
-        self._held.append((request, claims, number))
         return drawn
 
     def commit(self) -> None:

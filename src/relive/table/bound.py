@@ -20,7 +20,7 @@ from relive.errors import InvalidConfig, ReliveError, RequestTooLarge
 from relive.reading.batches import BatchSource
 from relive.reading.columns import Columns, Selection
 from relive.reading.held_draws import HeldDraws
-from relive.reading.rewards import extra_columns, goals_of
+from relive.reading.rewards import RELABELLED, extra_columns, goals_of
 from relive.table.columns import asked_names, shown_columns
 from relive.writing.late_rows import LateRows
 
@@ -41,7 +41,7 @@ class Bound(Closing, Loadable):
         self._spec = config.spec
         self._index_names = tuple(config.index)
         self._timeout_s = timeout_s
-        self._selections: dict[tuple[str | None, tuple[str, ...] | None], Selection] = {}
+        self._selections: dict[tuple[str | None, tuple[str, ...] | None, bool], Selection] = {}
         self._conditions: dict[tuple[int, str], Any] = {}
         self._late = LateRows(config.spec)
         self._default_selection = self.select(None, None)
@@ -57,18 +57,25 @@ class Bound(Closing, Loadable):
 
     # ---- for the floors above --------------------------------------------------------------------------------------
 
-    def select(self, index: str | None, columns: Sequence[str] | None) -> Selection:
-        """The columns of an index, resolved once and remembered. Raises UnknownColumn, InvalidConfig."""
+    def select(self, index: str | None, columns: Sequence[str] | None, *, relabelled: bool = False) -> Selection:
+        """The columns of an index, resolved once and remembered. Raises UnknownColumn, InvalidConfig.
+
+        Args:
+            index: the name of an index; None: the first.
+            columns: their names; None: the usual ones.
+            relabelled: whether an index without Hindsight has the column relabelled, too: False for each item.
+        """
         asked = None if columns is None else asked_names(columns)
         number = self.index_number(index)  # first, because a value that is no name may have no hash
-        selection = self._selections.get((index, asked))
+        selection = self._selections.get((index, asked, relabelled))
         if selection is None:
             one = self._config.index[self._index_names[number]]
-            shown = shown_columns(one.items, self._spec, asked, extra_columns(one.sampler))
+            more = (RELABELLED,) if relabelled else extra_columns(one.sampler)
+            shown = shown_columns(one.items, self._spec, asked, more)
             core = self._core.select(number, list(shown.names))
             selection = Selection(core, shown, number, goals_of(one.sampler, shown.names), {})
             if len(self._selections) < MAX_REMEMBERED:
-                self._selections[index, asked] = selection
+                self._selections[index, asked, relabelled] = selection
         return selection
 
     def gather_arrays(self, selection: Selection, keys: Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:

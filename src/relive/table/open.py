@@ -21,6 +21,7 @@ from relive.table.table import Table, attach_path
 
 if TYPE_CHECKING:
     from relive.over.loading import Loader
+    from relive.reading.rewards import RewardFunction
     from relive.service import RemoteTable
 
 __all__ = ["TableRow", "attach", "connect", "list_tables", "loader", "remove"]
@@ -85,6 +86,7 @@ def loader(
     columns: Sequence[str] | None = None,
     index: str | None = None,
     where: str | None = None,
+    reward: RewardFunction | None = None,
     beta: float | None = None,
     timeout_s: float | None = None,
     stream: int = 0,
@@ -106,6 +108,7 @@ def loader(
         columns: as for sample.
         index: as for sample.
         where: as for sample.
+        reward: as for sample. Worker processes call it, so it is a function of a module, which pickles.
         beta: exponent of the weights; None: no weights.
         timeout_s: how long a batch waits for the limiter, in seconds, before DeadlineExceeded.
         stream: loaders with different streams draw different items.
@@ -115,7 +118,7 @@ def loader(
         MissingPackage: torch is not installed.
     """
     loading = importlib.import_module("relive.over.loading")  # imported here, because it needs torch
-    reading = {"columns": columns, "index": index, "where": where, "timeout_s": timeout_s}
+    reading = {"columns": columns, "index": index, "where": where, "reward": reward, "timeout_s": timeout_s}
     return cast("Loader", loading.Loader(table, batch, rank, world, reading, beta, stream))
 
 

@@ -18,7 +18,7 @@ from relive.reading.batches import Batches
 from relive.reading.columns import Selection
 from relive.reading.draws import Draw
 from relive.reading.own_draws import Order, checked_order, listed
-from relive.reading.rewards import RelabelledSource, RewardFunction
+from relive.reading.rewards import RelabelledSource, RewardFunction, check_reward, rewarded_by
 from relive.table.bound import MAX_REMEMBERED, Bound
 
 __all__ = ["Reading"]
@@ -100,7 +100,7 @@ class Reading(Bound):
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         _, shown, _, goals, plain = selection
         if goals is not reward:
-            _check_reward(selection, reward)
+            check_reward(goals, reward)
         request = plain.get(num_items) if where is None else None
         if request is None:
             request = self._request(selection, num_items, where)
@@ -271,11 +271,11 @@ class Reading(Bound):
             raise RequestTooLarge(count, limiter.window, limiter.arithmetic())
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         if selection.goals is not reward:
-            _check_reward(selection, reward)
+            check_reward(selection.goals, reward)
         request = self._request(selection, count, where)
         source, ready = self._batch_source(request, selection.columns, integer("prefetch", prefetch, 1), seconds)
         if selection.goals is not None:
-            source = RelabelledSource(source, selection.goals, reward)
+            source = RelabelledSource(source, rewarded_by(selection.goals, reward))
         return Batches(source, count, ready, device, seconds)
 
     # ---- parts -----------------------------------------------------------------------------------------------------
@@ -287,9 +287,3 @@ class Reading(Bound):
         if where is None and len(selection.plain) < MAX_REMEMBERED:
             selection.plain[num_items] = request
         return request
-
-
-def _check_reward(selection: Selection, reward: Any) -> None:
-    if selection.goals is None:
-        raise InvalidConfig("reward of a sample", "None where the index has no Hindsight", reward)
-    selection.goals.check(reward)

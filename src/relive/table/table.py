@@ -16,6 +16,7 @@ from relive.config.spec import StepSpec
 from relive.config.storage import SharedMemory, Storage, Tiered
 from relive.config.table_config import TableConfig
 from relive.core.attached import attached_pids
+from relive.core.made_files import note_made
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, NameTaken, NotShareable
@@ -91,6 +92,8 @@ class Table(TableHandle):
             self._local = _core.create_table(config.core_config(), config.storage.path)
         except NameTaken as error:
             raise NameTaken(error.path, attached_pids(error.path)) from None
+        if isinstance(config.storage, SharedMemory):
+            note_made(config.storage.path)
         self._local.timeout_s = config.timeout_s
         self._bind(self._local, config, config.timeout_s)
         _remember(self)

@@ -1,0 +1,147 @@
+#include "relive/table/under_way.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "relive/pages/page_rows.hpp"
+#include "relive/pages/records.hpp"
+#include "relive/words/testing.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// The last step of the episode that a lane has open; page kNoPage: none is open.
+struct OpenStep {
+  uint64_t page = kNoPage;
+  uint32_t offset = 0;
+  uint32_t episode_step = 0;
+};
+
+OpenStep open_step(const Region& r, uint32_t lane_slot) {
+  const Lane& lane = r.lanes[lane_slot];
+  if (lane.state.load(std::memory_order_acquire) != LaneState::kLive) return {};
+  uint64_t page = r.alive(lane.open.load(kRelaxed));
+  if (page != kNoPage && range_of(r, page).step_end == 0) page = r.alive(r.pages[page].prev.load(kRelaxed));
+  if (page == kNoPage) return {};
+  const Range range = range_of(r, page);
+  if (range.step_end <= range.step_begin || range.step_end > r.page_len || r.is_tail(page, range.step_end - 1))
+    return {};
+  const uint32_t offset = range.step_end - 1;
+  const uint32_t head = r.head_of(r.slot_of(page, offset)).load(kRelaxed);
+  if ((head & (kTerminatedBit | kTruncatedBit)) != 0) return {};
+  return {page, offset, head & kStepMask};
+}
+
+// Whether a lane whose open episode has come to this step has an item of the index under way.
+bool is_item_open(const Region& r, uint32_t index, uint32_t episode_step) {
+  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  if (sequence.period == 0 && (sequence.waits_for_end() || sequence.only_the_last != 0)) return true;
+  const uint32_t since = sequence.period == 0 ? episode_step : episode_step % sequence.period;
+  return since < r.shape(index).after();
+}
+
+int64_t load_group(const Region& r, uint32_t index, const OpenStep& step) {
+  const ColumnLayout& column = r.columns[r.header->indexes[index].group.column];
+  int64_t value;
+  std::memcpy(&value, r.page_base(step.page) + column.offset + step.offset * column.stride, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+UnderWay::UnderWay(const Region& r, LaneBlock block) : r_(r), block_(block) {
+  if (!r.has_groups()) return;
+  const size_t most = r.geometry->max_lanes + block.steps.num_rows * block.num_lanes();
+  under_way_.reserve(most);
+  counted_.reserve(most);
+}
+
+bool UnderWay::is_counted(const Region& r, uint32_t index, const LimiterConfig& limiter) {
+  if (limiter.kind != LimiterConfig::kQueue && limiter.kind != LimiterConfig::kStalenessBudget) return false;
+  if (!RELIVE_RULE(P6_under_way)) return false;
+  const IndexConfig& config = r.header->indexes[index];
+  if (config.group.is_set()) return true;
+  const SequenceConfig& sequence = config.sequence;
+  if (config.map == LeafMap::kExplicit || !sequence.is_set() || sequence.crosses() || config.hindsight.is_set())
+    return false;
+  return sequence.period == 0 || sequence.period > r.shape(index).after();
+}
+
+bool UnderWay::is_own(uint32_t lane_slot) const {
+  for (size_t m = 0; m < block_.num_lanes(); ++m)
+    if (block_.lane(m).slot == lane_slot) return true;
+  return false;
+}
+
+void UnderWay::look(uint32_t index, bool with_own) {
+  index_ = index;
+  num_items_ = 0;
+  has_own_ = false;
+  under_way_.clear();
+  const bool are_groups = r_.header->indexes[index].group.is_set();
+  for (uint32_t lane_slot = 0; lane_slot < r_.geometry->max_lanes; ++lane_slot) {
+    const OpenStep step = open_step(r_, lane_slot);
+    if (step.page == kNoPage || !(are_groups || is_item_open(r_, index, step.episode_step))) continue;
+    const bool is_own_lane = is_own(lane_slot);
+    has_own_ |= is_own_lane;
+    if (is_own_lane && !with_own) continue;
+    num_items_ += 1;
+    if (are_groups) under_way_.push_back({load_group(r_, index, step), 1});
+  }
+  if (!are_groups) return;
+  std::copy(under_way_.begin(), under_way_.end(), std::back_inserter(counted_));
+  num_items_ = count_groups();
+}
+
+int64_t UnderWay::groups_of(size_t stored, size_t rows) {
+  const StepBlock& steps = block_.steps;
+  const Cells& values = steps.columns[r_.header->indexes[index_].group.column];
+  std::copy(under_way_.begin(), under_way_.end(), std::back_inserter(counted_));
+  for (size_t m = 0; m < steps.num_lanes; ++m) {
+    const WriterLane& lane = block_.lane(m);
+    bool begins = lane.episode_step == 0;
+    for (size_t row = lane.num_stored; row * steps.num_lanes + m < stored + rows; ++row) {
+      if (begins) {
+        int64_t value;
+        std::memcpy(&value, values.at(row, m), sizeof value);
+        counted_.push_back({value, 1});
+      }
+      begins = steps.ends_at(row, m);
+    }
+  }
+  return count_groups() - num_items_;
+}
+
+// The groups that the episodes in counted_ belong to, with the members that open groups have already. Empties counted_.
+int64_t UnderWay::count_groups() {
+  std::sort(counted_.begin(), counted_.end());
+  size_t num_values = 0;
+  for (const Members& members : counted_) {
+    if (num_values != 0 && counted_[num_values - 1].value == members.value) {
+      counted_[num_values - 1].count += members.count;
+    } else {
+      counted_[num_values++] = members;
+    }
+  }
+  counted_.resize(num_values);
+  const Records& records = r_.records[index_];
+  for (uint64_t record = 0; record < records.geometry->max_items && num_values != 0; ++record) {
+    if (!is_open_group(r_, index_, record)) continue;
+    int64_t value;
+    std::memcpy(&value, records.values_of(record), sizeof value);
+    const auto found = std::lower_bound(counted_.begin(), counted_.end(), Members{value, 0});
+    if (found == counted_.end() || found->value != value) continue;
+    const ItemWindow* const windows = records.windows_of(record);
+    for (uint32_t w = 0; w < records.geometry->group_size && windows[w].num_rows.load(kRelaxed) != 0; ++w)
+      found->count += 1;
+  }
+  const auto size = static_cast<int64_t>(records.geometry->group_size);
+  int64_t groups = 0;
+  for (const Members& members : counted_) groups += (members.count + size - 1) / size;
+  counted_.clear();
+  return groups;
+}
+
+}  // namespace relive

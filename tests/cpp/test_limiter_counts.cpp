@@ -1,0 +1,98 @@
+// What a limiter counts (rules P2, P4, P5, P6), and that each of these rules is needed.
+#include "core_rig.hpp"
+#include "relive/table/changing.hpp"
+#include "relive/table/draw_batch.hpp"
+#include "relive/table/settings.hpp"
+
+using namespace rig;
+
+namespace {
+
+const LimiterConfig kQueue = make_queue(4);
+
+Spec counted(LimiterConfig limiter, SequenceConfig sequence = {}) {
+  Spec spec{.capacity = 200, .has_state = false};
+  spec.indexes = {{.prioritized = true, .max_times = 1, .limiter = limiter, .sequence = sequence}};
+  return spec;
+}
+
+void without(testing::Rule rule, const std::function<void()>& call) {
+  testing::rule_switched_off[static_cast<uint32_t>(rule)] = true;
+  call();
+  testing::rule_switched_off[static_cast<uint32_t>(rule)] = false;
+}
+
+Code append(Rig& rig, int end = 0) { return rig.write({0}, 1, {end}, NextGiven::kNo); }
+
+// The rows that pass until one does not, at most 20.
+int num_passing(Rig& rig) {
+  int count = 0;
+  while (count < 20 && append(rig) == Code::kOk) ++count;
+  return count;
+}
+
+// All items of a full queue get priority 0: they make room.
+int room_of_massless() {
+  Rig rig(counted(kQueue));
+  CHECK_EQ(num_passing(rig), 4);
+  const std::vector<float> zeros(4, 0.0f);
+  int64_t applied = 0;
+  CHECK(update_priorities(*rig.table, 0, rig.keys.data(), zeros.data(), 4, &applied).ok() && applied == 4);
+  return num_passing(rig);
+}
+
+// Of a corridor of 8 samples, 40 items went unused.
+int room_after_unused() {
+  Rig rig(counted(make_samples_per_insert(1.0, 1, 4.0)));
+  for (int k = 0; k < 40; ++k) {
+    CHECK(append(rig) == Code::kOk);
+    int64_t deleted = 0;
+    CHECK(delete_items(*rig.table, &rig.keys.back(), 1, &deleted).ok() && deleted == 1);
+  }
+  return num_passing(rig);
+}
+
+int room_of_version_9() {
+  Rig rig(counted(make_staleness_budget(0.0, 2.0)));
+  CHECK(relive::set_policy_version(*rig.table, 9).ok());
+  return num_passing(rig);
+}
+
+// Four lanes of four writers may begin an episode.
+int episodes_that_begin() {
+  Spec spec = counted(kQueue, {10, 0, 0, 0, AtEnd::kPad, PadSide::kRight, 1, 0, 10});
+  spec.max_lanes = 8;
+  Rig rig(spec);
+  int count = append(rig) == Code::kOk ? 1 : 0;
+  std::vector<std::unique_ptr<Writer>> others;
+  for (int k = 0; k < 6; ++k) {
+    rig.forget_writer();
+    rig.open_writer();
+    count += append(rig) == Code::kOk ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST(items_without_mass_make_room) {
+  CHECK_EQ(room_of_massless(), 4);
+  without(testing::Rule::P4_massless, [] { CHECK_EQ(room_of_massless(), 0); });
+}
+
+TEST(items_that_went_unused_are_no_inserts) {
+  CHECK_EQ(room_after_unused(), 5);
+  without(testing::Rule::P2_unused, [] { CHECK_EQ(room_after_unused(), 1); });
+}
+
+TEST(a_budget_has_the_version_of_an_empty_table_as_its_base) {
+  CHECK_EQ(room_of_version_9(), 2);
+  without(testing::Rule::P5_base, [] { CHECK_EQ(room_of_version_9(), 20); });
+}
+
+TEST(episodes_count_from_their_first_step) {
+  CHECK_EQ(episodes_that_begin(), 4);
+  without(testing::Rule::P6_under_way, [] { CHECK_EQ(episodes_that_begin(), 7); });
+}
+
+TEST_MAIN()

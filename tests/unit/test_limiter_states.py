@@ -1,0 +1,231 @@
+"""What each limiter counts for an item in each of its states (docs/design/protocol-items.md, section 0)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+from relive.errors import CapacityTooSmall, DeadlineExceeded, InvalidConfig, RequestTooLarge
+
+TOKEN = {"token": relive.ArraySpec((), "int64")}
+GROUPS = relive.Episodes(4, group_by="prompt", group_size=2, max_groups=64)
+PROMPT = {
+    **TOKEN,
+    "prompt": relive.ArraySpec((), "int64", kind="episode"),
+    "reward": relive.ArraySpec((), "float32"),
+}
+
+
+def table_of(index: relive.Index, spec: dict[str, Any] = TOKEN, capacity: int = 1000, **more: Any) -> relive.Table:
+    return relive.Table(relive.StepSpec(spec), capacity, index, timeout_s=0, max_lanes=32, **more)
+
+
+def passes(writer: Any, **row: Any) -> bool:
+    try:
+        writer.append(**row)
+    except DeadlineExceeded:
+        return False
+    return True
+
+
+def index_of(limiter: relive.Limiter, items: Any = None, sampler: Any = None, **more: Any) -> relive.Index:
+    more = {"max_times_sampled": 1, **more}
+    return relive.Index(items or relive.Transitions(), sampler or relive.Uniform(), limiter, **more)
+
+
+BOTH = [relive.Queue(4), relive.StalenessBudget(0.0, 4)]
+
+
+@pytest.mark.parametrize("limiter", BOTH, ids=str)
+@pytest.mark.parametrize(
+    "items",
+    [relive.Episodes(10), relive.Sequences(2), relive.Sequences(2, period=4), relive.Episodes(10, too_long="tail")],
+)
+def test_items_under_way_count_from_their_first_step(limiter: relive.Limiter, items: Any) -> None:
+    table = table_of(index_of(limiter, items))
+    writers = [table.writer() for _ in range(6)]
+    assert [passes(writer, token=0) for writer in writers] == [True] * 4 + [False] * 2
+    assert passes(writers[0], token=1, terminated=True)  # it asks for nothing more
+    assert not passes(writers[0], token=2)
+    writers[1].abandon()
+    assert passes(writers[4], token=0) and not passes(writers[5], token=0)
+    writers[2].close()  # what an end cuts short may be an item all the same
+    assert passes(writers[5], token=0) == (table.num_items() == 1)
+    assert table.check() is None
+
+
+@pytest.mark.parametrize("limiter", BOTH, ids=str)
+def test_a_writer_does_not_wait_for_its_own_items(limiter: relive.Limiter) -> None:
+    table = table_of(index_of(limiter, relive.Episodes(10)))
+    writer = table.writer(4)
+    writer.append(token=[0] * 4)
+    ends = np.array([True, False, False, False])
+    writer.append(token=[1] * 4, terminated=ends)
+    writer.append(token=[2] * 4, terminated=ends)  # its other lanes could not go on while it waited
+    assert table.num_items() == 2
+    with pytest.raises(RequestTooLarge):
+        table_of(index_of(limiter, relive.Episodes(10))).writer(5).append(token=[0] * 5)
+
+
+@pytest.mark.parametrize("limiter", BOTH, ids=str)
+def test_a_group_counts_once(limiter: relive.Limiter) -> None:
+    table = table_of(index_of(limiter, GROUPS), PROMPT)
+    writers = [table.writer() for _ in range(10)]
+    first = [passes(writer, token=0, prompt=number // 2, reward=1.0) for number, writer in enumerate(writers)]
+    assert first == [True] * 8 + [False] * 2
+    for number in range(8):
+        assert passes(writers[number], token=1, prompt=number // 2, reward=1.0, terminated=True)
+    assert table.num_items() == 4 and not passes(writers[0], token=0, prompt=9, reward=0.0)
+    table.sample(4)
+    table.set_policy_version(1)
+    assert passes(writers[0], token=0, prompt=9, reward=0.0, terminated=True)
+    assert passes(writers[1], token=0, prompt=9, reward=0.0) and table.check() is None
+
+
+def test_a_group_whose_members_are_not_under_way_does_not_count() -> None:
+    """Its members may never come."""
+    table = table_of(index_of(relive.Queue(2), GROUPS), PROMPT)
+    with table.writer() as writer:
+        for prompt in range(20):
+            writer.append(token=0, prompt=prompt, reward=0.0, terminated=True)
+
+
+@pytest.mark.parametrize("limiter", [*BOTH, relive.SamplesPerInsert(1.0, 1, 4.0)], ids=str)
+def test_items_without_mass_make_room(limiter: relive.Limiter) -> None:
+    table = table_of(index_of(limiter, sampler=relive.Prioritized(1.0)))
+    writer = table.writer()
+    keys = [int(writer.append(token=t)) for t in range(4)]
+    filled = passes(writer, token=4)
+    while filled and passes(writer, token=4):
+        pass
+    room = table.num_items()
+    table.update_priorities(keys[:3], [0.0] * 3)
+    for _ in range(3):
+        assert passes(writer, token=5)
+    assert not passes(writer, token=5) and table.num_items() == room + 3
+    table.update_priorities(keys[:3], [1.0] * 3)
+    assert not passes(writer, token=6) and table.check() is None
+    table.update_priorities(keys[:3], [0.0] * 3)
+    table.delete(keys[:3])  # gone without a mass: their room is not given twice
+    assert not passes(writer, token=7) and table.check() is None
+
+
+def test_a_claim_of_an_item_without_mass_counts() -> None:
+    table = table_of(index_of(relive.Queue(4), sampler=relive.Prioritized(1.0), max_times_sampled=2))
+    keys = table.writer().extend(token=np.arange(4))
+    table.update_priorities(keys[:2], [0.0, 0.0])
+    for _ in range(2):
+        table.claim(relive.Draw.of(keys[:3], [0.5, 0.5, 0.5]))
+        assert table.check() is None
+    assert table.num_items() == 1
+
+
+def test_only_the_last_of_fresh_take_room() -> None:
+    table = table_of(index_of(relive.Queue(4), sampler=relive.Fresh(last=2)))
+    writer = table.writer()
+    for t in range(20):
+        assert passes(writer, token=t)
+    assert table.check() is None and sorted(table.sample(2)["token"].tolist()) == [18, 19]
+
+
+def test_an_exponent_of_0_gives_every_item_a_mass() -> None:
+    table = table_of(index_of(relive.Queue(4), sampler=relive.Prioritized(1.0)))
+    writer = table.writer()
+    keys = writer.extend(token=np.arange(4))
+    table.update_priorities(keys, np.zeros(4))
+    writer.extend(token=np.arange(4))
+    table.set_priority_exponent(0.0)
+    assert table.check() is None and not passes(writer, token=9)
+    assert table.sample(4).num_items == 4
+
+
+def test_what_went_unused_is_no_insert() -> None:
+    """Items that nobody drew would hold the writers back, and no draw could make up for them."""
+    table = table_of(index_of(relive.SamplesPerInsert(1.0, 2, 8.0)))
+    writer = table.writer()
+    for _ in range(50):
+        table.delete(writer.extend(token=np.arange(4)))
+    writer.extend(token=np.arange(6))
+    assert table.sample(4).num_items == 4 and table.check() is None
+
+
+def test_a_draw_that_lacks_items_lets_a_writer_in() -> None:
+    """Items that left after one of their three uses hold the balance above the corridor; too few uses are left."""
+    table = table_of(index_of(relive.SamplesPerInsert(2.0, 1, 8.0), max_times_sampled=3))
+    writer = table.writer()
+    for _ in range(12):
+        writer.append(token=0)
+        keys = next(table.keys())
+        table.claim(relive.Draw.of(keys, np.full(len(keys), 0.5)))
+        table.delete(keys)
+    assert passes(writer, token=1)  # the first fill
+    for uses in (3, 6):
+        if uses < 4:
+            assert not passes(writer, token=2)
+            with pytest.raises(DeadlineExceeded, match="unused"):
+                table.sample(4)
+            assert passes(writer, token=2)
+        else:
+            assert table.sample(4).num_items == 4
+    assert table.check() is None
+
+
+def test_a_budget_counts_from_the_version_of_an_empty_table() -> None:
+    table = table_of(index_of(relive.StalenessBudget(1.0, 4)))
+    table.set_policy_version(1000)
+    writer = table.writer()
+    assert [passes(writer, token=t) for t in range(10)] == [True] * 8 + [False] * 2
+    table.sample(4)
+    table.set_policy_version(1001)
+    assert [passes(writer, token=t) for t in range(6)] == [True] * 4 + [False] * 2
+    table.set_policy_version(3)  # set back: nothing is lost, and nothing is won
+    assert not passes(writer, token=0)
+    table.sample(4)
+    table.set_policy_version(4)
+    assert [passes(writer, token=t) for t in range(6)] == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("items", [GROUPS, relive.Transitions()])
+def test_a_budget_above_what_the_index_keeps_is_refused(items: Any) -> None:
+    more = {} if items is GROUPS else {"max_items": 64}
+    index_of(relive.StalenessBudget(1.0, 32), items, **more)
+    with pytest.raises(InvalidConfig, match="items_per_version"):
+        index_of(relive.StalenessBudget(1.0, 33), items, **more)
+    table = table_of(index_of(relive.StalenessBudget(1.0, 32), items, **more), PROMPT)
+    with pytest.raises(InvalidConfig):
+        table.set_limiter(relive.StalenessBudget(1.0, 33))
+
+
+def test_hindsight_keeps_the_steps_of_an_open_episode_back() -> None:
+    place = relive.ArraySpec((1,), "float32", kind="state")
+    spec = relive.StepSpec({"goal": place, "at": place})
+    sampler = relive.Hindsight("goal", "at", max_length=50)
+    relive.Table(spec, 100, relive.Index(sampler=sampler, limiter=relive.MinSize(51))).close()
+    with pytest.raises(CapacityTooSmall):
+        relive.Table(spec, 100, relive.Index(sampler=sampler, limiter=relive.MinSize(52)))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        relive.Index(sampler=relive.Hindsight("goal", "at", max_length=50), remover=relive.Reservoir(), max_items=100),
+        relive.Index(sampler=relive.Hindsight("goal", "at", max_length=50), remover=relive.Uniform(), max_items=100),
+        relive.Index(relive.Episodes(50), remover=relive.Lifo(), max_items=20),
+        relive.Index(relive.Episodes(50), remover=relive.Uniform(), max_items=20),
+        relive.Index(relive.Sequences(10, period=10), remover=relive.Lifo(), max_items=50),
+        relive.Index(relive.Sequences(10, burn_in=5, period=10), remover=relive.Uniform(), max_items=50),
+        relive.Index(relive.Sequences(4, period=40), remover=relive.Reservoir(), max_items=50),
+    ],
+)
+def test_steps_to_hold_is_enough_for_what_items_reach(index: relive.Index) -> None:
+    place = relive.ArraySpec((1,), "float32", kind="state")
+    spec = relive.StepSpec({"goal": place, "at": place, **TOKEN})
+    table = relive.Table(spec, index.steps_to_hold, index, max_lanes=2)
+    with table.writer() as writer:
+        for _ in range(120):
+            writer.extend(goal=np.zeros((51, 1)), at=np.zeros((51, 1)), token=np.zeros(50, int), truncated=True)
+    told = table.stats().indexes["default"]
+    assert (told.num_items, told.crowded_out) == (index.max_items, 0)
