@@ -9,6 +9,8 @@
 #include <mutex>
 #include <new>
 
+#include "module.hpp"
+
 namespace relive::bindings {
 namespace {
 
@@ -23,8 +25,12 @@ struct Pool {
   size_t num_handles = 0;
 };
 
+// Ragged draws take memory without the GIL, so a fork may come while another thread has the mutex. A fork waits for it.
 Pool& pool() {
-  static Pool* const one = new Pool;  // never freed: it outlives every array, also at interpreter exit
+  static Pool* const one = [] {
+    on_fork([] { pool().mutex.lock(); }, [] { pool().mutex.unlock(); }, [] { pool().mutex.unlock(); });
+    return new Pool;  // never freed: it outlives every array, also at interpreter exit
+  }();
   return *one;
 }
 
@@ -122,6 +128,7 @@ nb::object stored_keys(const nb::handle& keys, int64_t stored) {
 
 void raise_if_error(const Status& status, const nb::handle& keys) {
   if (status.ok()) return;
+  const PythonInside inside;
   if (PyErr_Occurred() || status.code() == Code::kInterrupted) raise_of_signal(status, keys);
   nb::dict fields;
   for (const Field& field : status.fields()) {
@@ -248,6 +255,7 @@ nb::object new_array(int type_number, int num_dims, const npy_intp* dims, void**
 }
 
 nb::object as_contiguous(nb::handle value, int type_number) {
+  const PythonInside inside;
   PyObject* made = PyArray_FROM_OTF(value.ptr(), type_number, NPY_ARRAY_CARRAY_RO);
   if (made == nullptr) throw nb::python_error();
   return nb::steal(made);

@@ -2,7 +2,8 @@
 //
 // If a thread asks a finalizing interpreter for the GIL, the interpreter unwinds the thread through C++ frames, which
 // aborts the process. So after end_of_process() only the thread that called it takes the GIL here. The waits of other
-// threads end, and those threads never return.
+// threads end, and those threads never return. A thread that runs Python below a frame of the core (PythonInside) may
+// lose the GIL there and ask for it again: end_of_process() waits for such threads, and later ones never begin.
 #include <atomic>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@ namespace {
 std::atomic<bool> is_exiting{false};
 std::atomic<uint64_t> main_thread{0};  // signal handlers run on this thread only; 0: not known
 std::atomic<int> num_coming_back{0};   // threads that may take the GIL and do not have it yet
+std::atomic<int> num_inside{0};        // threads that run Python below a frame of the core
 
 // Handles that the process may still have open at its end. Guarded by the GIL.
 std::vector<std::weak_ptr<Table>>& handles() {
@@ -65,7 +67,7 @@ void end_of_process() {
   const ReleasedGil released;
   for (const std::shared_ptr<Table>& table : open) table->close_at_last();
   const Deadline patience = Deadline::after(kLastPatience_s);
-  while (num_coming_back.load() > 0 && !patience.passed()) {
+  while ((num_coming_back.load() > 0 || num_inside.load() > 0) && !patience.passed()) {
     std::atomic<uint32_t> nobody{0};
     futex_wait(&nobody, 0, 0.001);
   }
@@ -85,6 +87,19 @@ ReleasedGil::~ReleasedGil() {
   const WayBack way;
   if (way.is_refused()) sleep_for_ever();
   PyEval_RestoreThread(state_);
+}
+
+PythonInside::PythonInside() : is_counted_(thread_id() != main_thread.load(std::memory_order_relaxed)) {
+  if (!is_counted_) return;
+  num_inside.fetch_add(1);
+  if (!is_exiting.load()) return;
+  num_inside.fetch_sub(1);
+  (void)PyEval_SaveThread();
+  sleep_for_ever();
+}
+
+PythonInside::~PythonInside() {
+  if (is_counted_) num_inside.fetch_sub(1);
 }
 
 // Whether a signal handler raised an error during a wait. The error stays set, and the call raises it.
@@ -125,6 +140,7 @@ void bind_exit(nb::module_& module) {
   const nb::object in_child = nb::cpp_function([] {
     main_thread.store(thread_id());
     num_coming_back.store(0);
+    num_inside.store(0);
   });
   nb::module_ os = nb::module_::import_("os");
   if (nb::hasattr(os, "register_at_fork")) os.attr("register_at_fork")(nb::arg("after_in_child") = in_child);

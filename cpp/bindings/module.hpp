@@ -33,6 +33,19 @@ class ReleasedGil final {
   PyThreadState* state_;
 };
 
+// Python that runs below a frame of the core: the cast of a value, or the construction of an error. Made with the GIL. If
+// the process ends, a thread other than the main one releases the GIL here and never returns.
+class PythonInside final {
+ public:
+  PythonInside();
+  ~PythonInside();
+  PythonInside(const PythonInside&) = delete;
+  PythonInside& operator=(const PythonInside&) = delete;
+
+ private:
+  const bool is_counted_;
+};
+
 // Signals and the end of the process (exit.cpp): hooks by which the core asks Python, and tables to close at the end.
 bool hear_signals();                                      // interrupt_hook
 bool is_only_thread();                                    // only_thread_hook
@@ -120,6 +133,10 @@ struct CoreClaims {
 // A table handle, which its Python object, its writers and its plans share.
 struct CoreTable {
   explicit CoreTable(std::shared_ptr<Table> one) : table(std::move(one)) {}
+  ~CoreTable() {
+    const ReleasedGil released;  // the last owner closes the table, which may wait for its lock
+    table.reset();
+  }
   std::shared_ptr<Table> table;
   BatchMemory memory;
 };
@@ -127,7 +144,7 @@ struct CoreTable {
 // The region of an open table, which stays mapped as long as this object lives. Raises TableClosed.
 class OpenRegion final {
  public:
-  explicit OpenRegion(const CoreTable& self) : entered_(*self.table, false) {
+  explicit OpenRegion(const CoreTable& self) : entered_(came_back(*self.table), false) {
     raise_if_error(entered_.status());
     region_ = &self.table->region();
   }
@@ -135,6 +152,15 @@ class OpenRegion final {
   const Region& operator*() const { return *region_; }
 
  private:
+  // In the child of a fork the first call attaches again, which may wait: without the GIL.
+  static Table& came_back(Table& table) {
+    if (!table.is_of_this_process()) {
+      const ReleasedGil released;
+      const Entered once(table, false);
+    }
+    return table;
+  }
+
   Entered entered_;
   const Region* region_ = nullptr;
 };

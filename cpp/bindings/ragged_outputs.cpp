@@ -13,7 +13,7 @@ std::byte* const* RaggedOutputs::make(size_t num_rows) try {
   size_t sum = 0;
   const auto add = [&](size_t num_bytes) {
     starts.push_back(sum);
-    sum += BatchBuffer::room_for(num_bytes);
+    sum = checked_sum(sum, BatchBuffer::room_for(num_bytes));
   };
   for (const Output& output : outputs) add(output_bytes(selection_.plan, output, n_, num_rows));
   add(8 * n_);

@@ -105,6 +105,7 @@ class RowBlock final {
       }
     }
     const nb::object kept = nb::borrow(value);  // Python code may remove it from the dict meanwhile
+    const PythonInside inside;
     const nb::object array = normalise_(cell.name, kept, leading_);
     auto* made = reinterpret_cast<PyArrayObject*>(array.ptr());
     if (!PyArray_Check(array.ptr()) || !cell.fits(made)) {

@@ -21,7 +21,8 @@ namespace relive::bindings {
 Outputs::Outputs(const CoreSelection& selection, size_t n, size_t extra)
     : buffer([&] {
         size_t sum = extra;
-        for (const Output& output : selection.plan.outputs) sum += BatchBuffer::room_for(output.item_bytes * n);
+        for (const Output& output : selection.plan.outputs)
+          sum = checked_sum(sum, BatchBuffer::room_for(checked_product(output.item_bytes, n)));
         return sum;
       }()),
       data(selection.plan.outputs.size()) {

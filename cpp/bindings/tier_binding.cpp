@@ -19,7 +19,10 @@ struct CorePlannedBatch {
     if (!is_over) StagedReader(*table).drop_batch(*batch);
     is_over = true;
   }
-  ~CorePlannedBatch() { drop(); }
+  ~CorePlannedBatch() {
+    const ReleasedGil released;
+    drop();
+  }
 };
 
 CorePlannedBatch* plan_batch(const CoreTable& self, nb::handle request, double timeout_s) {
@@ -121,7 +124,10 @@ void bind_tier(nb::module_& module, nb::class_<CoreTable>& table) {
   nb::class_<CorePlannedBatch>(module, "PlannedBatch")
       .def_prop_ro("num_held", [](const CorePlannedBatch& self) { return self.batch->num_held; })
       .def("cancel", [](CorePlannedBatch& self) { self.batch->cancel(); })
-      .def("drop", &CorePlannedBatch::drop, nb::call_guard<nb::gil_scoped_release>());
+      .def("drop", [](CorePlannedBatch& self) {
+        const ReleasedGil released;
+        self.drop();
+      });
   table.def_prop_ro("is_tiered", [](const CoreTable& self) { return self.table->is_tiered(); })
       .def("plan_batch", &plan_batch, nb::arg("request"), nb::arg("timeout_s"), nb::rv_policy::take_ownership,
            nb::keep_alive<0, 2>())

@@ -231,6 +231,7 @@ class CoreWriter final {
         return {reinterpret_cast<const std::byte*>(room), 0, 0};
       }
     }
+    const PythonInside inside;
     nb::object array = normalise_(name, nb::handle(value), call->shape.leading(rows));
     auto* made = reinterpret_cast<PyArrayObject*>(array.ptr());
     if (!PyArray_Check(array.ptr()) || !matches(made, input, call->shape, rows)) {

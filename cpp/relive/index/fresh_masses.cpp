@@ -37,17 +37,25 @@ void FreshMasses::follow(Held& held, uint32_t version) const {
   }
 }
 
-// Newcomers move the base up (follow). A learner's version that is set back moves it down.
-bool FreshMasses::is_base_far() const {
-  const double now = r_.header->policy_version.load(kRelaxed);
-  return (static_cast<double>(counts().base.load(kRelaxed) >> 1) - now) * log2_a_version(config()) > kFarthest;
+// Newcomers move the base up (follow). It moves down when the newest items are gone and all others are faint: a learner
+// whose version was set back makes such items.
+bool FreshMasses::are_all_faint() const {
+  const double sum = total();
+  return is_mass(sum) && sum < std::exp2(-kFarthest);
+}
+
+uint32_t FreshMasses::newest_version() const {
+  uint32_t newest = 0;
+  for (uint64_t slot = 0; slot < tree().num_leaves(); ++slot)
+    if (tree().leaf(slot) != nothing()) newest = std::max(newest, oldest_version(r_, index_, slot));
+  return newest;
 }
 
 void FreshMasses::move_base(Held& held, uint32_t index) {
   const FreshMasses masses(held.region, index);
   std::atomic<uint64_t>& base = masses.counts().base;
   if ((base.load(kRelaxed) & 1) == 0)  // else follow() has stored a newcomer's version
-    base.store(uint64_t{held.region.header->policy_version.load(kRelaxed)} << 1 | 1, std::memory_order_release);
+    base.store(uint64_t{masses.newest_version()} << 1 | 1, std::memory_order_release);
   release_fence();
   RELIVE_FAIL_POINT(base_begun);
   Tree& tree = masses.tree(held);

@@ -20,9 +20,9 @@ class FreshMasses final : public IndexView {
 
   // The base where masses fade, 0 elsewhere.
   uint64_t base() const { return keeps(kFades) ? counts().base.load(std::memory_order_acquire) : 0; }
-  // Whether the learner's version was set back so far that newcomers would have the least mass there is.
-  bool is_base_far() const;
-  // Computes all masses again from another base: the version of a newcomer, or the learner's (rule Z3).
+  // Whether every item that is left is so far below the base that masses begin to lose their ratios.
+  bool are_all_faint() const;
+  // Computes all masses again from another base: the version of a newcomer, or of the newest item (rule Z3).
   static void move_base(Held& held, uint32_t index);
   // So many items have come since this one that it is no longer drawn (rule Z4). It stays an item.
   static void leave_latest(Held& held, uint32_t index, uint64_t slot);
@@ -38,6 +38,7 @@ class FreshMasses final : public IndexView {
   double of_or(uint64_t slot, double mass) const { return keeps(kIsLatest | kFades) ? of(slot) : mass; }
   // Moves the base to a newcomer's version, if that is too far from the present base.
   void follow(Held& held, uint32_t version) const;
+  uint32_t newest_version() const;  // of the items that can be drawn
 };
 
 }  // namespace relive

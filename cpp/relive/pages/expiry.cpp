@@ -73,7 +73,7 @@ bool has_expired(const Region& r) {
 
 void keep_masses_near(Held& held) {
   for (const uint32_t i : held.region.fading_indexes())
-    if (FreshMasses(held.region, i).is_base_far() && RELIVE_RULE(Z3_base)) FreshMasses::move_base(held, i);
+    if (FreshMasses(held.region, i).are_all_faint() && RELIVE_RULE(Z3_base)) FreshMasses::move_base(held, i);
 }
 
 double next_due_s(const Region& r) {

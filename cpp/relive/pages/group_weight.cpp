@@ -11,6 +11,9 @@
 namespace relive {
 namespace {
 
+// Of the largest value: what sums of some thousand numbers of this precision lose.
+constexpr double kRoundingOfFloat = 1e-6, kRoundingOfDouble = 1e-12;
+
 double load_number(const Region& r, const ColumnLayout& column, uint64_t page, uint32_t offset) {
   const std::byte* const from = r.page_base(page) + column.offset + offset * column.stride;
   if (column.dtype[2] == '8') {
@@ -47,8 +50,11 @@ float group_priority(const Region& r, uint32_t index, uint64_t record, float giv
     sum += values[w];
   }
   const double mean = sum / group.size;  // rounded once: most rewards are whole numbers, whose sum is exact
-  // Members with equal values have a variance of 0, however rounding changes their mean.
-  const bool is_one_value = std::all_of(values, values + group.size, [&](double value) { return value == values[0]; });
+  // Members whose values differ by rounding alone have a variance of 0: a sum of rewards that are no binary fractions
+  // depends on their order.
+  const auto [least, most] = std::minmax_element(values, values + group.size);
+  const double rounding = r.columns[group.weighed].dtype[2] == '8' ? kRoundingOfDouble : kRoundingOfFloat;
+  const bool is_one_value = *most - *least <= rounding * std::max(std::abs(*most), std::abs(*least));
   for (uint32_t w = 0; w < group.size && !is_one_value; ++w)
     variance += (values[w] - mean) * (values[w] - mean) / group.size;
   const bool is_mean = group.weight == GroupWeight::kMean || group.weight == GroupWeight::kAnyMean;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "relive/words/region.hpp"
+#include "relive/words/sizes.hpp"
 
 namespace relive {
 
@@ -102,8 +103,9 @@ inline Per per_what(const GatherPlan& plan, const Output& output) {
 // Bytes of an output's array. num_rows: the rows of all items, if their rows are concatenated.
 inline uint64_t output_bytes(const GatherPlan& plan, const Output& output, size_t num_items, size_t num_rows) {
   const Per per = per_what(plan, output);
-  if (per == Per::kItem) return num_items * output.item_bytes;
-  return per == Per::kRow ? num_rows * output.row_bytes : (num_items + 1) * sizeof(int64_t);
+  if (per == Per::kItem) return checked_product(num_items, output.item_bytes);
+  return per == Per::kRow ? checked_product(num_rows, output.row_bytes)
+                          : checked_product(num_items + 1, sizeof(int64_t));
 }
 // Writes zeros to rows [begin, end) of an item.
 void zero_rows(const Output& output, const ItemPlace& to, uint32_t begin, uint32_t end);

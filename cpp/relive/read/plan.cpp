@@ -57,7 +57,7 @@ Status find_output(const Region& r, uint32_t index, const std::string& name, Out
         return Status(Code::kInvalidConfig)
             .with_text("what", "reward")
             .with_text("expected", "a float32 or float64 scalar, for n_step > 1")
-            .with_text("got", column.dtype);
+            .with_text("got", std::string(column.dtype) + " of " + std::to_string(column.num_dims) + " dimensions");
       *out = column_output(r, index, c, is_return ? Source::kReward : Source::kColumn);
       return {};
     }

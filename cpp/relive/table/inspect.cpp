@@ -17,10 +17,15 @@ void add_wait(const WaitWords& wait, double now_s, int64_t* count, int64_t* larg
   *longest_s = std::max(*longest_s, now_s - wait.since_s.load(kRelaxed));
 }
 
-WaitStats waits_of(const Region& r, uint32_t index) {
+// A killed process leaves the note of its wait to a sweep: only participants whose life byte is taken count.
+WaitStats waits_of(const Table& table, uint32_t index) {
+  const Region& r = table.region();
   WaitStats stats;
   const double now_s = clock_s();
   for (uint32_t p = 0; p < r.geometry->max_participants; ++p) {
+    const bool may_wait = r.credit(p, index).sampler_wait.count.load(kRelaxed) != 0 ||
+                          r.credit(p, index).writer_wait.count.load(kRelaxed) != 0;
+    if (!may_wait || !table.is_alive(p)) continue;
     const Credit& credit = r.credit(p, index);
     add_wait(credit.sampler_wait, now_s, &stats.num_samplers, &stats.draw_size, &stats.sampler_wait_s);
     add_wait(credit.writer_wait, now_s, &stats.num_writers, &stats.insert_size, &stats.writer_wait_s);
@@ -95,7 +100,7 @@ Status stats(Table& table, TableStats* out) {
     for (uint32_t p = 0; p < r.geometry->max_participants; ++p) in_flight += r.credit(p, i).in_flight.load(kRelaxed);
     out->in_flight.push_back(in_flight);
     out->total_mass.push_back(Leaves(r, i).total());
-    out->waits.push_back(waits_of(r, i));
+    out->waits.push_back(waits_of(table, i));
     out->limiters.push_back(state.limiter.load());
     out->max_priority.push_back(state.max_priority.load(kRelaxed));
   }

@@ -59,7 +59,7 @@ Status set_limiter(Table& table, uint32_t index, const LimiterConfig& limiter) {
       const WaitWords& wait = r.credit(p, index).sampler_wait;
       const int64_t asked = wait.largest.load(std::memory_order_relaxed);
       const bool may_pass = draw_always_moves(limiter, asked) && (!is_distinct(r, index) || asked <= most);
-      if (wait.count.load(std::memory_order_acquire) > 0 && !may_pass) refused = asked;
+      if (wait.count.load(std::memory_order_acquire) > 0 && !may_pass && table.is_alive(p)) refused = asked;
     }
     if (refused == 0) {
       const LimiterCounts counts = r.inserted_counts(index, limiter, r.reserved_rows());

@@ -63,6 +63,10 @@ class Table final {
   uint32_t participant() const { return me_; }
   bool is_local() const { return storage_->is_local(); }
   bool is_alone() const;  // no other participant is attached
+  // Whether a participant lives. A killed process stays a participant until a sweep ends it. Cost: a system call.
+  bool is_alive(uint32_t participant) const {
+    return is_local() || participant == me_ || !storage_->is_byte_free(kLifeByte + participant);
+  }
   // Whether this process attached the handle. False between a fork and the child's first call.
   bool is_of_this_process() const;
   // Draws have numbers, and their random numbers follow from these. next_draw() is the number of the next draw.

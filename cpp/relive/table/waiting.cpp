@@ -52,6 +52,7 @@ Sleeping::Sleeping(Table& table, const LimiterWait& wait, double waited_s)
 }
 
 Sleeping::~Sleeping() {
+  if (epoch_ != fork_epoch()) return;  // a signal handler forked during the wait: the note is the parent's
   words_.since_s.store(std::numeric_limits<double>::infinity(), std::memory_order_relaxed);
   words_.largest.store(0, std::memory_order_relaxed);
   words_.count.fetch_sub(1, std::memory_order_release);

@@ -52,6 +52,7 @@ class Sleeping final {
 
  private:
   WaitWords& words_;
+  const uint64_t epoch_ = fork_epoch();
 };
 
 // kWaitsForItself: no other thread or process could end the wait. kInterrupted: a signal came while this was being

@@ -81,7 +81,7 @@ const ColumnCell* wrong_state(const WriterColumns& columns, const StepBlock& ste
     if (steps.ends_at(row - 1, m)) continue;
     for (const ColumnCell& cell : columns.state_cells) {
       const uint32_t c = cell.column;
-      if (std::memcmp(steps.next[c].at(row - 1, m), steps.columns[c].at(row, m), cell.num_bytes) != 0) return &cell;
+      if (!cell.is_same(steps.next[c].at(row - 1, m), steps.columns[c].at(row, m))) return &cell;
     }
   }
   return nullptr;
@@ -95,7 +95,7 @@ const ColumnCell* wrong_episode(const WriterColumns& columns, const StepBlock& s
     const std::byte* value = lane.in_episode ? noted : nullptr;  // of the episode that row belongs to; null: it begins
     for (size_t row = 0; row < steps.num_rows; ++row) {
       const std::byte* const given = steps.columns[cell.column].at(row, m);
-      if (value != nullptr && std::memcmp(value, given, cell.num_bytes) != 0) return &cell;
+      if (value != nullptr && !cell.is_same(value, given)) return &cell;
       value = steps.ends_at(row, m) ? nullptr : given;
     }
     noted += cell.num_bytes;
@@ -108,8 +108,7 @@ const ColumnCell* wrong_episode(const WriterColumns& columns, const StepBlock& s
 const ColumnCell* differs_from_seam(const WriterColumns& columns, const WriterLane& lane,
                                     const std::vector<Cells>& given, size_t m) {
   for (const ColumnCell& cell : columns.state_cells)
-    if (std::memcmp(cell.at(lane.frame, lane.bulk, lane.step_end), given[cell.column].at(0, m), cell.num_bytes) != 0)
-      return &cell;
+    if (!cell.is_same(cell.at(lane.frame, lane.bulk, lane.step_end), given[cell.column].at(0, m))) return &cell;
   return nullptr;
 }
 

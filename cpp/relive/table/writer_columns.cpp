@@ -1,8 +1,36 @@
 #include "relive/table/writer_columns.hpp"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 namespace relive {
+namespace {
+
+uint32_t float_bytes_of(const ColumnLayout& column) {
+  const char kind = column.dtype[1];
+  const auto size = static_cast<uint32_t>(std::atoi(column.dtype + 2));
+  return kind == 'f' ? size : kind == 'c' ? size / 2 : 0;
+}
+
+// Of a float in the byte order of the machine: 0 without its sign.
+bool is_zero(const std::byte* number, uint32_t num_bytes) {
+  for (uint32_t k = 0; k + 1 < num_bytes; ++k)
+    if (number[k] != std::byte{0}) return false;
+  return (number[num_bytes - 1] & std::byte{0x7f}) == std::byte{0};
+}
+
+}  // namespace
+
+bool ColumnCell::is_same(const std::byte* a, const std::byte* b) const {
+  if (std::memcmp(a, b, num_bytes) == 0) return true;
+  if (float_bytes == 0) return false;
+  for (uint64_t at = 0; at < num_bytes; at += float_bytes) {
+    const bool are_zero = is_zero(a + at, float_bytes) && is_zero(b + at, float_bytes);
+    if (!are_zero && std::memcmp(a + at, b + at, float_bytes) != 0) return false;
+  }
+  return true;
+}
 
 WriterColumns::WriterColumns(const Region& r) {
   for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
@@ -10,10 +38,11 @@ WriterColumns::WriterColumns(const Region& r) {
     if (column.kind == ColumnKind::kLate) continue;
     const bool is_state = column.kind == ColumnKind::kState;
     if (column.area == Area::kCell) {
-      start_cells.push_back({column.offset, column.stride, column.num_bytes, c, false, false});
+      start_cells.push_back({column.offset, column.stride, column.num_bytes, c, false, false, 0});
       continue;
     }
-    cells.push_back({column.offset, column.stride, column.num_bytes, c, is_state, column.area == Area::kBulk});
+    cells.push_back({column.offset, column.stride, column.num_bytes, c, is_state, column.area == Area::kBulk,
+                     float_bytes_of(column)});
     if (is_state) state_cells.push_back(cells.back());
     if (column.kind != ColumnKind::kEpisode) continue;
     episode_cells.push_back(cells.back());

@@ -17,11 +17,14 @@ struct ColumnCell {
   uint64_t offset, stride, num_bytes;
   uint32_t column;
   bool is_state, is_bulk;
+  uint32_t float_bytes;  // of one number, if the column has floats or complex numbers; else 0
 
   // bulk: the page's frame of large columns, in a tiered table.
   std::byte* at(std::byte* frame, std::byte* bulk, uint32_t row) const {
     return (is_bulk ? bulk : frame) + offset + row * stride;
   }
+  // Whether two values of the column are the same: of equal bytes, where -0.0 is 0.0.
+  bool is_same(const std::byte* a, const std::byte* b) const;
 };
 
 struct WriterColumns {

@@ -36,7 +36,12 @@ Staging::Staging(const Region& region, PageFile& file, std::byte* memory, uint32
   const uint32_t largest = unit_blocks_.empty() ? 0 : *std::max_element(unit_blocks_.begin(), unit_blocks_.end());
   most_fresh_ = std::max<uint64_t>(bulk.num_blocks / kFreshPart, largest);
   for (uint64_t block = bulk.num_blocks; block-- > 0;) free_blocks_.push_back(static_cast<uint32_t>(block));
-  for (uint32_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { read_loop(); });
+  try {
+    for (uint32_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { read_loop(); });
+  } catch (...) {  // a thread that cannot start: those that have started end before the members that they use
+    stop();
+    throw;
+  }
 }
 
 void Staging::stop() {

@@ -1,6 +1,7 @@
 #include "relive/tiers/tier.hpp"
 
 #include <algorithm>
+#include <system_error>
 #include <vector>
 
 #include "relive/pages/parked.hpp"
@@ -38,9 +39,16 @@ Status Tier::create(const TierConfig& config, const BulkGeometry& geometry, Door
   RELIVE_RETURN_IF_ERROR(Storage::create_local(frames + geometry.num_blocks * geometry.block_bytes, &tier->memory_));
   bind_bulk(door.region, &tier->geometry_, tier->memory_->base());
   door.scratch.reserve_bulk(tier->geometry_);
-  tier->staging_ =
-      std::make_unique<Staging>(door.region, *tier->file_, tier->memory_->base() + frames, config.num_io_threads);
-  tier->spill_thread_ = std::thread([raw = tier.get()] { raw->spill_loop(); });
+  try {
+    tier->staging_ =
+        std::make_unique<Staging>(door.region, *tier->file_, tier->memory_->base() + frames, config.num_io_threads);
+    tier->spill_thread_ = std::thread([raw = tier.get()] { raw->spill_loop(); });
+  } catch (const std::system_error& problem) {  // the limit of threads
+    tier->stop();
+    return Status(Code::kSystemError)
+        .with_text("what", "starting a thread of a tier")
+        .with_int("errno", problem.code().value());
+  }
   *out = std::move(tier);
   return {};
 }

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +14,18 @@ from relive.config.casting import as_array, as_keys
 from relive.core.closing import Closing
 from relive.core.request import DrawRequest
 from relive.errors import (
-    DeadlineExceeded,
     InvalidConfig,
     InvalidPriority,
     NoPriorities,
-    ReliveError,
     ShapeMismatch,
-    TableClosed,
 )
 from relive.over.joined import check_alike, join
-from relive.over.shares import Counted, Shares
+from relive.over.mixed_draws import MixedDraws, MixedSource, Source
+from relive.over.shares import Shares
 from relive.reading.batch import Batch
-from relive.reading.batches import SLICE_S, Batches, BatchSource
-from relive.reading.columns import Columns, Selection
+from relive.reading.batches import Batches, BatchSource
+from relive.reading.columns import Selection
 from relive.reading.draws import Draw
-from relive.reading.held_draws import HeldDraw, HeldDraws
 from relive.reading.rewards import RelabelledSource, Rewarded, RewardFunction, check_reward
 from relive.table.handle import TableHandle
 
@@ -41,28 +34,6 @@ __all__ = ["Mixture"]
 Keys = npt.NDArray[np.int64]
 
 _MAX_ITEMS = 2**31 - 1
-
-
-class _Source(NamedTuple):
-    name: str
-    table: TableHandle
-    index_name: str
-
-
-class _Position(NamedTuple):
-    """Where a mixture is: the items of each source so far, and the random numbers that place the next ones."""
-
-    counted: Counted
-    num_batches: int
-    random: Mapping[str, Any]
-
-
-class _Taken(NamedTuple):
-    """A batch that is being made. Every source that gave a part of it has its draw in flight."""
-
-    parts: tuple[int, ...]  # items of each source
-    drawn: dict[int, HeldDraw]  # of the sources that gave some
-    before: _Position
 
 
 @refuses_attributes("Mixture")
@@ -106,14 +77,9 @@ class Mixture(Closing):
         self._numbers = [source.table.index_number(source.index_name) for source in self._sources]
         default = self._sources[0].table.timeout_s
         self._timeout_s = default if timeout_s is None else timeout(timeout_s)
-        self._rng = np.random.Generator(np.random.PCG64(integer("seed", seed, 0)))
-        self._lock = threading.Lock()
-        self._at = self._shares.begun
-        self._num_batches = 0
         self._selected: dict[tuple[str, ...] | None, list[Selection]] = {}
-        self._closed = False
         self._select(None)
-        self._draws = self._held_draws()
+        self._draws = MixedDraws(self._shares, self._sources, integer("seed", seed, 0))
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -149,10 +115,8 @@ class Mixture(Closing):
         selections = self._select(columns)
         rewarded = self._rewarded(selections, reward)
         requests = self._requests(selections, where)
-        with self._drawing(timeout_s) as ends:
-            taken = self._take(self._draws, requests, count, ends)
-            self._commit(self._draws, taken)
-            batch = self._batch(taken, selections[0].columns)
+        with self._draws.drawing(self._seconds(timeout_s)) as ends:
+            batch = self._draws.batch(self._draws.take(requests, count, ends), selections[0].columns)
         return batch if rewarded is None else rewarded(batch)
 
     @names_arguments
@@ -162,15 +126,14 @@ class Mixture(Closing):
         """Draws without moving data; blocks, counts and raises as sample does. gather(draw) returns the rows."""
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         requests = self._requests(None, where)
-        with self._drawing(timeout_s) as ends:
-            taken = self._take(self._draws, requests, count, ends)
-            self._commit(self._draws, taken)
-            places, source = self._places(taken)
+        with self._draws.drawing(self._seconds(timeout_s)) as ends:
+            taken = self._draws.take(requests, count, ends)
+            places, source = self._draws.places(taken)
             keys, probabilities = np.empty(count, np.int64), np.empty(count, np.float64)
             for number, drawn in taken.drawn.items():
                 keys[places[number]] = drawn.item_keys
                 probabilities[places[number]] = drawn.probabilities * self._shares.shares[number]
-            made = Draw(keys, probabilities, self._num_live(taken), "")
+            made = Draw(keys, probabilities, self._draws.num_live(taken), "")
             return made.of_sources(source, self.names)
 
     @names_arguments
@@ -228,11 +191,11 @@ class Mixture(Closing):
         however many batches were prefetched. The background thread calls the functions of reward=, as for sample().
         """
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
-        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        seconds = self._seconds(timeout_s)
         ready = integer("prefetch", prefetch, 1)
         selections = self._select(columns)
         rewarded = self._rewarded(selections, reward)
-        source: BatchSource = _MixedSource(self, self._requests(selections, where), selections[0].columns, count)
+        source: BatchSource = MixedSource(self._draws, self._requests(selections, where), selections[0].columns, count)
         if rewarded is not None:
             source = RelabelledSource(source, rewarded)
         return Batches(source, count, ready, device, seconds)
@@ -291,31 +254,24 @@ class Mixture(Closing):
     @property
     def closed(self) -> bool:
         """Whether close() was called."""
-        return self._closed
+        return self._draws.closed
 
     def close(self) -> None:
         """Ends its use; the tables stay open. Closing twice is harmless.
 
         Blocks: for a call of another thread, at most the mixture's timeout_s.
         """
-        self._closed = True
-        if not self._lock.acquire(timeout=min(self._timeout_s, threading.TIMEOUT_MAX)):
-            return
-        try:
-            for draws in self._draws:
-                draws.close()
-        finally:
-            self._lock.release()
+        self._draws.close(self._timeout_s)
 
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
+        state = ", closed" if self.closed else ""
         shares = ", ".join(f"{name}: {share:g}" for name, share in self.shares.items())
         return f"Mixture({shares}{state})"
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
-    def _held_draws(self) -> list[HeldDraws]:
-        return [one.table.held_draws() for one in self._sources]
+    def _seconds(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout(timeout_s)
 
     def _requests(self, selections: list[Selection] | None, where: str | Mapping[str, str] | None) -> list[DrawRequest]:
         """The request to each source, with the number of items left open.
@@ -375,111 +331,6 @@ class Mixture(Closing):
                 self._selected[asked] = found
         return found
 
-    @contextmanager
-    def _alone(self, timeout_s: float | None) -> Iterator[float]:
-        """Lets one call at a time pass; yields the time at which the call must end."""
-        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
-        start = time.monotonic()
-        ends = start + seconds
-        if not self._lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX)):
-            raise DeadlineExceeded("the mixture", "another thread's call", time.monotonic() - start)
-        try:
-            if self._closed:
-                raise TableClosed()
-            yield ends
-        finally:
-            self._lock.release()
-
-    @contextmanager
-    def _drawing(self, timeout_s: float | None) -> Iterator[float]:
-        """As _alone(), for a call that draws. If it does not come to its end it leaves nothing in flight."""
-        with self._alone(timeout_s) as ends:
-            try:
-                yield ends
-            except BaseException:
-                for draws in self._draws:
-                    with suppress(ReliveError):
-                        draws.close()
-                raise
-
-    def _take(self, draws: list[HeldDraws], requests: list[DrawRequest], num_items: int, ends: float) -> _Taken:
-        """All parts of a batch, in flight.
-
-        While it waits it has nothing in flight: it waits for the source that refused, alone.
-        """
-        start = time.monotonic()
-        parts, after = self._shares.parts(self._at, num_items)
-        wanted = [number for number, part in enumerate(parts) if part]
-        while True:
-            drawn: dict[int, HeldDraw] = {}
-            number = wanted[0]
-            try:
-                for number in wanted:
-                    left_s = 0.0 if drawn else max(ends - time.monotonic(), 0.0)
-                    drawn[number] = draws[number].draw(requests[number]._replace(num_items=parts[number]), left_s)
-            except DeadlineExceeded as problem:
-                self._give_back(draws, drawn)
-                if not drawn or time.monotonic() >= ends:
-                    needs = f"of {self.names[number]!r} {problem.needs}"
-                    waited_s = time.monotonic() - start
-                    raise type(problem)(needs, problem.has, waited_s, problem.holder_pid) from None
-                wanted.remove(number)
-                wanted.insert(0, number)
-                continue
-            except BaseException:
-                self._give_back(draws, drawn)
-                raise
-            before = _Position(self._at, self._num_batches, self._rng.bit_generator.state)
-            self._at = after
-            self._num_batches += 1
-            return _Taken(parts, drawn, before)
-
-    def _go_back(self, taken: _Taken) -> None:
-        """Goes back to where the mixture was before this batch, if no other one was drawn after it."""
-        if self._num_batches == taken.before.num_batches + 1:
-            self._at, self._num_batches = taken.before.counted, taken.before.num_batches
-            self._rng.bit_generator.state = taken.before.random
-
-    def _give_back(self, draws: list[HeldDraws], drawn: dict[int, HeldDraw]) -> None:
-        for number in reversed(drawn):  # the newest first, so that each gives back its number
-            with suppress(ReliveError):  # a source that is closed, or whose stream is over, gives back by itself
-                draws[number].give_back()
-
-    def _commit(self, draws: list[HeldDraws], taken: _Taken) -> None:
-        left = dict(taken.drawn)
-        try:
-            for number in taken.drawn:
-                del left[number]
-                draws[number].commit()
-        except BaseException:
-            self._give_back(draws, left)
-            raise
-
-    def _places(self, taken: _Taken) -> tuple[list[npt.NDArray[np.intp]], npt.NDArray[np.int64]]:
-        """The positions in the batch for the items of each source, and the source of each position."""
-        order = self._rng.permutation(sum(taken.parts))
-        places = np.split(order, np.cumsum(taken.parts)[:-1])
-        source = np.empty(len(order), np.int64)
-        source[order] = np.repeat(np.arange(len(taken.parts)), taken.parts)
-        return places, source
-
-    def _num_live(self, taken: _Taken) -> int:
-        live = 0
-        for number, one in enumerate(self._sources):
-            drawn = taken.drawn.get(number)
-            live += one.table.num_items(one.index_name) if drawn is None else drawn.num_live_items
-        return max(1, live)
-
-    def _batch(self, taken: _Taken, shown: Columns) -> Batch:
-        places, source = self._places(taken)
-        keys, probabilities = np.empty(len(source), np.int64), np.empty(len(source), np.float64)
-        for number, drawn in taken.drawn.items():
-            keys[places[number]] = drawn.item_keys
-            probabilities[places[number]] = drawn.probabilities * self._shares.shares[number]
-        parts = [drawn.arrays for drawn in taken.drawn.values()]
-        arrays = join(shown, parts, [places[number] for number in taken.drawn])
-        return Batch(shown, arrays, keys, probabilities, self._num_live(taken)).of_sources(source, self.names)
-
     def _checked_source(self, keys: Keys, source: Any) -> npt.NDArray[np.int64]:
         if source is None:
             raise InvalidConfig("source", "batch.source: of each key the position of its source in names", None)
@@ -492,65 +343,12 @@ class Mixture(Closing):
         return which.astype(np.int64, copy=False)
 
 
-@final
-class _MixedSource:
-    """The next batches of a mixture, each in flight in all of its sources until commit or give_back.
-
-    Owner of draws of its own. Its calls and those of the mixture run one at a time.
-    """
-
-    def __init__(self, mixture: Mixture, requests: list[DrawRequest], columns: Columns, num_items: int) -> None:
-        self._mixture = mixture
-        self._requests = requests
-        self._columns = columns
-        self._num_items = num_items
-        self._draws = mixture._held_draws()
-        self._alone = threading.Lock()  # guards the draws: one batch is committed while the next one is drawn
-        self._taken: deque[_Taken] = deque()  # the oldest first
-
-    def ask(self, num_batches: int) -> None:
-        """Does nothing: a batch begins in take()."""
-
-    def take(self) -> Batch:
-        """Draws and gathers."""
-        mixture = self._mixture
-        with mixture._alone(SLICE_S) as ends, self._alone:
-            taken = mixture._take(self._draws, self._requests, self._num_items, ends)
-            self._taken.append(taken)
-            try:
-                return mixture._batch(taken, self._columns)
-            except BaseException:
-                self._drop_newest()
-                raise
-
-    def commit(self, was_late: bool) -> None:
-        """Counts a batch as sampled, in every source."""
-        if self._mixture.closed or any(one.table.closed for one in self._mixture._sources):
-            raise TableClosed()
-        with self._alone:
-            self._mixture._commit(self._draws, self._taken.popleft())
-
-    def give_back(self, num_batches: int) -> None:
-        """Gives batches back, the newest first."""
-        with self._mixture._lock, self._alone:
-            for _ in range(num_batches):
-                self._drop_newest()
-            if not self._taken:
-                for draws in self._draws:
-                    draws.close()
-
-    def _drop_newest(self) -> None:
-        taken = self._taken.pop()
-        self._mixture._give_back(self._draws, taken.drawn)
-        self._mixture._go_back(taken)
-
-
-def _sources(names: tuple[str, ...], given: Any) -> list[_Source]:
+def _sources(names: tuple[str, ...], given: Any) -> list[Source]:
     """The source of each name. Raises InvalidConfig."""
     if isinstance(given, TableHandle):
         for name in names:
             given.index_number(name)
-        return [_Source(name, given, name) for name in names]
+        return [Source(name, given, name) for name in names]
     if not isinstance(given, Mapping):
         raise InvalidConfig("sources of a Mixture", "a table, or {name: table or (table, index)}", given)
     if set(given) != set(names):
@@ -560,9 +358,9 @@ def _sources(names: tuple[str, ...], given: Any) -> list[_Source]:
     return [_source(name, given[name]) for name in names]
 
 
-def _source(name: str, given: Any) -> _Source:
+def _source(name: str, given: Any) -> Source:
     table, index = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if not isinstance(table, TableHandle):
         raise InvalidConfig(f"source {name!r} of a Mixture", "a table, or (table, name of an index)", given)
     number = table.index_number(index)
-    return _Source(name, table, tuple(table.indexes)[number])
+    return Source(name, table, tuple(table.indexes)[number])

@@ -1,0 +1,291 @@
+"""The draws of a mixture: all parts of a batch or none, the position after it, and batches that are drawn ahead."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.core.request import DrawRequest
+from relive.errors import DeadlineExceeded, ReliveError, TableClosed
+from relive.over.joined import join
+from relive.over.shares import Counted, Shares
+from relive.reading.batch import Batch
+from relive.reading.batches import SLICE_S
+from relive.reading.columns import Columns
+from relive.reading.held_draws import HeldDraw, HeldDraws
+from relive.table.handle import TableHandle
+
+__all__ = ["MixedDraws", "MixedSource", "Source", "Taken"]
+
+
+class Source(NamedTuple):
+    name: str
+    table: TableHandle
+    index_name: str
+
+
+class _Position(NamedTuple):
+    """Where a mixture is: the items of each source so far, and the random numbers that place the next ones."""
+
+    counted: Counted
+    num_batches: int
+    random: Mapping[str, Any]
+
+
+class Taken(NamedTuple):
+    """A batch that is being made. Every source that gave a part of it has its draw in flight."""
+
+    parts: tuple[int, ...]  # items of each source
+    drawn: dict[int, HeldDraw]  # of the sources that gave some
+    before: _Position
+
+
+class Lack(NamedTuple):
+    """A source that does not have its part, and what it said."""
+
+    number: int
+    problem: DeadlineExceeded
+
+
+@final
+class MixedDraws:
+    """Where a mixture is, and its draws from all sources. One call at a time: alone() and drawing() let one pass.
+
+    Owner of the draws that sample() and draw() have in flight.
+    """
+
+    def __init__(self, shares: Shares, sources: Sequence[Source], seed: int) -> None:
+        self.shares = shares
+        self.sources = tuple(sources)
+        self.closed = False
+        self.at = shares.begun
+        self._num_batches = 0
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._draws = self.held_draws()
+
+    def held_draws(self) -> list[HeldDraws]:
+        """Draws of each source, of an owner of their own."""
+        return [one.table.held_draws() for one in self.sources]
+
+    def close(self, timeout_s: float) -> None:
+        """Gives back what is in flight. Blocks: for a call of another thread, at most timeout_s."""
+        self.closed = True
+        with suppress(ReliveError), self.alone(timeout_s, when_closed=True):
+            for draws in self._draws:
+                draws.close()
+
+    @contextmanager
+    def alone(self, seconds: float, *, when_closed: bool = False) -> Iterator[float]:
+        """Lets one call at a time pass; yields the time at which the call must end."""
+        if os.getpid() != self._pid:  # in the child of a fork: a thread of the parent may have had the lock
+            self._lock, self._draws, self._pid = threading.Lock(), self.held_draws(), os.getpid()
+        start = time.monotonic()
+        ends = start + seconds
+        if not self._lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX)):
+            raise DeadlineExceeded("the mixture", "another thread's call", time.monotonic() - start)
+        try:
+            if self.closed and not when_closed:
+                raise TableClosed()
+            yield ends
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def drawing(self, seconds: float) -> Iterator[float]:
+        """As alone(), for a call that draws. If it does not come to its end it leaves nothing in flight."""
+        with self.alone(seconds) as ends:
+            try:
+                yield ends
+            except BaseException:
+                for draws in self._draws:
+                    with suppress(ReliveError):
+                        draws.close()
+                raise
+
+    def take(self, requests: list[DrawRequest], num_items: int, ends: float) -> Taken:
+        """All parts of a batch, counted.
+
+        While it waits it has nothing in flight: it waits for the source that refused, alone.
+        """
+        start = time.monotonic()
+        parts, after = self.shares.parts(self.at, num_items)
+        wanted = [number for number, part in enumerate(parts) if part]
+        while True:
+            drawn = self.attempt(self._draws, requests, parts, wanted, max(ends - time.monotonic(), 0.0))
+            if not isinstance(drawn, Lack):
+                taken = self.counted(parts, drawn, after)
+                self.commit(self._draws, taken)
+                return taken
+            if drawn.number == wanted[0] or time.monotonic() >= ends:
+                raise self.worded(drawn, time.monotonic() - start)
+            wanted.remove(drawn.number)
+            wanted.insert(0, drawn.number)
+
+    def attempt(
+        self,
+        draws: list[HeldDraws],
+        requests: list[DrawRequest],
+        parts: Sequence[int],
+        wanted: Sequence[int],
+        timeout_s: float,
+    ) -> dict[int, HeldDraw] | Lack:
+        """The parts of the wanted sources, in flight; or the source that lacks its part, and nothing in flight.
+
+        It waits for the first source only.
+        """
+        drawn: dict[int, HeldDraw] = {}
+        for number in wanted:
+            try:
+                request = requests[number]._replace(num_items=parts[number])
+                drawn[number] = draws[number].draw(request, 0.0 if drawn else timeout_s)
+            except DeadlineExceeded as problem:
+                self.give_back(draws, drawn)
+                return Lack(number, problem)
+            except BaseException:
+                self.give_back(draws, drawn)
+                raise
+        return drawn
+
+    def counted(self, parts: tuple[int, ...], drawn: dict[int, HeldDraw], after: Counted) -> Taken:
+        before = _Position(self.at, self._num_batches, self._rng.bit_generator.state)
+        self.at = after
+        self._num_batches += 1
+        return Taken(parts, drawn, before)
+
+    def worded(self, lack: Lack, waited_s: float) -> DeadlineExceeded:
+        problem = lack.problem
+        needs = f"of {self.shares.names[lack.number]!r} {problem.needs}"
+        return type(problem)(needs, problem.has, waited_s, problem.holder_pid)
+
+    def go_back(self, taken: Taken) -> None:
+        """Goes back to where the mixture was before this batch, if no other one was drawn after it."""
+        if self._num_batches == taken.before.num_batches + 1:
+            self.at, self._num_batches = taken.before.counted, taken.before.num_batches
+            self._rng.bit_generator.state = taken.before.random
+
+    def give_back(self, draws: list[HeldDraws], drawn: dict[int, HeldDraw]) -> None:
+        for number in reversed(drawn):  # the newest first, so that each gives back its number
+            with suppress(ReliveError):  # a source that is closed, or whose stream is over, gives back by itself
+                draws[number].give_back()
+
+    def commit(self, draws: list[HeldDraws], taken: Taken) -> None:
+        left = dict(taken.drawn)
+        try:
+            for number in taken.drawn:
+                del left[number]
+                draws[number].commit()
+        except BaseException:
+            self.give_back(draws, left)
+            raise
+
+    def places(self, taken: Taken) -> tuple[list[npt.NDArray[np.intp]], npt.NDArray[np.int64]]:
+        """The positions in the batch for the items of each source, and the source of each position."""
+        order = self._rng.permutation(sum(taken.parts))
+        places = np.split(order, np.cumsum(taken.parts)[:-1])
+        source = np.empty(len(order), np.int64)
+        source[order] = np.repeat(np.arange(len(taken.parts)), taken.parts)
+        return places, source
+
+    def num_live(self, taken: Taken) -> int:
+        live = 0
+        for number, one in enumerate(self.sources):
+            drawn = taken.drawn.get(number)
+            live += one.table.num_items(one.index_name) if drawn is None else drawn.num_live_items
+        return max(1, live)
+
+    def batch(self, taken: Taken, shown: Columns) -> Batch:
+        places, source = self.places(taken)
+        keys, probabilities = np.empty(len(source), np.int64), np.empty(len(source), np.float64)
+        for number, drawn in taken.drawn.items():
+            keys[places[number]] = drawn.item_keys
+            probabilities[places[number]] = drawn.probabilities * self.shares.shares[number]
+        parts = [drawn.arrays for drawn in taken.drawn.values()]
+        arrays = join(shown, parts, [places[number] for number in taken.drawn])
+        return Batch(shown, arrays, keys, probabilities, self.num_live(taken)).of_sources(source, self.shares.names)
+
+
+@final
+class MixedSource:
+    """The next batches of a mixture, each in flight in all of its sources until commit or give_back.
+
+    Owner of draws of its own. Its calls and those of the mixture run one at a time.
+    """
+
+    def __init__(self, mixed: MixedDraws, requests: list[DrawRequest], columns: Columns, num_items: int) -> None:
+        self._mixed = mixed
+        self._requests = requests
+        self._columns = columns
+        self._num_items = num_items
+        self._draws = mixed.held_draws()
+        self._alone = threading.Lock()  # guards the draws: one batch is committed while the next one is drawn
+        self._taken: deque[Taken] = deque()  # the oldest first
+
+    def ask(self, num_batches: int) -> None:
+        """Does nothing: a batch begins in take()."""
+
+    def take(self) -> Batch:
+        """Draws and gathers. Waits for the source that lacks its part, and lets calls of the mixture pass meanwhile."""
+        mixed = self._mixed
+        start = time.monotonic()
+        with self._alone:
+            while True:
+                with mixed.alone(SLICE_S):
+                    parts, after = mixed.shares.parts(mixed.at, self._num_items)
+                    wanted = [number for number, part in enumerate(parts) if part]
+                    drawn = mixed.attempt(self._draws, self._requests, parts, wanted, 0.0)
+                    if not isinstance(drawn, Lack):
+                        return self._made(mixed.counted(parts, drawn, after))
+                waited_s = time.monotonic() - start
+                lacking = self._draws[drawn.number], self._requests[drawn.number], parts[drawn.number]
+                if waited_s >= SLICE_S or not _has_come(*lacking, SLICE_S - waited_s):
+                    raise mixed.worded(drawn, time.monotonic() - start)
+
+    def _made(self, taken: Taken) -> Batch:
+        self._taken.append(taken)
+        try:
+            return self._mixed.batch(taken, self._columns)
+        except BaseException:
+            self._drop_newest()
+            raise
+
+    def commit(self, was_late: bool) -> None:
+        """Counts a batch as sampled, in every source."""
+        if self._mixed.closed or any(one.table.closed for one in self._mixed.sources):
+            raise TableClosed()
+        with self._alone:
+            self._mixed.commit(self._draws, self._taken.popleft())
+
+    def give_back(self, num_batches: int) -> None:
+        """Gives batches back, the newest first."""
+        with self._mixed.alone(math.inf, when_closed=True), self._alone:
+            for _ in range(num_batches):
+                self._drop_newest()
+            if not self._taken:
+                for draws in self._draws:
+                    draws.close()
+
+    def _drop_newest(self) -> None:
+        taken = self._taken.pop()
+        self._mixed.give_back(self._draws, taken.drawn)
+        self._mixed.go_back(taken)
+
+
+def _has_come(draws: HeldDraws, request: DrawRequest, num_items: int, timeout_s: float) -> bool:
+    """Whether a source has its part before the deadline. The draw that finds out is given back."""
+    try:
+        draws.draw(request._replace(num_items=num_items), timeout_s)
+    except DeadlineExceeded:
+        return False
+    draws.give_back()
+    return True
