@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "cpp-unit"
 # Rules whose absence shows within a second: were they not noticed, the green runs below would mean nothing.
 QUICK_MUTANTS = (
-    "G2_likely",
     "G4_recheck",
     "G11_once",
     "H1_check_in_lock",
@@ -153,7 +152,6 @@ def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
         "U": "--sampler rank_based --self-kills 60",
         "D8": "--max-items 150 --remover min_priority --two-indexes --self-kills 60",
         "R5": "--explicit --groups --remover lifo --self-kills 60",
-        "G2_likely": "--sampler fading",
         "G11_once": "--distinct",
         "H1_index": "--second-priorities --n-step 20",
     }

@@ -414,13 +414,15 @@ void bind_core_table(nb::module_& module) {
                              int64_t n) { without_gil([&] { return relive::return_held(*self.table, index, n); }); })
       .def(
           "commit_batch",
-          [](const CoreTable& self, uint32_t index, int64_t n, const CoreClaims& claims, bool is_read) {
+          [](const CoreTable& self, uint32_t index, int64_t n, CoreClaims& claims, bool is_read) {
             without_gil([&] { return relive::commit_batch(*self.table, index, n, claims.items, is_read); });
+            claims.is_held = false;
           },
           nb::arg("index"), nb::arg("num_items"), nb::arg("claims"), nb::arg("is_read") = true)
       .def("give_back_batch",
-           [](const CoreTable& self, uint32_t index, int64_t n, const CoreClaims& claims) {
+           [](const CoreTable& self, uint32_t index, int64_t n, CoreClaims& claims) {
              without_gil([&] { return relive::give_back_batch(*self.table, index, n, claims.items); });
+             claims.is_held = false;
            })
       .def_prop_ro("next_call", [](const CoreTable& self) { return self.table->next_draw(); })
       .def("set_next_call", [](const CoreTable& self, uint64_t call) { self.table->set_next_draw(call); })

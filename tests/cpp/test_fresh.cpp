@@ -36,7 +36,7 @@ TEST(a_death_between_two_sections_of_a_version_step_leaves_it_to_others) {
   spec.indexes = {{.n_step = 1, .versions_kept = 1}};
   Rig rig(spec);
   for (int k = 0; k < 10; ++k) write(rig, 100);
-  die_at(testing::FailPoint::version_swept, *rig.table, [&] { (void)relive::set_policy_version(*rig.table, 1); }, 1);
+  die_at(testing::FailPoint::version_swept, *rig.table, [&] { (void)relive::set_policy_version(*rig.table, 2); }, 1);
   const Region& r = rig.table->region();
   const int64_t left = Leaves(r, 0).num_live();
   CHECK(left > 0 && left <= 1000 - 2 * 256);

@@ -368,16 +368,15 @@ TEST(events_between_processes) {
 }
 
 namespace {
-int forks_seen = 0;
+int forks_seen = 0, order = 0;
 }
 
-TEST(the_fork_hook_runs_in_the_child_once) {
-  const auto nothing = [] {};
-  const auto count = [] { ++forks_seen; };
-  on_fork(nothing, nothing, count);
-  on_fork(nothing, nothing, count);
-  CHECK_EQ(processes::wait_for(processes::spawn([] { return forks_seen; })), 1);
+TEST(the_hooks_of_each_owner_run_at_a_fork) {
+  on_fork([] { order = order * 10 + 1; }, [] {}, [] { ++forks_seen; });
+  on_fork([] { order = order * 10 + 2; }, [] {}, [] { ++forks_seen; });
+  CHECK_EQ(processes::wait_for(processes::spawn([] { return forks_seen; })), 2);
   CHECK_EQ(forks_seen, 0);
+  CHECK_EQ(order, 21);  // the last one first
 }
 
 TEST_MAIN()

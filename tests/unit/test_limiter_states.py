@@ -229,3 +229,15 @@ def test_steps_to_hold_is_enough_for_what_items_reach(index: relive.Index) -> No
             writer.extend(goal=np.zeros((51, 1)), at=np.zeros((51, 1)), token=np.zeros(50, int), truncated=True)
     told = table.stats().indexes["default"]
     assert (told.num_items, told.crowded_out) == (index.max_items, 0)
+
+
+@pytest.mark.parametrize("weight", ["variance", "mean"])
+def test_flat_groups_differ_by_more_than_rounding(weight: Any) -> None:
+    """0.1 + 0.2 and 0.3 are one reward. A group of them is flat, whatever the sums of floats say."""
+    spec = {**PROMPT, "reward": relive.ArraySpec((), "float64")}
+    sampler = relive.PromptGroups(weight, priority_exponent=0.0)
+    table = table_of(relive.Index(GROUPS, sampler, max_times_sampled=1), spec)
+    with table.writer() as writer:
+        for rewards in ([0.1, 0.2], [0.3, 0.0]):
+            writer.extend(token=[0, 0], prompt=[1, 1], reward=rewards, terminated=[False, True])
+    assert table.stats().indexes["default"].total_mass == (1.0 if weight == "mean" else 0.0)

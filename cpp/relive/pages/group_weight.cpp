@@ -11,7 +11,7 @@
 namespace relive {
 namespace {
 
-// Of the largest value: what sums of some thousand numbers of this precision lose.
+// The part of the largest value that sums of some thousand numbers of this precision lose.
 constexpr double kRoundingOfFloat = 1e-6, kRoundingOfDouble = 1e-12;
 
 double load_number(const Region& r, const ColumnLayout& column, uint64_t page, uint32_t offset) {

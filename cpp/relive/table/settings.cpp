@@ -77,15 +77,15 @@ Status set_limiter(Table& table, uint32_t index, const LimiterConfig& limiter) {
 
 namespace {
 
-// The version from which staleness budgets count, before the version changes (rule P5). A learner that goes on at a late
-// version beside an empty table gets the budget of one version, not of all versions before. One that goes back keeps
-// what is left of its budget.
-void move_base(Header& header, uint32_t version) {
-  if (!RELIVE_RULE(P5_base)) return;
-  const int64_t before = header.policy_version.load(std::memory_order_relaxed), now = version;
-  const bool is_empty = header.counters.appended.load(std::memory_order_relaxed) == 0;
-  if (is_empty || now < before) header.base_version.fetch_add(now - before, std::memory_order_release);
-  RELIVE_FAIL_POINT(version_base);
+// Whether the version from which staleness budgets count moves with the version (rule P5). A learner that goes on at a
+// late version beside an empty table gets the budget of one version, not of all versions before. One that goes back
+// keeps what is left of its budget.
+bool moves_base(const Region& r, uint32_t version) {
+  if (!RELIVE_RULE(P5_base)) return false;
+  uint32_t counted = 0;  // budgets are for indexes with use counts alone
+  for (uint32_t i = 0; i < r.num_indexes; ++i) counted += r.max_times(i) != 0 ? 1 : 0;
+  const bool is_empty = r.header->counters.appended.load(std::memory_order_relaxed) == 0;
+  return counted > 0 && (is_empty || version < r.header->policy_version.load(std::memory_order_relaxed));
 }
 
 }  // namespace
@@ -96,12 +96,17 @@ Status set_policy_version(Table& table, uint32_t version) {
   const Region& r = table.region();
   Header& header = *r.header;
   const Deadline deadline = table.own_deadline();
-  {
+  if (moves_base(r, version)) {
     Locked locked(table.door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    move_base(header, version);
+    const int64_t before = header.policy_version.load(std::memory_order_relaxed);
+    if (moves_base(r, version)) header.base_version.fetch_add(int64_t{version} - before, std::memory_order_release);
+    RELIVE_FAIL_POINT(version_base);
     header.policy_version.store(version, std::memory_order_release);
-    locked.room_came();  // staleness budgets grow with the version
+    locked.room_came();
+  } else {
+    header.policy_version.store(version, std::memory_order_release);
+    notify(&header.room_event);  // staleness budgets grow with the version
   }
   if (r.aged_indexes().empty() && r.fading_indexes().empty()) return {};
   // Each critical section drops some of the items that are too old now (rule Z2); those of other callers help.

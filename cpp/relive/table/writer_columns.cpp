@@ -13,7 +13,7 @@ uint32_t float_bytes_of(const ColumnLayout& column) {
   return kind == 'f' ? size : kind == 'c' ? size / 2 : 0;
 }
 
-// Of a float in the byte order of the machine: 0 without its sign.
+// Whether a float, in the byte order of the machine, is 0.0 or -0.0.
 bool is_zero(const std::byte* number, uint32_t num_bytes) {
   for (uint32_t k = 0; k + 1 < num_bytes; ++k)
     if (number[k] != std::byte{0}) return false;

@@ -19,7 +19,7 @@ inline uint64_t checked_product(uint64_t a, uint64_t b) {
   return product;
 }
 
-// Of two checked sizes.
+// Adds two checked sizes.
 inline uint64_t checked_sum(uint64_t a, uint64_t b) { return checked_product(1, a + b); }
 
 }  // namespace relive

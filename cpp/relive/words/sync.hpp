@@ -195,7 +195,7 @@ uint64_t pid_namespace();  // inode of the pid namespace, 0 if unknown; for mess
 std::string boot_id();     // empty if unknown
 void random_bytes(void* out, size_t num_bytes);
 // Registers functions that run before every fork, and after it in the parent and in the child, on the thread that
-// forks. Once a process; the portable build does nothing.
+// forks. `before` of the last caller runs first. Call it once for each owner of a lock; the portable build does nothing.
 void on_fork(void (*before)(), void (*in_parent)(), void (*in_child)());
 uint64_t thread_id();            // differs between the threads of a process
 size_t physical_memory_bytes();  // 0 if unknown

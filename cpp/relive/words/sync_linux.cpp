@@ -14,7 +14,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <ctime>
-#include <mutex>
 
 #include "relive/words/sync.hpp"
 
@@ -320,8 +319,7 @@ void random_bytes(void* out, size_t num_bytes) {
 }
 
 void on_fork(void (*before)(), void (*in_parent)(), void (*in_child)()) {
-  static std::once_flag registered;
-  std::call_once(registered, [&] { pthread_atfork(before, in_parent, in_child); });
+  pthread_atfork(before, in_parent, in_child);
 }
 
 size_t file_system_free_bytes(const std::string& folder) {

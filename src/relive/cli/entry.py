@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,12 @@ __all__ = ["main", "run"]
 
 
 def main() -> None:
-    """Runs the command of `sys.argv` and ends the process with the status of `run`; 1 after an error of relive."""
+    """Runs the command of `sys.argv` and ends the process with the status of `run`; 1 after an error of relive.
+
+    Modules of the present folder are found, as `python -m` finds them: `--env module:Id-v0` names one.
+    """
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         sys.exit(run(sys.argv[1:]))
     except (ReliveError, OSError) as problem:  # an OSError names its file

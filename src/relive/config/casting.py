@@ -11,6 +11,7 @@ The core calls this code for every value that is not already exact.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple, final
 
@@ -37,12 +38,16 @@ class Normaliser:
 
     leading is () or (M,) in append, and (T,) or (T, M) in extend; T + 1 rows where a state column has them. The columns
     are the declared ones, next_<state>, terminated, truncated, discount and priority.
+
+    repeated: columns whose stacks repeat the first value of an episode. The first stack that the writer is given shows
+    how the environment pads: a UserWarning says if it pads such a column with zeros.
     """
 
-    __slots__ = ("_cells", "_num_append_axes")
+    __slots__ = ("_cells", "_num_append_axes", "_unseen")
 
-    def __init__(self, spec: StepSpec, single: bool) -> None:
+    def __init__(self, spec: StepSpec, single: bool, repeated: frozenset[str] = frozenset()) -> None:
         self._num_append_axes = 0 if single else 1
+        self._unseen = set(repeated & set(spec.unstack))
         cells = {
             "terminated": _Cell(np.dtype(np.bool_), (), 1),
             "truncated": _Cell(np.dtype(np.bool_), (), 1),
@@ -69,6 +74,8 @@ class Normaliser:
 
     def _fit(self, column: str, cell: _Cell, array: npt.NDArray[Any], leading: tuple[int, ...]) -> npt.NDArray[Any]:
         if cell.unstack > 1 and array.shape == (*leading, cell.unstack, *cell.shape):
+            if column in self._unseen:
+                self._look_at_padding(column, array, len(leading))
             newest: npt.NDArray[Any] = array[(slice(None),) * len(leading) + (-1,)]
             return newest
         if array.ndim == 0 and column == "priority":
@@ -81,6 +88,18 @@ class Normaliser:
             return ends
         expected = leading + cell.shape
         raise ShapeMismatch(column, expected, array.shape)
+
+    def _look_at_padding(self, column: str, stacks: npt.NDArray[Any], num_leading: int) -> None:
+        self._unseen.discard(column)
+        if num_leading > self._num_append_axes:
+            stacks = stacks[:1]  # of an extend: its first row
+        frames = np.moveaxis(stacks, num_leading, 0)
+        if frames[-1].any() and not frames[:-1].any():
+            message = (
+                f"the environment fills the first stack of {column!r} with zeros, where the table repeats the first"
+                " value; give stack_pad='zeros' to the items that stack it"
+            )
+            warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def as_array(column: str, value: object) -> npt.NDArray[Any]:

@@ -160,12 +160,18 @@ class Transitions(_OverLanes):
         """Raises SpecError or UnknownColumn if the spec lacks a column that these items need."""
         spec.expand_stack(self.stack)
         reward = spec.columns.get("reward")
-        if self.n_step > 1 and reward is not None and (reward.kind != "step" or reward.dtype.kind != "f"):
-            raise SpecError("column 'reward'", f"a float step column, as n_step={self.n_step} sums it", repr(reward))
+        if self.n_step > 1 and reward is not None and not _is_summed(reward):
+            expected = f"a float32 or float64 step column of shape (), as n_step={self.n_step} sums it"
+            raise SpecError("column 'reward'", expected, repr(reward))
 
     def core_config(self, spec: StepSpec) -> dict[str, Any]:
         """The items as the core reads them."""
         return {"items": "transitions", "n_step": self.n_step, **_window_config(self, spec)}
+
+
+def _is_summed(reward: ArraySpec) -> bool:
+    """Whether an n-step return can be the sum of this column."""
+    return reward.kind == "step" and reward.shape == () and reward.dtype in (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @names_arguments

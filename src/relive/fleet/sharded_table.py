@@ -248,7 +248,8 @@ class ShardedTable(TableHandle):
             TableClosed: the table was closed.
         """
         opens = self._fleet if shard is None else _Opens(self._fleet, self._fleet.shards.numbered(shard))
-        return Writer(opens, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
+        repeated = self._repeated_stacks
+        return Writer(opens, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items, repeated)
 
     # ---- drawing ahead ---------------------------------------------------------------------------------------------
 

@@ -66,13 +66,14 @@ class LocalDraws:
 
     def commit(self) -> None:
         """Counts the oldest draw as sampled. Raises TableClosed: closing gave back every draw in flight."""
-        request, claims, _ = self._held.popleft()
+        request, claims, _ = self._held[0]
         self._core.commit_batch(request.index_number, request.num_items, claims, request.selection is not None)
+        self._held.popleft()  # an interrupt before it leaves a draw that is not held, which close() forgets
 
     def give_back(self) -> None:
         """Gives back the newest draw."""
         request, claims, number = self._held.pop()
-        if not self._core.closed:
+        if claims.is_held and not self._core.closed:
             self._core.give_back_batch(request.index_number, request.num_items, claims)
             number.give_back()
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from relive.config.explicit import Explicit
 from relive.config.limiters import Limiter, limiter_of
 from relive.config.table_config import TableConfig
 from relive.config.where import where_of
@@ -101,6 +102,13 @@ class Bound(Closing, Loadable):
         return self._index_names.index(name)
 
     # ---- parts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _repeated_stacks(self) -> frozenset[str]:
+        """The columns whose stacks repeat the first value of an episode, where there are fewer values."""
+        items = [index.items for index in self._config.index.values() if not isinstance(index.items, Explicit)]
+        repeating = [one for one in items if one.stack_pad == "repeat"]
+        return frozenset(name for one in repeating for name in self._spec.expand_stack(one.stack))
 
     def _index_limiter(self, number: int) -> Limiter:
         return limiter_of(self._core.limiter(number))

@@ -110,7 +110,8 @@ class Table(TableHandle):
             ReadOnly: the handle is read-only.
             TableClosed: the handle is closed.
         """
-        return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
+        repeated = self._repeated_stacks
+        return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items, repeated)
 
     def held_draws(self) -> LocalDraws:
         """Draws of this table, in flight in its region."""

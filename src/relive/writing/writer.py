@@ -87,13 +87,14 @@ class Writer(Closing):
         timeout_s: float,
         explain: Callable[[RequestTooLarge], RequestTooLarge],
         create_items: Callable[..., Keys],
+        repeated: frozenset[str] = frozenset(),
     ) -> None:
         self._explain = explain
         self._create_items = create_items
         self._single = num_lanes is None
         self._num_lanes = 1 if num_lanes is None else integer("num_lanes", num_lanes, 1, _MAX_LANES)
         self._spec = spec
-        self._core = core.open_writer(self._num_lanes, self._single, Normaliser(spec, self._single))
+        self._core = core.open_writer(self._num_lanes, self._single, Normaliser(spec, self._single, repeated))
         self._append_alike = self._core.append_alike
         self._timeout_s = timeout_s
         self._required = frozenset(spec.columns) - set(spec.late_columns)

@@ -120,7 +120,10 @@ class RemoteTable(TableHandle):
             ServiceUnavailable: The server did not answer in time.
         """
         if streaming is None:
-            return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
+            repeated = self._repeated_stacks
+            return Writer(
+                self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items, repeated
+            )
         return StreamingWriter(self._remote, self._spec, num_lanes, streaming, self.create_items)
 
     def held_draws(self) -> RemoteDraws:

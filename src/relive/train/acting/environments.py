@@ -56,7 +56,7 @@ def make_environments(env_id: str, num_envs: int, *, evaluation: bool = False) -
         return _make_atari(env_id, num_envs, clip_rewards=not evaluation)
     try:
         return gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync")
-    except gymnasium.error.Error as problem:
+    except (gymnasium.error.Error, ModuleNotFoundError) as problem:  # "module:Id-v0" imports the module
         raise InvalidConfig(what="env_id", expected="an id that Gymnasium can make here", got=str(problem)) from problem
 
 
@@ -105,7 +105,7 @@ def make_shown(env_id: str, render_mode: str) -> gymnasium.Env[Any, Any]:
         env = gymnasium.make(env_id, render_mode=render_mode, **options)
     except gymnasium.error.DependencyNotInstalled:
         raise
-    except gymnasium.error.Error as problem:
+    except (gymnasium.error.Error, ModuleNotFoundError) as problem:
         raise InvalidConfig("env_id", "an id that Gymnasium can make here", str(problem)) from problem
     if is_atari(env_id):
         env = gymnasium.wrappers.AtariPreprocessing(env)
