@@ -10,7 +10,7 @@ import numpy as np
 
 from relive.errors import InvalidConfig
 
-__all__ = ["bytes_in_text", "finite", "flag", "integer", "is_text", "num_bytes", "timeout"]
+__all__ = ["bytes_in_text", "finite", "flag", "integer", "is_name", "is_text", "num_bytes", "timeout"]
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _MAX_INTEGER = 2**63 - 1
@@ -33,6 +33,11 @@ def is_text(value: object, max_bytes: int) -> bool:
         return len(value.encode()) <= max_bytes
     except UnicodeEncodeError:
         return False
+
+
+def is_name(value: object, max_bytes: int) -> bool:
+    """Whether the value is such a text that can be printed as it is: without line feeds and escape codes."""
+    return is_text(value, max_bytes) and str(value).isprintable()
 
 
 def flag(what: str, value: object) -> bool:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, final
 
 from relive.checks.names import names_arguments
-from relive.checks.values import integer, is_text
+from relive.checks.values import integer, is_name
 from relive.config.kinds import ItemsKind, OneTableOnly
 from relive.config.spec import DERIVED_NAMES, RESERVED_NAMES, ArraySpec, StepSpec
 from relive.errors import InvalidConfig, SpecError, UnknownColumn
@@ -210,7 +210,7 @@ def _checked_windows(windows: Any) -> dict[str, Window]:
     checked: dict[str, Window] = {}
     for name, window in given.items():
         unnamed = isinstance(name, str) and not name and len(given) == 1
-        if not unnamed and (not is_text(name, MAX_WINDOW_NAME) or "/" in name):
+        if not unnamed and (not is_name(name, MAX_WINDOW_NAME) or "/" in name):
             raise InvalidConfig("name of a window", f"1 to {MAX_WINDOW_NAME} bytes of text without '/'", name)
         if isinstance(window, Mapping):
             unknown = sorted(str(one) for one in window if one not in ("length", "columns", "stride"))
@@ -230,7 +230,7 @@ def _checked_columns(columns: Any, windows: Mapping[str, Window]) -> dict[str, A
         raise InvalidConfig("columns of items", "a dict {name: ArraySpec}", columns)
     checked: dict[str, ArraySpec] = {}
     for name, column in columns.items():
-        if not is_text(name, 120) or "/" in name:
+        if not is_name(name, 120) or "/" in name:
             raise InvalidConfig("name of an item's column", "1 to 120 bytes of text without '/'", name)
         if name in _TAKEN or name in windows or name.startswith("next_"):
             raise InvalidConfig(f"column {name!r} of items", "a name that no argument, window or batch has", name)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, final, get_args
 
 from relive.checks.names import names_arguments
 from relive.checks.parts import from_parts, to_parts
-from relive.checks.values import finite, integer, is_text
+from relive.checks.values import finite, integer, is_name
 from relive.config.items import MAX_ROWS, Transitions
 from relive.config.kinds import DrawsBy, InitialPriority, OneTableOnly, SamplerKind
 from relive.config.samplers import SAMPLERS, Sampler, Uniform
@@ -69,7 +69,7 @@ class Hindsight(SamplerKind):
 
     def __post_init__(self) -> None:
         for name in ("goal", "achieved"):
-            if not is_text(getattr(self, name), 120):
+            if not is_name(getattr(self, name), 120):
                 raise InvalidConfig(f"{name} of Hindsight", "the name of a column", getattr(self, name))
         if self.goal == self.achieved:
             raise InvalidConfig("achieved of Hindsight", "another column than the goal", self.achieved)

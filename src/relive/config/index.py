@@ -9,7 +9,7 @@ from typing import Any, final
 
 from relive.checks.names import names_arguments
 from relive.checks.parts import from_parts, refuse_unknown, to_parts
-from relive.checks.values import finite, integer, is_text
+from relive.checks.values import finite, integer, is_name
 from relive.config.explicit import MAX_ITEMS, Explicit
 from relive.config.hindsight import Hindsight
 from relive.config.items import ITEMS, Items, Transitions
@@ -315,7 +315,7 @@ def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> 
     if not 1 <= len(named) <= MAX_INDEXES:
         raise InvalidConfig("index", f"1 to {MAX_INDEXES} indexes", len(named))
     for name, one in named.items():
-        if not is_text(name, 63):
+        if not is_name(name, 63):
             raise InvalidConfig("name of an index", "1 to 63 bytes of text", name)
         if not isinstance(one, Index):
             raise InvalidConfig(f"index {name!r}", f"an Index({_part_of(one)}...)", one)

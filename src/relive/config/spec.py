@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.checks.names import names_arguments
-from relive.checks.values import is_text
+from relive.checks.values import is_name
 from relive.config import spaces
 from relive.errors import ReliveError, SpecError, UnknownColumn
 from relive.errors.base import plain
@@ -238,8 +238,8 @@ class StepSpec:
 
     def is_tuple(self, path: str) -> bool:
         """Whether the group at this path ('observation', 'next_observation/arms') was declared as a tuple."""
-        is_text = isinstance(path, str)
-        return is_text and (path in self._tuples or (path.startswith("next_") and path[5:] in self._tuples))
+        is_name = isinstance(path, str)
+        return is_name and (path in self._tuples or (path.startswith("next_") and path[5:] in self._tuples))
 
     def expand(self, name: str) -> tuple[str, ...]:
         """The flat names that a name stands for: the name itself, or every column of a group. Raises UnknownColumn."""
@@ -407,7 +407,7 @@ def _flatten(node: Any, path: str, flat: dict[str, ArraySpec], tuples: set[str])
     if len(node) == 0:
         raise SpecError(f"column {path!r}" if path else "columns", "at least one column", "none")
     for key, part in parts:
-        if not is_text(key, MAX_NAME_BYTES) or "/" in key:
+        if not is_name(key, MAX_NAME_BYTES) or "/" in key:
             expected = f"1 to {MAX_NAME_BYTES} bytes of text without '/' (nested columns are declared as dicts)"
             raise SpecError("name of a column" + (f" in {path!r}" if path else ""), expected, key)
         _flatten(part, f"{path}/{key}" if path else key, flat, tuples)

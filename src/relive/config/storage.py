@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 from relive.checks.names import names_arguments
-from relive.checks.values import finite, flag, integer, is_text, num_bytes
+from relive.checks.values import finite, flag, integer, is_name, is_text, num_bytes
 from relive.errors import InvalidConfig
 
 __all__ = [
@@ -75,7 +75,7 @@ class SharedMemory:
 
     def __post_init__(self) -> None:
         name = self.name
-        if not is_text(name, MAX_NAME_BYTES) or "/" in name:
+        if not is_name(name, MAX_NAME_BYTES) or "/" in name:
             raise InvalidConfig("name of SharedMemory", f"1 to {MAX_NAME_BYTES} bytes of text without '/'", name)
         object.__setattr__(self, "overwrite", flag("overwrite of SharedMemory", self.overwrite))
 

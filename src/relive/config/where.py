@@ -272,6 +272,9 @@ class _Compiler:
             return _Part((*self._truth(node.operand).operations, Operation("not")), _TRUTH)
         if isinstance(node.op, ast.Invert):
             self._refuse(node)
+        number = node.operand.value if isinstance(node.operand, ast.Constant) else None
+        if isinstance(node.op, ast.USub) and type(number) is int and number == 2**63:
+            return _constant(-(2**63))  # int64 holds it, and not the number without its sign
         part = self.part(node.operand)
         if part.constant is not None:
             return _constant(-part.constant if isinstance(node.op, ast.USub) else +part.constant)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
 
 from relive.checks.parts import refuse_unknown
-from relive.checks.values import finite, integer, is_text, timeout
+from relive.checks.values import finite, integer, is_name, timeout
 from relive.config.storage import MAX_NAME_BYTES, SharedMemory
 from relive.config.table_config import TableConfig
 from relive.errors import DeadlineExceeded, InvalidConfig, MissingPackage, NameTaken, ServiceUnavailable
@@ -87,7 +87,7 @@ class FleetConfig:
     resources: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not is_text(self.name, MAX_NAME_BYTES - 5) or "/" in self.name:
+        if not is_name(self.name, MAX_NAME_BYTES - 5) or "/" in self.name:
             expected = f"1 to {MAX_NAME_BYTES - 5} bytes of text without '/'"
             raise InvalidConfig("name of a fleet", expected, self.name)
         integer("num_shards", self.num_shards, 1, MAX_SHARDS)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple, final
 
-from relive.checks.values import finite, is_text
+from relive.checks.values import finite, is_name
 from relive.errors import InvalidConfig
 
 __all__ = ["Counted", "Shares"]
@@ -44,7 +44,7 @@ class Shares:
             got = len(shares) if isinstance(shares, Mapping) else shares
             raise InvalidConfig("shares of a Mixture", f"{{name: share}} of 1 to {_MOST_SOURCES} sources", got)
         for name in shares:
-            if not is_text(name, 63):
+            if not is_name(name, 63):
                 raise InvalidConfig("name of a source", "1 to 63 bytes of text", name)
         numbers = {name: finite(f"share of {name!r}", value, 0.0, above=True) for name, value in shares.items()}
         written = [Fraction(repr(float(number))) for number in numbers.values()]

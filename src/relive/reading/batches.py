@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import threading
@@ -11,7 +12,7 @@ from typing import Any, Protocol, final
 
 from relive.core.closing import Closing
 from relive.core.ending import at_end
-from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, WaitsForItself
+from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, SystemFailure, WaitsForItself
 from relive.reading.batch import Batch
 
 __all__ = ["SLICE_S", "BatchSource", "Batches"]
@@ -79,10 +80,15 @@ class Batches(Closing):
     def __enter__(self) -> Batches:
         if self._thread is not None or self._stopping:
             raise InvalidConfig("batches()", "one `with` block each", "a second one")
-        self._thread = threading.Thread(target=self._bring, name="relive-prefetch", daemon=True)
+        thread = threading.Thread(target=self._bring, name="relive-prefetch", daemon=True)
         self._process = os.getpid()
         self._ask(self._prefetch)
-        self._thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # Python does not say why
+            self._ask(-self._prefetch)
+            raise SystemFailure("starting the thread that draws ahead", errno.EAGAIN) from None
+        self._thread = thread
         _running.add(self)
         return self
 

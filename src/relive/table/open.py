@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast, final
 
 from relive import _core
 from relive.checks.names import names_arguments
-from relive.checks.values import is_text
+from relive.checks.values import is_name
 from relive.config.spec import StepSpec
 from relive.config.storage import MAX_NAME_BYTES, SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
 from relive.core.attached import attached_pids
@@ -143,7 +143,7 @@ def list_tables() -> list[TableRow]:
     prefix = f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}"
     for path in sorted(glob.glob(glob.escape(prefix) + "*")):
         name = path[len(prefix) :]
-        if not is_text(name, MAX_NAME_BYTES):
+        if not is_name(name, MAX_NAME_BYTES):
             name, printable = (part.encode(errors="backslashreplace").decode() for part in (name, path))
             rows.append(TableRow(name, printable, _used_bytes(path), 0, 0, 0, False, "its name is no name of a table"))
             continue

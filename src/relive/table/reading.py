@@ -212,7 +212,8 @@ class Reading(Bound):
 
         Args:
             index: the name of an index; None: the first.
-            order: 'age': the items that came first come first, within page length x open lanes steps, as for Fifo.
+            order: 'age': in the order in which their first rows were written, within page length x open lanes steps.
+                Fifo draws in the order in which items were published.
                 'priority': the items that the sampler prefers come first, among equal ones the oldest; only for
                 samplers that look at priorities.
             where: a condition, as for sample.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.checks.values import integer, is_text
+from relive.checks.values import integer, is_name
 from relive.errors import BadMessage, InvalidConfig
 from relive.service.wire.framing import Bytes, whole
 from relive.service.wire.packing import room_for
@@ -162,7 +162,7 @@ def _layout_of(parameters: Mapping[str, npt.ArrayLike]) -> tuple[Layout, list[np
         raise InvalidConfig("parameters", f"a dict of 1 to {MAX_ARRAYS} named arrays", got)
     layout, arrays = [], []
     for name, value in parameters.items():
-        if not is_text(name, _MAX_NAME):
+        if not is_name(name, _MAX_NAME):
             raise InvalidConfig("name of a parameter", f"text of 1 to {_MAX_NAME} bytes", name)
         try:
             array = np.asarray(value)
@@ -209,7 +209,7 @@ def _read_array(told: Any) -> ParameterArray:
     if not (isinstance(told, list) and len(told) == 3):
         raise BadMessage("header field 'arrays'", "triples of name, dtype and shape", str(told)[:40])
     name, dtype, shape = told
-    if not is_text(name, _MAX_NAME) or not isinstance(dtype, str) or dtype not in _DTYPES:
+    if not is_name(name, _MAX_NAME) or not isinstance(dtype, str) or dtype not in _DTYPES:
         raise BadMessage("header field 'arrays'", "a name and a dtype of numbers", str(told[:2])[:40])
     if not isinstance(shape, list) or len(shape) > 32:
         raise BadMessage("header field 'arrays'", "shapes of at most 32 axes", str(shape)[:40])
