@@ -148,6 +148,7 @@ SEEN_BY = {
     "P4_massless": "tests/cpp/test_limiter_counts.cpp",
     "P5_base": "tests/cpp/test_limiter_counts.cpp",
     "P6_under_way": "tests/cpp/test_limiter_counts.cpp",
+    "P6_stands": "tests/cpp/test_limiter_counts.cpp",
     "O1_one_step": "tests/cpp/test_shuffle.cpp",
     "O2_same_slot": "tests/cpp/test_shuffle.cpp",
 }

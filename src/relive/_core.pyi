@@ -88,6 +88,15 @@ class CoreSelection:
 class CoreWhere: ...
 
 @final
+class Turn:
+    """A mutex whose waits have a deadline and hear signals."""
+
+    def take(self, purpose: str, timeout_s: float) -> None:
+        """Raises DeadlineExceeded; WaitsForItself in a signal's handler that interrupted its owner."""
+    def release(self) -> None:
+        """Does nothing if the calling thread does not own it."""
+
+@final
 class Claims:
     """The uses that a held draw took."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -273,6 +274,49 @@ class HindsightSuite(Suite):
                 reached = batch[f"next_{ACHIEVED}"][:, 0]
                 expected = np.where(is_other, -np.abs(reached - batch[GOAL][:, 0]), -1.0)
                 np.testing.assert_array_equal(batch["reward"], expected)
+
+    def test_a_reward_that_raises_loses_no_batch(self, make_table: MakeTable) -> None:
+        """The same batch is tried again; batches before it are handed out once, and all are counted."""
+        table = make_table(goal_spec(), 200, hindsight(share=1.0))
+        with table.writer() as writer:
+            for episode, length in enumerate(LENGTHS):
+                play(writer, episode, length)
+        calls: list[int] = []
+
+        def flaky(achieved: Any, goal: Any, batch: Any) -> Any:
+            calls.append(len(goal))
+            if len(calls) == 4:
+                raise ValueError("once")
+            return near(achieved, goal, batch)
+
+        drawn, raised = [], 0
+        with table.batches(3, prefetch=4, reward=flaky) as batches:
+            time.sleep(0.2)
+            while len(drawn) < 7:
+                try:
+                    drawn.append(tuple(next(batches).item_keys.tolist()))
+                except ValueError:
+                    raised += 1
+        with table.batches(3, prefetch=1, reward=near) as batches:
+            assert next(batches).num_items == 3
+        told = next(iter(table.stats().indexes.values()))
+        assert (raised, told.in_flight) == (1, 0)
+        assert told.sampled == 3 * 8 and len(set(drawn)) > 5
+
+    def test_a_function_that_is_false_is_a_function(self, make_table: MakeTable) -> None:
+        class Empty:
+            def __len__(self) -> int:
+                return 0
+
+            def __call__(self, achieved: Any, goal: Any, batch: Any) -> Any:
+                return np.full(len(goal), 5.0)
+
+        table = make_table(goal_spec(), 200, hindsight(share=1.0))
+        with table.writer() as writer:
+            play(writer, 0, 6)
+        with relive.Mixture({"default": 1.0}, table) as mixture:
+            for batch in (table.sample(8, reward=Empty()), mixture.sample(8, reward=Empty())):
+                assert (batch["reward"] == 5.0).all()
 
     def test_old_episodes_make_room_and_goals_stay_in_their_episode(self, make_table: MakeTable) -> None:
         table = make_table(goal_spec(), 64, hindsight(strategy="episode", share=1.0))

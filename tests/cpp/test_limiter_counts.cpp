@@ -73,7 +73,22 @@ int episodes_that_begin() {
   return count;
 }
 
+// One writer with three lanes, which are written one by one.
+int lanes_that_begin() {
+  Spec spec = counted(make_queue(2), {10, 0, 0, 0, AtEnd::kPad, PadSide::kRight, 1, 0, 10});
+  spec.num_lanes = 3;
+  Rig rig(spec);
+  int count = 0;
+  for (const int32_t lane : {0, 1, 2}) count += rig.write({lane}, 1, {0}, NextGiven::kNo) == Code::kOk ? 1 : 0;
+  return count;
+}
+
 }  // namespace
+
+TEST(lanes_that_stand_still_with_their_writer_do_not_count) {
+  CHECK_EQ(lanes_that_begin(), 3);
+  without(testing::Rule::P6_stands, [] { CHECK_EQ(lanes_that_begin(), 2); });
+}
 
 TEST(items_without_mass_make_room) {
   CHECK_EQ(room_of_massless(), 4);

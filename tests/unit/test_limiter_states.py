@@ -70,6 +70,76 @@ def test_a_writer_does_not_wait_for_its_own_items(limiter: relive.Limiter) -> No
         table_of(index_of(limiter, relive.Episodes(10))).writer(5).append(token=[0] * 5)
 
 
+@pytest.mark.parametrize("limiter", [relive.Queue(2), relive.StalenessBudget(0.0, 2)], ids=str)
+def test_lanes_that_are_written_one_by_one_do_not_wait_for_each_other(limiter: relive.Limiter) -> None:
+    table = table_of(index_of(limiter, relive.Episodes(9)))
+    writer = table.writer(3)
+    for step in range(2):
+        for lane in range(3):
+            writer.append(token=[step], lanes=[lane], terminated=step == 1 and lane < 2)
+    assert table.num_items() == 2
+    assert not passes(writer, token=[2], lanes=[0])
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3, 4])
+@pytest.mark.parametrize("limiter", [relive.Queue(4), relive.Queue(6), relive.StalenessBudget(0.0, 4)], ids=str)
+def test_vectorised_writers_and_a_learner_go_on(limiter: relive.Limiter, draws: int) -> None:
+    """A refused call stops all lanes of its writer: their open episodes do not stop another writer, too."""
+    if isinstance(limiter, relive.StalenessBudget) and 4 % draws:
+        pytest.skip("draws that leave a rest of each version's budget")
+    chance = np.random.default_rng(draws)
+    table = table_of(index_of(limiter, relive.Episodes(6)))
+    writers, left = [table.writer(4) for _ in range(3)], chance.integers(1, 7, (3, 4))
+    todo = [list(range(4)) for _ in writers]  # lanes that have not got their row of the present step
+    drawn = 0
+    for _ in range(400):
+        went = False
+        for writer, lanes, steps in zip(writers, todo, left, strict=True):
+            num_stored = rows_stored(writer, lanes, steps[lanes] == 1)
+            for lane in lanes[:num_stored]:
+                steps[lane] = steps[lane] - 1 or chance.integers(1, 7)
+            lanes[:] = lanes[num_stored:] or range(4)
+            went |= num_stored > 0
+        try:
+            table.sample(draws)
+            drawn, went = drawn + draws, True
+            table.set_policy_version(drawn // 4)
+        except DeadlineExceeded:
+            pass
+        assert went, table.stats().indexes["default"]
+    assert table.check() is None
+
+
+def rows_stored(writer: Any, lanes: list[int], ends: Any) -> int:
+    """One row for each of these lanes. A call that is stopped has stored the first ones."""
+    try:
+        writer.append(token=[0] * len(lanes), lanes=lanes, terminated=ends)
+    except DeadlineExceeded as error:
+        return error.stored or 0
+    return len(lanes)
+
+
+def test_a_block_of_members_goes_in_parts() -> None:
+    """Its own open groups need its first rows before there is room for its last ones."""
+    table = table_of(index_of(relive.Queue(2), GROUPS), PROMPT)
+    writer = table.writer(2)
+    writer.append(token=[0, 0], prompt=[1, 2], reward=[0.0, 0.0])
+    ends = np.array([[1, 1], [0, 1], [0, 0]], bool)
+    rows = {"token": np.zeros((3, 2), int), "prompt": [[1, 2], [1, 2], [1, 3]], "reward": np.zeros((3, 2))}
+    writer.extend(**rows, terminated=ends)
+    assert table.num_items() == 1 and table.sample(1).num_items == 1
+
+
+def test_a_shifted_window_counts_until_the_row_that_decides_it() -> None:
+    for limiter in (relive.Queue(1), relive.StalenessBudget(0.0, 1)):
+        table = table_of(index_of(limiter, relive.Sequences(4, period=6, at_end="shift")))
+        writers = [table.writer() for _ in range(4)]
+        for writer in writers:
+            for step in range(5):
+                passes(writer, token=step)
+        assert table.num_items() == 1
+
+
 @pytest.mark.parametrize("limiter", BOTH, ids=str)
 def test_a_group_counts_once(limiter: relive.Limiter) -> None:
     table = table_of(index_of(limiter, GROUPS), PROMPT)

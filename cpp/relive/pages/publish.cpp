@@ -457,6 +457,7 @@ void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
   lane.ahead.store(0, kRelaxed);
   lane.seam.store(0, kRelaxed);
   lane.num_steps = 0;
+  lane.is_refused.store(0, kRelaxed);
   if (page == kNoPage) {
     lane.open.store(0, kRelaxed);
     for (const uint32_t i : r.row_indexes()) r.cursor(i, lane_slot).store(0, kRelaxed);

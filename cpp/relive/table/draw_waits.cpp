@@ -36,11 +36,15 @@ Status wait_for_items(const DrawCall& call) {
 }
 
 // Wakes writers whose blocks do not fit the limiter's window together with this draw: they continue in parts.
-void note_refused_draw(const DrawCall& call, Locked* locked) {
+void note_refused_draw(const DrawCall& call) {
+  if (call.table.is_read_only()) return;
   std::atomic<int64_t>& noted = call.r.credit(call.table.participant(), call.request.index).refused_draw;
-  if (noted.load(kRelaxed) >= call.num_items()) return;
-  noted.store(call.num_items(), kRelaxed);
-  locked->room_came();
+  int64_t largest = noted.load(kRelaxed);
+  while (largest < call.num_items()) {
+    if (!noted.compare_exchange_weak(largest, call.num_items(), kRelaxed)) continue;
+    notify(&call.r.header->room_event);
+    return;
+  }
 }
 
 // kRequestTooLarge if the limiter, as it is now, can never admit the draw.
@@ -88,8 +92,8 @@ Status reserve_draw(const DrawCall& call) {
         locked.room_came();
         return {};
       }
-      note_refused_draw(call, &locked);
     }
+    if (paces_draws(limiter)) note_refused_draw(call);
     RELIVE_RETURN_IF_ERROR(wait_for_items(call));
   }
 }
@@ -97,6 +101,7 @@ Status reserve_draw(const DrawCall& call) {
 void note_lack(const DrawCall& call) {
   if (call.table.is_read_only() || call.request.where != nullptr) return;
   call.r.note_lack(call.request.index);
+  note_refused_draw(call);
   notify(&call.r.header->room_event);
 }
 

@@ -34,12 +34,20 @@ OpenStep open_step(const Region& r, uint32_t lane_slot) {
   return {page, offset, head & kStepMask};
 }
 
+// The rows after an item's own that must be there before the item is published. If ends move windows back, the row
+// after the window decides (rule S2).
+uint32_t rows_to_settle(const Region& r, uint32_t index) {
+  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  const uint32_t after = r.shape(index).after();
+  return sequence.at_end == AtEnd::kShift ? std::max(after, sequence.length + r.geometry->has_state) : after;
+}
+
 // Whether a lane whose open episode has come to this step has an item of the index under way.
 bool is_item_open(const Region& r, uint32_t index, uint32_t episode_step) {
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
   if (sequence.period == 0 && (sequence.waits_for_end() || sequence.only_the_last != 0)) return true;
   const uint32_t since = sequence.period == 0 ? episode_step : episode_step % sequence.period;
-  return since < r.shape(index).after();
+  return since < rows_to_settle(r, index);
 }
 
 int64_t load_group(const Region& r, uint32_t index, const OpenStep& step) {
@@ -66,33 +74,28 @@ bool UnderWay::is_counted(const Region& r, uint32_t index, const LimiterConfig& 
   const SequenceConfig& sequence = config.sequence;
   if (config.map == LeafMap::kExplicit || !sequence.is_set() || sequence.crosses() || config.hindsight.is_set())
     return false;
-  return sequence.period == 0 || sequence.period > r.shape(index).after();
+  return sequence.period == 0 || sequence.period > rows_to_settle(r, index);
 }
 
-bool UnderWay::is_own(uint32_t lane_slot) const {
-  for (size_t m = 0; m < block_.num_lanes(); ++m)
-    if (block_.lane(m).slot == lane_slot) return true;
-  return false;
-}
-
-void UnderWay::look(uint32_t index, bool with_own) {
+void UnderWay::look(uint32_t index) {
   index_ = index;
-  num_items_ = 0;
-  has_own_ = false;
+  num_items_ = num_groups_ = 0;
   under_way_.clear();
   const bool are_groups = r_.header->indexes[index].group.is_set();
   for (uint32_t lane_slot = 0; lane_slot < r_.geometry->max_lanes; ++lane_slot) {
     const OpenStep step = open_step(r_, lane_slot);
     if (step.page == kNoPage || !(are_groups || is_item_open(r_, index, step.episode_step))) continue;
-    const bool is_own_lane = is_own(lane_slot);
-    has_own_ |= is_own_lane;
-    if (is_own_lane && !with_own) continue;
-    num_items_ += 1;
-    if (are_groups) under_way_.push_back({load_group(r_, index, step), 1});
+    const bool stands_still = r_.lanes[lane_slot].is_refused.load(kRelaxed) != 0 && RELIVE_RULE(P6_stands);
+    num_items_ += stands_still ? 0 : 1;
+    if (!are_groups) continue;
+    const Members member{load_group(r_, index, step), 1};
+    under_way_.push_back(member);
+    if (!stands_still) counted_.push_back(member);
   }
   if (!are_groups) return;
-  std::copy(under_way_.begin(), under_way_.end(), std::back_inserter(counted_));
   num_items_ = count_groups();
+  std::copy(under_way_.begin(), under_way_.end(), std::back_inserter(counted_));
+  num_groups_ = count_groups();
 }
 
 int64_t UnderWay::groups_of(size_t stored, size_t rows) {
@@ -111,7 +114,7 @@ int64_t UnderWay::groups_of(size_t stored, size_t rows) {
       begins = steps.ends_at(row, m);
     }
   }
-  return count_groups() - num_items_;
+  return count_groups() - num_groups_;
 }
 
 // The groups that the episodes in counted_ belong to, with the members that open groups have already. Empties counted_.

@@ -22,26 +22,21 @@ class UnderWay final {
 
   // Whether this index's limiter, as it is now, counts items from the moment they begin.
   static bool is_counted(const Region& r, uint32_t index, const LimiterConfig& limiter);
-  // Finds the items of an index that are under way in lanes of this and of other writers; or in lanes of others only.
-  void look(uint32_t index, bool with_own);
-  // The items that look() found.
+  // Finds the items of an index that are under way. Those in lanes whose writer was refused do not count.
+  void look(uint32_t index);
+  // The items that look() found and that count.
   int64_t num_items() const { return num_items_; }
-  // Whether a lane of this writer has an item under way.
-  bool has_own() const { return has_own_; }
   // The groups that begin with the episodes in the next `rows` rows of the block, after the first `stored` ones. A
   // member of a group that has begun asks for nothing.
   int64_t groups_of(size_t stored, size_t rows);
 
  private:
-  bool is_own(uint32_t lane_slot) const;
-  void add_group(uint32_t lane_slot);
   int64_t count_groups();
 
   const Region& r_;
   const LaneBlock block_;
   uint32_t index_ = 0;
-  int64_t num_items_ = 0;
-  bool has_own_ = false;
+  int64_t num_items_ = 0, num_groups_ = 0;
   // A value of the group_by column, and the episodes of that value: under way in look(), and of the block.
   struct Members {
     int64_t value;

@@ -152,7 +152,7 @@ Status Writer::write(const StepBlock& steps, double timeout_s, int64_t* keys) {
   Status status;
   for (size_t stored = 0; stored < total && status.ok();) {
     size_t upto = total;
-    status = admit_rows(*table_, block, stored, deadline, &reserved, &upto);
+    status = admit_rows(*table_, block, lanes_, stored, deadline, &reserved, &upto);
     if (status.ok() && stored == 0) status = note_given_priorities(*table_, steps, deadline);
     if (status.ok() && steps.num_rows > 1) status = take_frames(*table_, starts_, block, deadline);
     while (stored < upto && status.ok()) {

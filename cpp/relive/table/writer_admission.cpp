@@ -72,7 +72,8 @@ void split_admission(const Region& r, LaneBlock block, size_t stored, Admission*
   for (const uint32_t i : r.appended_indexes()) {
     const LimiterConfig limiter = r.limiter(i);
     const int64_t draw = r.refused_draw(i);
-    way->look(i, true);
+    way->look(i);
+    goes_by_parts |= UnderWay::is_counted(r, i, limiter);  // its own items under way may need the rows before
     const auto asked = static_cast<size_t>(admission->asked), step = static_cast<size_t>(width);
     goes_by_parts |= !always_moves(limiter, most_items(r, block, i, stored, asked, way), draw);
     steps_fit &= always_moves(limiter, most_items(r, block, i, stored, step, way), draw);
@@ -88,12 +89,10 @@ struct Answer {
   int64_t items = 0;  // that all rows can begin
 };
 
-// with_own: items under way in the writer's own lanes count too.
-Answer ask_limiter(const Region& r, LaneBlock block, uint32_t index, size_t stored, size_t left, UnderWay* way,
-                   bool with_own) {
+Answer ask_limiter(const Region& r, LaneBlock block, uint32_t index, size_t stored, size_t left, UnderWay* way) {
   const LimiterConfig limiter = r.limiter(index);
   const bool counts_begun = UnderWay::is_counted(r, index, limiter);
-  if (counts_begun || r.header->indexes[index].group.is_set()) way->look(index, with_own);
+  if (counts_begun || r.header->indexes[index].group.is_set()) way->look(index);
   const int64_t items = most_items(r, block, index, stored, left, way);
   const LimiterCounts counts =
       r.inserted_counts(index, limiter, r.reserved_rows(), counts_begun ? way->num_items() : 0);
@@ -119,12 +118,9 @@ Admission ask_limiters(const Region& r, LaneBlock block, size_t stored, UnderWay
   Admission admission{left, left, left, 0, false};
   for (const uint32_t i : r.appended_indexes()) {
     if (!paces_inserts(r.limiter(i))) continue;
-    Answer answer = ask_limiter(r, block, i, stored, static_cast<size_t>(left), way, true);
+    const Answer answer = ask_limiter(r, block, i, stored, static_cast<size_t>(left), way);
     if (answer.rows < left && stored == 0 && is_never_admitted(r, block, i, answer.items, way))
       return {0, left, answer.items, i, true};
-    // A writer does not wait for its own items: while it waits they stay where they are (rule P6).
-    if (answer.rows < left && way->has_own() && UnderWay::is_counted(r, i, r.limiter(i)))
-      answer.rows = std::max(answer.rows, ask_limiter(r, block, i, stored, static_cast<size_t>(left), way, false).rows);
     if (answer.rows >= admission.rows) continue;
     admission.rows = answer.rows;
     admission.items = answer.items;
@@ -151,7 +147,7 @@ Status room_error(const Region& r, Code code, const Admission& admission, const 
         .with_double("window", std::min(window(limiter), whole_budget(limiter)) / limiter.samples_per_insert)
         .with_text("arithmetic", limiter_text(r, admission.refused));
   const bool counts_begun = UnderWay::is_counted(r, admission.refused, limiter);
-  if (counts_begun) way->look(admission.refused, true);
+  if (counts_begun) way->look(admission.refused);
   const LimiterCounts counts = r.inserted_counts(admission.refused, limiter, 0, counts_begun ? way->num_items() : 0);
   const double inserted = static_cast<double>(counts.inserted + admission.items);
   const double has = inserted * limiter.samples_per_insert - static_cast<double>(counts.sampled);
@@ -159,6 +155,13 @@ Status room_error(const Region& r, Code code, const Admission& admission, const 
       .with_text("needs", room_text(limiter))
       .with_double("has", has)
       .with_double("waited_s", deadline.waited_s());
+}
+
+// Notes in all lanes of a writer whether the limiters refuse its call. Returns whether that is new.
+bool mark_refused(const Region& r, const std::vector<WriterLane>& lanes, uint64_t is_refused) {
+  bool is_new = false;
+  for (const WriterLane& lane : lanes) is_new |= r.lanes[lane.slot].is_refused.exchange(is_refused) != is_refused;
+  return is_new;
 }
 
 // One slice of a wait for the limiters.
@@ -178,8 +181,8 @@ Status wait_for_limiters(Table& table, LaneBlock block, size_t stored, const Dea
 
 }  // namespace
 
-Status admit_rows(Table& table, LaneBlock block, size_t stored, const Deadline& deadline, ReservedRows* reserved,
-                  size_t* upto) {
+Status admit_rows(Table& table, LaneBlock block, const std::vector<WriterLane>& lanes, size_t stored,
+                  const Deadline& deadline, ReservedRows* reserved, size_t* upto) {
   const Region& r = table.region();
   bool is_limited = false;
   for (const uint32_t i : r.appended_indexes()) is_limited |= paces_inserts(r.limiter(i));
@@ -190,8 +193,13 @@ Status admit_rows(Table& table, LaneBlock block, size_t stored, const Deadline& 
     {
       Locked locked(table.door(), deadline);
       RELIVE_RETURN_IF_ERROR(locked.status());
-      const int64_t rows = ask_limiters(r, block, stored, &way).rows;
+      int64_t rows = ask_limiters(r, block, stored, &way).rows;
+      if (rows == 0 && mark_refused(r, lanes, 1)) {  // items under way stand still with this writer: they do not count
+        locked.room_came();
+        rows = ask_limiters(r, block, stored, &way).rows;
+      }
       if (rows > 0) {
+        (void)mark_refused(r, lanes, 0);
         reserved->reserve(rows);
         *upto = stored + static_cast<size_t>(rows);
         return {};

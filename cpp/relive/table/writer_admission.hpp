@@ -48,7 +48,8 @@ class ReservedRows final {
 
 // Reserves as many of the rows after the first `stored` ones as the limiters of all indexes admit, and waits until that
 // is at least one. *upto: where the admitted rows end; not changed if no index limits inserts.
-Status admit_rows(Table& table, LaneBlock block, size_t stored, const Deadline& deadline, ReservedRows* reserved,
-                  size_t* upto);
+// `lanes`: all lanes of the writer.
+Status admit_rows(Table& table, LaneBlock block, const std::vector<WriterLane>& lanes, size_t stored,
+                  const Deadline& deadline, ReservedRows* reserved, size_t* upto);
 
 }  // namespace relive

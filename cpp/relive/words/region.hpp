@@ -111,7 +111,9 @@ struct Lane {
   std::atomic<uint64_t> ahead;  // ref of the page after `open`, which is opened before a cell is written into it
   std::atomic<uint64_t> seam;   // key of the row whose state cell is written and frozen before its step, 0 = none
   uint64_t num_steps;           // where windows cross ends: steps of the lane when its last full page became full
-  uint64_t reserved[2];
+  // 1: the limiters refused its writer's last call, so the lane stands still (rule P6). The writer alone stores it.
+  std::atomic<uint64_t> is_refused;
+  uint64_t reserved;
 };
 static_assert(sizeof(Lane) == 64);
 

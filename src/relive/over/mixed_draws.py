@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.core.request import DrawRequest
-from relive.errors import DeadlineExceeded, ReliveError, TableClosed
+from relive.core.turns import Turn
+from relive.errors import DeadlineExceeded, ReliveError, TableClosed, WaitsForItself
 from relive.over.joined import join
 from relive.over.shares import Counted, Shares
 from relive.reading.batch import Batch
@@ -70,7 +71,7 @@ class MixedDraws:
         self.at = shares.begun
         self._num_batches = 0
         self._rng = np.random.Generator(np.random.PCG64(seed))
-        self._lock = threading.Lock()
+        self._turn = Turn()
         self._pid = os.getpid()
         self._draws = self.held_draws()
 
@@ -88,18 +89,22 @@ class MixedDraws:
     @contextmanager
     def alone(self, seconds: float, *, when_closed: bool = False) -> Iterator[float]:
         """Lets one call at a time pass; yields the time at which the call must end."""
-        if os.getpid() != self._pid:  # in the child of a fork: a thread of the parent may have had the lock
-            self._lock, self._draws, self._pid = threading.Lock(), self.held_draws(), os.getpid()
-        start = time.monotonic()
-        ends = start + seconds
-        if not self._lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX)):
-            raise DeadlineExceeded("the mixture", "another thread's call", time.monotonic() - start)
+        if os.getpid() != self._pid:  # in the child of a fork: a thread of the parent may have had its turn
+            self._turn, self._draws, self._pid = Turn(), self.held_draws(), os.getpid()
+        ends = time.monotonic() + seconds
+        is_inner = False
         try:
+            try:
+                self._turn.take("the mixture", seconds)
+            except WaitsForItself:  # a signal's handler, in a call of its own thread
+                is_inner = True
+                raise
             if self.closed and not when_closed:
                 raise TableClosed()
             yield ends
         finally:
-            self._lock.release()
+            if not is_inner:
+                self._turn.release()
 
     @contextmanager
     def drawing(self, seconds: float) -> Iterator[float]:
@@ -180,13 +185,20 @@ class MixedDraws:
                 draws[number].give_back()
 
     def commit(self, draws: list[HeldDraws], taken: Taken) -> None:
-        left = dict(taken.drawn)
+        """Counts all parts. After an error of one source the parts of the others are counted or given back.
+
+        A signal's handler that raises leaves no batch half counted: all parts are counted, and then the error goes on.
+        """
+        left = list(taken.drawn)
         try:
-            for number in taken.drawn:
-                del left[number]
-                draws[number].commit()
+            while left:
+                draws[left.pop(0)].commit()
+        except ReliveError:
+            self.give_back(draws, {number: taken.drawn[number] for number in left})
+            raise
         except BaseException:
-            self.give_back(draws, left)
+            for number in left:
+                draws[number].commit()
             raise
 
     def places(self, taken: Taken) -> tuple[list[npt.NDArray[np.intp]], npt.NDArray[np.int64]]:
@@ -269,7 +281,7 @@ class MixedSource:
     def give_back(self, num_batches: int) -> None:
         """Gives batches back, the newest first."""
         with self._mixed.alone(math.inf, when_closed=True), self._alone:
-            for _ in range(num_batches):
+            for _ in range(min(num_batches, len(self._taken))):
                 self._drop_newest()
             if not self._taken:
                 for draws in self._draws:

@@ -305,7 +305,7 @@ class Mixture(Closing):
         functions = {name: reward.get(name) if isinstance(reward, Mapping) else reward for name in of_sources}
         for name, goals in of_sources.items():
             check_reward(goals, functions[name])
-        if not any(functions.values()):
+        if all(function is None for function in functions.values()):
             return None
         numbered = [(self.names.index(name), goals, functions[name]) for name, goals in of_sources.items()]
 

@@ -49,6 +49,26 @@ class BatchSource(Protocol):
 
 
 @final
+class _Bell:
+    """One thread waits, any thread rings. Several rings before a wait are one ring, which ends that wait."""
+
+    def __init__(self) -> None:
+        self._rung = threading.Lock()
+        self._rung.acquire()
+
+    def ring(self) -> None:
+        """Ends the wait that is under way, or the next one."""
+        try:
+            self._rung.release()
+        except RuntimeError:  # it was rung before
+            return
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for a ring. A wait with a deadline ends after a slice, too: a handler that raises may take a ring."""
+        self._rung.acquire(timeout=-1 if math.isinf(timeout_s) else min(max(timeout_s, 0.0), SLICE_S))
+
+
+@final
 class Batches(Closing):
     """An iterator of batches that are drawn and gathered ahead. Use it in a `with` block, which starts and stops it.
 
@@ -58,8 +78,9 @@ class Batches(Closing):
     - next() raises an error of the background thread once. Then the thread tries again, also after ServiceUnavailable.
     - The iterator ends after close(). Any thread may call next().
 
-    Owner of the thread and of the waiting batches. The lock _changed guards both, and no call waits in the source while
-    it is taken.
+    Owner of the thread and of the waiting batches. _lock guards both, and no call waits in the source while it is
+    taken. A signal's handler may raise in next() at any place: `with` never leaves a lock of C taken, as it may leave a
+    Condition, and a bell that was not rung is rung by the next call that waits.
     """
 
     def __init__(self, source: BatchSource, num_items: int, prefetch: int, device: Any, timeout_s: float) -> None:
@@ -68,8 +89,11 @@ class Batches(Closing):
         self._prefetch = prefetch
         self._device = device
         self._timeout_s = timeout_s
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._came = _Bell()  # a batch, an error, or the end
+        self._wanted = _Bell()  # a batch, or the end
         self._ready: deque[Batch] = deque()
+        self._unmoved: Batch | None = None  # of the thread: taken, and not yet on the device
         self._num_asked = 0  # batches that are wanted and not ready
         self._starved: DeadlineExceeded | None = None  # the reason why the next batch does not come
         self._error: BaseException | None = None  # of the thread, for next() to raise
@@ -99,21 +123,20 @@ class Batches(Closing):
         if self._is_a_childs and not self._stopping:
             raise ForkedHandle("an iterator of batches")  # before the lock, which the fork may have copied taken
         start = time.monotonic()
-        with self._changed:
-            if self._thread is None and not self._stopping:
-                raise InvalidConfig("batches()", "use in a `with` block", "next() outside of it")
-            was_late = not self._ready
-            while not self._ready:
+        was_late = False
+        while True:
+            with self._lock:
+                if self._thread is None and not self._stopping:
+                    raise InvalidConfig("batches()", "use in a `with` block", "next() outside of it")
+                if self._ready:
+                    return self._hand_out(was_late)
                 self._raise_if_over()
                 waited = time.monotonic() - start
                 if waited >= self._timeout_s:
                     raise self._deadline_exceeded(waited)
-                self._changed.wait(None if math.isinf(self._timeout_s) else self._timeout_s - waited)
-            self._source.commit(was_late)
-            batch = self._ready.popleft()
-            self._ask(1)
-            self._changed.notify_all()
-            return batch
+            was_late = True
+            self._wanted.ring()
+            self._came.wait(min(self._timeout_s - waited, SLICE_S))
 
     def close(self) -> None:
         """Stops the thread and gives back the batches that were not handed out. Closing twice is harmless.
@@ -124,21 +147,23 @@ class Batches(Closing):
         if self._is_a_childs or self._stopping:
             self._stopping = True  # in a child, thread and batches in flight belong to the parent
             return
-        with self._changed:
+        with self._lock:
             self._stopping = True
             self._ask(-self._num_asked)
-            self._changed.notify_all()
+        self._wanted.ring()
+        self._came.ring()
         if self._thread is not None:
             self._thread.join()
-        unused = len(self._ready)
+        unused = len(self._ready) + (0 if self._unmoved is None else 1)
         self._ready.clear()
+        self._unmoved = None
         self._source.give_back(unused)
 
     def __repr__(self) -> str:
         state = "closed" if self._stopping else "running" if self._thread is not None else "not started"
         return f"Batches({self._num_items} items, {len(self._ready)} of {self._prefetch} ready, {state})"
 
-    # ---- the consumer's side; _changed is taken --------------------------------------------------------------------
+    # ---- the consumer's side; _lock is taken -----------------------------------------------------------------------
 
     @property
     def _is_a_childs(self) -> bool:
@@ -149,12 +174,22 @@ class Batches(Closing):
         self._num_asked += num_batches
         self._source.ask(num_batches)
 
+    def _hand_out(self, was_late: bool) -> Batch:
+        self._source.commit(was_late)
+        batch = self._ready.popleft()
+        self._ask(1)
+        self._wanted.ring()
+        if self._ready or self._error is not None:
+            self._came.ring()  # another consumer may wait
+        return batch
+
     def _raise_if_over(self) -> None:
         if self._stopping:
+            self._came.ring()  # for other consumers
             raise StopIteration
         if self._error is not None:
             error, self._error = self._error, None
-            self._changed.notify_all()  # the thread waits for this
+            self._wanted.ring()  # the thread waits for this
             raise error
 
     def _deadline_exceeded(self, waited_s: float) -> DeadlineExceeded:
@@ -170,26 +205,29 @@ class Batches(Closing):
             try:
                 batch = self._take()
             except BaseException as error:
-                with self._changed:
+                with self._lock:
                     self._error = error
-                    self._changed.notify_all()
+                self._came.ring()
                 continue
             if batch is not None:
-                with self._changed:
+                with self._lock:
                     self._ready.append(batch)
                     self._num_asked -= 1
-                    self._changed.notify_all()
+                self._came.ring()
 
     def _wait_until_asked(self) -> bool:
-        with self._changed:
-            while not self._stopping and (self._num_asked <= 0 or self._error is not None):
-                self._changed.wait()
-            return not self._stopping
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return False
+                if self._num_asked > 0 and self._error is None:
+                    return True
+            self._wanted.wait(math.inf)
 
     def _take(self) -> Batch | None:
         """One batch; None if the limiter did not allow one within a slice."""
         try:
-            batch = self._source.take()
+            batch = self._source.take() if self._unmoved is None else self._unmoved
         except WaitsForItself:
             # This thread never writes. If no other thread writes either, the consumer's deadline ends the wait.
             time.sleep(SLICE_S / 20)
@@ -200,12 +238,10 @@ class Batches(Closing):
         self._starved = None
         if batch is None or self._device is None:
             return batch
-        try:
-            return batch.to_torch(self._device)
-        except BaseException:
-            self._source.give_back(1)
-            self._source.ask(1)
-            raise
+        self._unmoved = batch  # if the device has no room, the next call tries the same batch again
+        moved = batch.to_torch(self._device)
+        self._unmoved = None
+        return moved
 
 
 @at_end

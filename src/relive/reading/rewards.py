@@ -95,19 +95,24 @@ class RelabelledSource:
     def __init__(self, source: BatchSource, rewarded: Rewarded) -> None:
         self._source = source
         self._rewarded = rewarded
-        self.ask, self.commit, self.give_back = source.ask, source.commit, source.give_back
+        self._waiting: Batch | None = None  # taken, and its rewards are still to be computed
+        self.ask, self.commit = source.ask, source.commit
 
     def take(self) -> Batch | None:
-        """As BatchSource.take(). If the function raises, its batch is given back and the error is raised here."""
-        batch = self._source.take()
+        """As BatchSource.take(). If the function raises, the next call tries the same batch again."""
+        batch = self._source.take() if self._waiting is None else self._waiting
         if batch is None:
             return None
-        try:
-            return self._rewarded(batch)
-        except BaseException:
-            self._source.give_back(1)
-            self._source.ask(1)
-            raise
+        self._waiting = batch
+        made = self._rewarded(batch)
+        self._waiting = None
+        return made
+
+    def give_back(self, num_batches: int) -> None:
+        """As BatchSource.give_back(), with the batch that waits for its rewards."""
+        num_batches += 0 if self._waiting is None else 1
+        self._waiting = None
+        self._source.give_back(num_batches)
 
 
 def goals_of(sampler: object, names: tuple[str, ...]) -> Goals | None:

@@ -112,7 +112,11 @@ class SampledSource:
         self._taken.popleft()
 
     def give_back(self, num_batches: int) -> None:
-        """Gives batches back to the limiter, the newest first, with their numbers."""
+        """Gives batches back to the limiter, the newest first, with their numbers.
+
+        A signal's handler that raised in next() may have kept a batch there that was committed: it is none of these.
+        """
+        num_batches = min(num_batches, len(self._taken))
         for _ in range(num_batches):
             self._taken.pop().give_back()
         if num_batches and not self._core.closed:
@@ -185,6 +189,7 @@ class PlannedSource:
             planned.drop()
             self._return(planned.num_held)
             number.give_back()
+        num_batches = min(num_batches, len(self._taken))
         for _ in range(num_batches):
             self._taken.pop().give_back()
         self._return(num_batches * self._request.num_items)

@@ -7,7 +7,7 @@ import time
 from typing import cast, final
 
 from relive.core.request import DrawRequest
-from relive.errors import DeadlineExceeded, ReliveError, TableClosed
+from relive.errors import DeadlineExceeded, RareItems, ReliveError, TableClosed
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
@@ -80,11 +80,9 @@ class RemoteSource:
         with self._lock:
             self._num_sent -= 1
             self._num_wanted -= 1 if error is None else 0
-            self._is_starved = isinstance(error, DeadlineExceeded)
+            self._is_starved = isinstance(error, (DeadlineExceeded, RareItems))
         if error is not None:
-            if not self._is_starved:
-                self._drop(stream)
-            raise error
+            raise error  # as an answer, which ends no stream: the batches before it are still in flight
         assert block is not None
         *arrays, keys, probabilities = packing.arrays(block, count, rows)
         return Batch(self._columns, arrays, keys, probabilities, told["live"])
