@@ -22,9 +22,7 @@ bool is_zero(const std::byte* number, uint32_t num_bytes) {
 
 }  // namespace
 
-bool ColumnCell::is_same(const std::byte* a, const std::byte* b) const {
-  if (std::memcmp(a, b, num_bytes) == 0) return true;
-  if (float_bytes == 0) return false;
+bool ColumnCell::are_same_floats(const std::byte* a, const std::byte* b) const {
   for (uint64_t at = 0; at < num_bytes; at += float_bytes) {
     const bool are_zero = is_zero(a + at, float_bytes) && is_zero(b + at, float_bytes);
     if (!are_zero && std::memcmp(a + at, b + at, float_bytes) != 0) return false;

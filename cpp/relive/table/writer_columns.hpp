@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "relive/words/region.hpp"
@@ -24,7 +25,12 @@ struct ColumnCell {
     return (is_bulk ? bulk : frame) + offset + row * stride;
   }
   // Whether two values of the column are the same: of equal bytes, where -0.0 is 0.0.
-  bool is_same(const std::byte* a, const std::byte* b) const;
+  bool is_same(const std::byte* a, const std::byte* b) const {
+    return std::memcmp(a, b, num_bytes) == 0 || (float_bytes != 0 && are_same_floats(a, b));
+  }
+
+ private:
+  bool are_same_floats(const std::byte* a, const std::byte* b) const;
 };
 
 struct WriterColumns {
