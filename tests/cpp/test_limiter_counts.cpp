@@ -1,4 +1,4 @@
-// What a limiter counts (rules P2, P4, P5, P6), and that each of these rules is needed.
+// The counts of a limiter (rules P2, P4, P5, P6). Each test also switches its rule off, and sees another count.
 #include "core_rig.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/table/draw_batch.hpp"
@@ -41,7 +41,7 @@ int room_of_massless() {
   return num_passing(rig);
 }
 
-// Of a corridor of 8 samples, 40 items went unused.
+// 40 items went unused. The corridor is 8 samples wide.
 int room_after_unused() {
   Rig rig(counted(make_samples_per_insert(1.0, 1, 4.0)));
   for (int k = 0; k < 40; ++k) {

@@ -203,6 +203,41 @@ def test_an_interrupt_in_a_mixture_leaves_nothing_in_flight() -> None:
         assert table.stats().indexes["default"].in_flight == 0
 
 
+def test_an_interrupt_in_next_leaves_batches_that_can_be_closed() -> None:
+    """A handler that raises inside next() leaves no lock taken: the thread that draws ahead ends."""
+
+    class Heard(Exception):
+        pass
+
+    armed: list[bool] = []
+
+    def handler(*_: Any) -> None:
+        if armed:
+            armed.clear()
+            raise Heard
+
+    chance = random.Random(0)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with relive.Table(relive.StepSpec({"a": relive.ArraySpec((), "int64")}), 1000) as table:
+            table.writer().extend(a=np.arange(500))
+            for _ in range(500):
+                batches = table.batches(4).__enter__()
+                try:
+                    armed.append(True)
+                    signal.setitimer(signal.ITIMER_REAL, chance.random() * 3e-4 + 1e-6)
+                    while True:
+                        next(batches)
+                except Heard:
+                    pass
+                batches.close()
+                thread = batches._thread
+                assert thread is None or not thread.is_alive()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_handle_that_is_dropped_lets_other_threads_run(shm_name: Any) -> None:
     """The last owner closes the handle, which may wait for a lock, and holds no other thread up meanwhile."""
     spec, name = relive.StepSpec({"a": relive.ArraySpec((), "int64")}), shm_name()

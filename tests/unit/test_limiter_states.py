@@ -1,4 +1,4 @@
-"""What each limiter counts for an item in each of its states (docs/design/protocol-items.md, section 0)."""
+"""The counts of each limiter for an item in each of its states (docs/design/protocol-items.md, section 0)."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class Walk:
         return True
 
     def answer(self) -> None:
-        """What others owe the table: late columns and first priorities of all rows."""
+        """Completes the late columns of all rows, and gives their first priorities."""
         keys = np.array(sorted({key for actor in self.actors for key in actor.keys}), np.int64)
         for actor in self.actors:
             actor.keys.clear()
