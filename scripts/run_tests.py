@@ -63,6 +63,7 @@ class Outcome:
     failed: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    processor_s: float = 0.0  # of the step's processes, those that it waited for
     remark: str = ""
 
 
@@ -73,6 +74,13 @@ def place_of_death(lines: list[str]) -> str:
         return "in a thread that is not Python's" if lines else ""
     frames = [line.strip() for line in lines[at + 1 : at + 5] if line.startswith("  ")]
     return "; ".join(frames)
+
+
+def waited_for(process: subprocess.Popen[str]) -> tuple[int, float]:
+    """Waits for a process. Returns its exit status and the processor seconds of the process and its children."""
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_utime + usage.ru_stime
 
 
 def run_command(
@@ -124,11 +132,11 @@ def run_command(
             elif found := CTEST_LINE.match(line):
                 failed, total = (int(number or 0) for number in found.groups())
                 counts = {"passed": total - failed, "failed": failed}
-        status = process.wait()
+        status, processor_s = waited_for(process)
     backtraces, native_place = watch.report(status)
     show(backtraces)
     print("".join(shown), end="", flush=True)
-    outcome = Outcome(name, seconds=time.monotonic() - start)
+    outcome = Outcome(name, seconds=time.monotonic() - start, processor_s=processor_s)
     outcome.passed, outcome.skipped = counts.get("passed", 0), counts.get("skipped", 0)
     outcome.failed = counts.get("failed", 0) + counts.get("error", 0)
     if status == 0 and not counts:
@@ -258,7 +266,8 @@ def main() -> int:
     print("\n" + "-" * 100)
     for outcome in outcomes:
         counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
-        print(f"{outcome.name:40s} {counts:40s} {outcome.seconds:6.1f} s  {outcome.remark}")
+        times = f"{outcome.seconds:6.1f} s {outcome.processor_s:6.1f} s of processor"
+        print(f"{outcome.name:42s} {counts:40s} {times}  {outcome.remark}")
     passed, failed, skipped = (sum(getattr(one, word) for one in outcomes) for word in ("passed", "failed", "skipped"))
     print(f"\n{passed} passed, {failed} failed, {skipped} skipped", flush=True)
     return 1 if failed or not passed else 0

@@ -318,9 +318,7 @@ void random_bytes(void* out, size_t num_bytes) {
   }
 }
 
-void on_fork(void (*before)(), void (*in_parent)(), void (*in_child)()) {
-  pthread_atfork(before, in_parent, in_child);
-}
+void on_fork(void (*before)(), void (*in_parent)(), void (*in_child)()) { pthread_atfork(before, in_parent, in_child); }
 
 size_t file_system_free_bytes(const std::string& folder) {
   struct statvfs facts{};
