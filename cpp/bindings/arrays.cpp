@@ -128,6 +128,7 @@ nb::object stored_keys(const nb::handle& keys, int64_t stored) {
 
 void raise_if_error(const Status& status, const nb::handle& keys) {
   if (status.ok()) return;
+  if (status.code() == Code::kNoMemory) throw std::bad_alloc();  // nanobind makes it a MemoryError
   const PythonInside inside;
   if (PyErr_Occurred() || status.code() == Code::kInterrupted) raise_of_signal(status, keys);
   nb::dict fields;

@@ -35,6 +35,7 @@ NB_MODULE(_core, module) {
   relive::bindings::bind_mixing(module);
   relive::bindings::bind_bells(module);
   relive::bindings::bind_turn(module);
+  relive::bindings::bind_hold(module);
   relive::bindings::bind_region_format(module);
   nanobind::class_<relive::bindings::BatchMemory>(module, "BatchMemory")
       .def(nanobind::init<>())

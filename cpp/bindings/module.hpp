@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -97,14 +98,12 @@ class RaggedOutputs final : public RowRoom {
  public:
   RaggedOutputs(const CoreSelection& selection, size_t n) : selection_(selection), n_(n) {}
   std::byte* const* make(size_t num_rows) override;
-  // Runs a core call that fills the outputs, without the GIL. raise_if_error() throws std::bad_alloc if memory was
-  // short.
+  // Runs a core call that fills the outputs, without the GIL.
   template <class Call>
   Status run(Call&& call) {
     const ReleasedGil released;
     return call();
   }
-  void raise_if_error(const Status& status) const;
   nb::list arrays();  // once
   // After arrays(); in the same block.
   nb::object keys(const std::vector<int64_t>& from) const;
@@ -120,14 +119,7 @@ class RaggedOutputs final : public RowRoom {
   const CoreSelection& selection_;
   const size_t n_;
   Made last_, before_;
-  bool is_without_memory_ = false;
   std::unique_ptr<BatchBuffer> buffer_;
-};
-
-// The uses that a draw in flight has claimed. They are committed or given back with the draw.
-struct CoreClaims {
-  std::vector<Claimed> items;
-  bool is_held = false;  // the draw was made; a caller that an interrupt kept from its result gives it back
 };
 
 // A table handle, which its Python object, its writers and its plans share.
@@ -139,6 +131,39 @@ struct CoreTable {
   }
   std::shared_ptr<Table> table;
   BatchMemory memory;
+};
+
+// A draw in flight for its limiter, from the draw until commit() or give_back(). The first of these calls ends it; the
+// later ones do nothing. So a signal's handler that raises between two steps of Python changes no count.
+//
+// Owns:    the draw, which the end of the object gives back, and the uses that the draw claimed.
+// Locking: the GIL protects the members. commit and give_back wait for the table lock if the index counts uses.
+class CoreHold final {
+ public:
+  // gives_back_uses: a draw that is given back leaves the uses of its items as they were. Otherwise they stay counted.
+  explicit CoreHold(bool gives_back_uses) : gives_back_uses_(gives_back_uses) {}
+  ~CoreHold() { give_back(); }
+  CoreHold(const CoreHold&) = delete;
+  CoreHold& operator=(const CoreHold&) = delete;
+
+  void prepare(DrawRequest* request);                            // before the draw
+  void begin(const CoreTable& of, const DrawRequest& request);  // the draw was made
+  // is_read: the rows were read, so that pages may go; none: whether the draw came with rows. num_lost: items that went
+  // before their rows were read, and that do not count.
+  void commit(std::optional<bool> is_read, int64_t num_lost);
+  void give_back();
+  bool is_held() const { return table_ != nullptr; }
+
+ private:
+  void end();
+
+  const bool gives_back_uses_;
+  std::shared_ptr<Table> table_;  // null: no draw is in flight
+  uint64_t epoch_ = 0;            // of the process that made the draw: in a forked child the draw is the parent's
+  uint32_t index_ = 0;
+  int64_t num_items_ = 0;
+  bool has_rows_ = false;
+  std::vector<Claimed> uses_;
 };
 
 // The region of an open table, which stays mapped as long as this object lives. Raises TableClosed.
@@ -179,9 +204,8 @@ struct AskedDraw {
 AskedDraw asked_draw(nb::handle request);  // TypeError for anything else
 // The same for the core. The caller sets outputs, keys and probabilities.
 DrawRequest draw_request(const AskedDraw& asked);
-// The draw stays in flight, and its uses are noted in `claims`. No effect if `claims` is null.
-void note_claims(CoreClaims* claims, DrawRequest* request);
-nb::tuple draw_ragged(const CoreTable& self, const AskedDraw& asked, double timeout_s, bool hold, CoreClaims* claims);
+// hold: null, or keeps the draw in flight.
+nb::tuple draw_ragged(const CoreTable& self, const AskedDraw& asked, double timeout_s, CoreHold* hold);
 nb::tuple gather_ragged(const CoreTable& self, const CoreSelection& selection, const int64_t* keys, size_t n);
 TableConfig table_config(const nb::dict& from);
 nb::dict geometry(const CoreTable& self);
@@ -199,6 +223,7 @@ void bind_row_block(nb::module_& module);
 void bind_mixing(nb::module_& module);
 void bind_bells(nb::module_& module);
 void bind_turn(nb::module_& module);
+void bind_hold(nb::module_& module);
 void bind_region_format(nb::module_& module);
 nb::object open_writer(const CoreTable& table, uint32_t num_lanes, bool single, nb::object normalise);
 

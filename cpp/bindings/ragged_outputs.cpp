@@ -26,13 +26,7 @@ std::byte* const* RaggedOutputs::make(size_t num_rows) try {
   last_ = std::move(made);
   return last_.data.data();
 } catch (const std::bad_alloc&) {
-  is_without_memory_ = true;
   return nullptr;
-}
-
-void RaggedOutputs::raise_if_error(const Status& status) const {
-  if (is_without_memory_ && status.code() == Code::kSystemError) throw std::bad_alloc();
-  bindings::raise_if_error(status);
 }
 
 nb::list RaggedOutputs::arrays() {
@@ -57,7 +51,7 @@ nb::object RaggedOutputs::probabilities(const std::vector<double>& from) const {
   return buffer_->array(descr_of_float64(), 1, dims, to);
 }
 
-nb::tuple draw_ragged(const CoreTable& self, const AskedDraw& asked, double timeout_s, bool hold, CoreClaims* claims) {
+nb::tuple draw_ragged(const CoreTable& self, const AskedDraw& asked, double timeout_s, CoreHold* hold) {
   const CoreSelection& selection = *asked.selection;
   const size_t n = asked.num_items;
   RaggedOutputs outputs(selection, n);
@@ -70,10 +64,9 @@ nb::tuple draw_ragged(const CoreTable& self, const AskedDraw& asked, double time
   request.keys = keys.data();
   request.probabilities = probabilities.data();
   request.num_live_items = &num_live;
-  request.hold = hold;
-  note_claims(claims, &request);
-  outputs.raise_if_error(outputs.run([&] { return relive::sample_ragged(*self.table, request, timeout_s); }));
-  if (claims != nullptr) claims->is_held = true;
+  if (hold != nullptr) hold->prepare(&request);
+  raise_if_error(outputs.run([&] { return relive::sample_ragged(*self.table, request, timeout_s); }));
+  if (hold != nullptr) hold->begin(self, request);
   nb::list arrays = outputs.arrays();
   return nb::make_tuple(arrays, outputs.keys(keys), outputs.probabilities(probabilities), num_live);
 }
@@ -84,7 +77,7 @@ nb::tuple gather_ragged(const CoreTable& self, const CoreSelection& selection, c
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   void* present = nullptr;
   nb::object present_array = new_array(NPY_BOOL, 1, dims, &present);
-  outputs.raise_if_error(outputs.run([&] {
+  raise_if_error(outputs.run([&] {
     return relive::gather_ragged(*self.table, selection.plan, keys, n, &batch, static_cast<uint8_t*>(present));
   }));
   return nb::make_tuple(outputs.arrays(), present_array);

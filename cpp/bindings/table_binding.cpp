@@ -72,14 +72,6 @@ DrawRequest draw_request(const AskedDraw& asked) {
   return request;
 }
 
-void note_claims(CoreClaims* claims, DrawRequest* request) {
-  if (claims == nullptr) return;
-  claims->items.clear();
-  claims->is_held = false;
-  request->claims = &claims->items;
-  request->hold = true;
-}
-
 namespace {
 
 // A Table has one CoreTable, but it outlives that CoreTable while writers use it.
@@ -117,7 +109,7 @@ CoreSelection* make_selection(const CoreTable& self, uint32_t index, const std::
   return made.release();
 }
 
-nb::tuple draw_rows(const CoreTable& self, const AskedDraw& asked, double timeout_s, bool hold, CoreClaims* claims) {
+nb::tuple draw_rows(const CoreTable& self, const AskedDraw& asked, double timeout_s, CoreHold* hold) {
   const CoreSelection& selection = *asked.selection;
   const size_t n = asked.num_items;
   Outputs outputs(selection, n, 2 * BatchBuffer::room_for(8 * n));
@@ -129,16 +121,15 @@ nb::tuple draw_rows(const CoreTable& self, const AskedDraw& asked, double timeou
   request.keys = reinterpret_cast<int64_t*>(keys);
   request.probabilities = reinterpret_cast<double*>(probabilities);
   request.num_live_items = &num_live;
-  request.hold = hold;
-  note_claims(claims, &request);
+  if (hold != nullptr) hold->prepare(&request);
   without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
-  if (claims != nullptr) claims->is_held = true;
+  if (hold != nullptr) hold->begin(self, request);
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   return nb::make_tuple(outputs.arrays(selection, n), outputs.buffer.array(descr_of_int64(), 1, dims, keys),
                         outputs.buffer.array(descr_of_float64(), 1, dims, probabilities), num_live);
 }
 
-nb::tuple draw_keys(const CoreTable& self, const AskedDraw& asked, double timeout_s, bool hold, CoreClaims* claims) {
+nb::tuple draw_keys(const CoreTable& self, const AskedDraw& asked, double timeout_s, CoreHold* hold) {
   const npy_intp dims[1] = {static_cast<npy_intp>(asked.num_items)};
   void* keys = nullptr;
   void* probabilities = nullptr;
@@ -149,18 +140,17 @@ nb::tuple draw_keys(const CoreTable& self, const AskedDraw& asked, double timeou
   request.keys = static_cast<int64_t*>(keys);
   request.probabilities = static_cast<double*>(probabilities);
   request.num_live_items = &num_live;
-  request.hold = hold;
-  note_claims(claims, &request);
+  if (hold != nullptr) hold->prepare(&request);
   without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
-  if (claims != nullptr) claims->is_held = true;
+  if (hold != nullptr) hold->begin(self, request);
   return nb::make_tuple(nb::list(), key_array, probability_array, num_live);
 }
 
-nb::tuple draw(const CoreTable& self, nb::handle request, double timeout_s, bool hold, CoreClaims* claims) {
+nb::tuple draw(const CoreTable& self, nb::handle request, double timeout_s, CoreHold* hold) {
   const AskedDraw asked = asked_draw(request);
-  if (asked.selection == nullptr) return draw_keys(self, asked, timeout_s, hold, claims);
-  if (asked.selection->plan.is_ragged) return draw_ragged(self, asked, timeout_s, hold, claims);
-  return draw_rows(self, asked, timeout_s, hold, claims);
+  if (asked.selection == nullptr) return draw_keys(self, asked, timeout_s, hold);
+  if (asked.selection->plan.is_ragged) return draw_ragged(self, asked, timeout_s, hold);
+  return draw_rows(self, asked, timeout_s, hold);
 }
 
 template <class From>
@@ -331,12 +321,13 @@ uint64_t stream_of(const CoreTable& self) {
   return self.table->stream();
 }
 
-// For a draw over several tables: mass, live items, largest priority, inserted, sampled, pending, policy version.
+// For a draw over several tables: mass, live items, largest priority, items inserted as limiters count them (section 0
+// of protocol-items.md), sampled, pending, policy version.
 nb::tuple root(const CoreTable& self, uint32_t index) {
   const OpenRegion open(self);
   const IndexState& state = open->header->index_state[index];
   return nb::make_tuple(Leaves(*open, index).total(), state.live_items.load(), state.max_priority.load(),
-                        state.inserted.load(), open->sampled(index), state.pending.load(),
+                        open->inserted(index), open->sampled(index), state.pending.load(),
                         open->header->policy_version.load());
 }
 
@@ -402,28 +393,11 @@ void bind_core_table(nb::module_& module) {
                    [](const CoreTable& self) { return OpenRegion(self)->header->policy_version.load(); })
       .def("open_writer", &open_writer, nb::arg("num_lanes"), nb::arg("single"), nb::arg("normalise"))
       .def("select", &make_selection, nb::arg("index"), nb::arg("names"), nb::rv_policy::take_ownership)
-      .def("draw", &draw, nb::arg("request"), nb::arg("timeout_s"), nb::arg("hold") = false,
-           nb::arg("claims").none() = nb::none())
+      .def("draw", &draw, nb::arg("request"), nb::arg("timeout_s"), nb::arg("hold").none() = nb::none())
       .def("claim", &claim, nb::arg("index"), nb::arg("keys"), nb::arg("timeout_s"))
       .def("list_items", &list_items, nb::arg("index"), nb::arg("first"), nb::arg("count"),
            nb::arg("where").none() = nb::none())
       .def("gather", &gather, nb::arg("selection"), nb::arg("keys"), nb::arg("out").none())
-      .def("commit_held", [](const CoreTable& self, uint32_t index,
-                             int64_t n) { without_gil([&] { return relive::commit_held(*self.table, index, n); }); })
-      .def("return_held", [](const CoreTable& self, uint32_t index,
-                             int64_t n) { without_gil([&] { return relive::return_held(*self.table, index, n); }); })
-      .def(
-          "commit_batch",
-          [](const CoreTable& self, uint32_t index, int64_t n, CoreClaims& claims, bool is_read) {
-            without_gil([&] { return relive::commit_batch(*self.table, index, n, claims.items, is_read); });
-            claims.is_held = false;
-          },
-          nb::arg("index"), nb::arg("num_items"), nb::arg("claims"), nb::arg("is_read") = true)
-      .def("give_back_batch",
-           [](const CoreTable& self, uint32_t index, int64_t n, CoreClaims& claims) {
-             without_gil([&] { return relive::give_back_batch(*self.table, index, n, claims.items); });
-             claims.is_held = false;
-           })
       .def_prop_ro("next_call", [](const CoreTable& self) { return self.table->next_draw(); })
       .def("set_next_call", [](const CoreTable& self, uint64_t call) { self.table->set_next_draw(call); })
       .def("return_call", [](const CoreTable& self, uint64_t call) { return self.table->give_back_draw(call); })
@@ -497,7 +471,6 @@ void bind_table(nb::module_& module) {
     }
     return outputs;
   });
-  nb::class_<CoreClaims>(module, "Claims").def(nb::init<>()).def_ro("is_held", &CoreClaims::is_held);
   bind_core_table(module);
   module.def("create_table", &create_table, nb::arg("config"), nb::arg("path").none(), nb::rv_policy::take_ownership);
   module.def("attach_table", &attach_table, nb::arg("path"), nb::arg("read_only"), nb::arg("stream").none(),

@@ -4,39 +4,60 @@
 
 #include "module.hpp"
 #include "relive/table/hooks.hpp"
+#include "relive/table/reading.hpp"
 #include "relive/table/tiered.hpp"
 
 namespace relive::bindings {
 namespace {
 
-// A planned batch whose rows are read ahead, and its table.
-struct CorePlannedBatch {
-  std::shared_ptr<Table> table;
-  std::unique_ptr<PlannedBatch> batch;
-  bool is_over = false;
-
-  void drop() {
-    if (!is_over) StagedReader(*table).drop_batch(*batch);
-    is_over = true;
-  }
+// A planned batch, whose rows are read ahead, and its table. In flight until commit() or give_back(), as CoreHold.
+class CorePlannedBatch final {
+ public:
+  CorePlannedBatch(std::shared_ptr<Table> of, std::unique_ptr<PlannedBatch> one)
+      : table(std::move(of)), batch(std::move(one)) {}
   ~CorePlannedBatch() {
-    const ReleasedGil released;
-    drop();
+    give_back();
+    const ReleasedGil released;  // the last owner closes the table, which may wait for its lock
+    table.reset();
   }
+  CorePlannedBatch(const CorePlannedBatch&) = delete;
+  CorePlannedBatch& operator=(const CorePlannedBatch&) = delete;
+
+  void commit(bool was_late) {
+    if (is_settled_ || epoch_ != fork_epoch()) return;
+    without_gil([&] {
+      if (was_late) note_late_batch(*table);
+      return commit_held(*table, batch->index, batch->num_held);
+    });
+    is_settled_ = true;
+  }
+  bool is_held() const { return !is_settled_; }
+  void give_back() {
+    if (is_settled_ || epoch_ != fork_epoch()) return;
+    is_settled_ = true;
+    const ReleasedGil released;
+    if (!is_over) StagedReader(*table).drop_batch(*batch);
+    (void)return_held(*table, batch->index, batch->num_held);  // a table that is closed has given back every draw
+  }
+
+  std::shared_ptr<Table> table;
+  const std::unique_ptr<PlannedBatch> batch;
+  bool is_over = false;  // its rows were delivered, or will not be
+
+ private:
+  bool is_settled_ = false;
+  const uint64_t epoch_ = fork_epoch();
 };
 
 CorePlannedBatch* plan_batch(const CoreTable& self, nb::handle request, double timeout_s) {
   const AskedDraw asked = asked_draw(request);
   if (asked.selection == nullptr) throw nb::type_error("plan_batch: a DrawRequest with a selection is expected");
-  auto planned = std::make_unique<CorePlannedBatch>();
-  planned->table = self.table;
-  planned->is_over = true;  // there is no batch yet
+  std::unique_ptr<PlannedBatch> batch;
   without_gil([&] {
     return StagedReader(*self.table)
-        .plan_batch(asked.selection->plan, asked.num_items, asked.where, timeout_s, &planned->batch);
+        .plan_batch(asked.selection->plan, asked.num_items, asked.where, timeout_s, &batch);
   });
-  planned->is_over = false;
-  return planned.release();
+  return new CorePlannedBatch(self.table, std::move(batch));
 }
 
 nb::object gather_planned_ragged(const CoreTable& self, CorePlannedBatch& planned, const CoreSelection& selection) {
@@ -51,7 +72,7 @@ nb::object gather_planned_ragged(const CoreTable& self, CorePlannedBatch& planne
     return ragged.finish();
   });
   if (status.code() == Code::kInterrupted) return nb::none();
-  outputs.raise_if_error(status);
+  raise_if_error(status);
   nb::list arrays = outputs.arrays();
   return nb::make_tuple(arrays, outputs.keys(batch.keys), outputs.probabilities(batch.probabilities),
                         batch.num_live_items);
@@ -122,17 +143,14 @@ nb::dict tier_stats(const CoreTable& self) {
 
 void bind_tier(nb::module_& module, nb::class_<CoreTable>& table) {
   nb::class_<CorePlannedBatch>(module, "PlannedBatch")
-      .def_prop_ro("num_held", [](const CorePlannedBatch& self) { return self.batch->num_held; })
       .def("cancel", [](CorePlannedBatch& self) { self.batch->cancel(); })
-      .def("drop", [](CorePlannedBatch& self) {
-        const ReleasedGil released;
-        self.drop();
-      });
+      .def("commit", &CorePlannedBatch::commit, nb::arg("was_late") = false)
+      .def("give_back", &CorePlannedBatch::give_back)
+      .def_prop_ro("is_held", &CorePlannedBatch::is_held);
   table.def_prop_ro("is_tiered", [](const CoreTable& self) { return self.table->is_tiered(); })
       .def("plan_batch", &plan_batch, nb::arg("request"), nb::arg("timeout_s"), nb::rv_policy::take_ownership,
            nb::keep_alive<0, 2>())
       .def("gather_planned", &gather_planned, nb::arg("planned"), nb::arg("selection"))
-      .def("note_late_batch", [](const CoreTable& self) { relive::note_late_batch(*self.table); })
       .def("spill_all_pages", &spill_all_pages)
       .def("fail_disk", [](const CoreTable& self, int read_error, int write_error) {
         relive::fail_disk(*self.table, read_error, write_error);

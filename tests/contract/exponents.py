@@ -79,10 +79,10 @@ class ExponentsSuite(Suite):
             keys = write_steps(writer, 0, 3)
         table.update_priorities(keys, [1.0, 4.0, 9.0])
         held = table.held_draws()
-        held.draw(DrawRequest(0, 3), 1.0)
+        drawn = held.draw(DrawRequest(0, 3), 1.0)
         assert table.num_items() == 0
         table.set_priority_exponent(0.5)
-        held.give_back()
+        drawn.hold.give_back()
         held.close()
         assert eventually(lambda: table.num_items() == 3)  # owners elsewhere are told, and not waited for
         draw = table.draw(3)

@@ -54,6 +54,19 @@ class LimitsSuite(Suite):
             table.draw(1)
             writer.append(**step(30, 31), timeout_s=0.0)
 
+    def test_items_that_went_unused_count_no_more(self, make_table: MakeTable) -> None:
+        """Where uses are counted: no draw will ever balance them."""
+        limiter = relive.SamplesPerInsert(1.0, 4, tolerance=4.0)
+        table = make_table(plain_spec(), 100, relive.Index(limiter=limiter, max_times_sampled=1), max_lanes=4)
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 8)
+            with pytest.raises(errors.DeadlineExceeded):
+                writer.append(**step(8, 9), timeout_s=0.0)
+            assert table.delete(keys[:4]) == 4
+            write_steps(writer, 8, 4)
+            with pytest.raises(errors.DeadlineExceeded):
+                writer.append(**step(12, 13), timeout_s=0.0)
+
     def test_queue(self, make_table: MakeTable) -> None:
         """At most 4 items live; each is drawn once; what is deleted makes room."""
         table = make_table(plain_spec(), 100, relive.Index(limiter=relive.Queue(4), max_times_sampled=1), max_lanes=4)

@@ -142,18 +142,28 @@ def test_point_8_many_short_lived_lanes_leave_nothing_behind() -> None:
 
 
 def test_point_9_the_limiter_is_arithmetic_on_counters() -> None:
-    """Held batches are in flight until they are committed or returned."""
+    """A hold ends once: by commit, by give_back, or with its object."""
     paced = make_index(limiter="samples_per_insert", samples_per_insert=1.0, min_size=100, tolerance=100.0)
     table = make_core(indexes=[paced])
     writer = table.open_writer(1, True, refuse)
     writer.extend(rows(0, 100), None, None, 10.0)
     plan = table.select(0, ["action"])
-    for _ in range(4):
-        table.draw(DrawRequest(0, 25, plan), 0.0, hold=True)
+    holds = [_core.Hold(gives_back_uses=number % 2 == 0) for number in range(4)]
+    for hold in holds:
+        table.draw(DrawRequest(0, 25, plan), 0.0, hold)
+        assert hold.is_held
     with pytest.raises(errors.DeadlineExceeded):
         table.draw(DrawRequest(0, 1), 0.0)
-    table.return_held(0, 50)
-    table.commit_held(0, 50)
+    for hold in holds[:2]:
+        hold.give_back()
+        hold.give_back()
+    for hold in holds[2:]:
+        hold.commit()
+        hold.commit()
+        hold.give_back()  # it is over: this changes nothing
+        assert not hold.is_held
+    table.draw(DrawRequest(0, 50), 0.0, dropped := _core.Hold())
+    del dropped  # the end of the object gives the draw back
     table.draw(DrawRequest(0, 50), 0.0)
     with pytest.raises(errors.DeadlineExceeded):
         table.draw(DrawRequest(0, 1), 0.0)

@@ -14,9 +14,13 @@ inline double seconds() {
   return text == nullptr ? 1.0 : std::atof(text);
 }
 
+// Whether this thread calls the table; false in the threads that a table has of its own.
+inline thread_local bool is_caller = false;
+
 struct ThreadRig {
   explicit ThreadRig(const Options& with) : options(with), control(make_control()) {
     judge = control;
+    is_caller = true;
     relive::testing::most_rounds = options.rounds;
     relive::testing::broken_promise_hook = [](const char* what) { judge->found_violation(what); };
     CHECK(Table::create(make_config(options), "", &table).ok());
@@ -31,7 +35,10 @@ struct ThreadRig {
   void start() {
     const auto position = static_cast<uint32_t>(workers.size());
     workers.push_back(std::make_unique<Kind>(options, control, position, 77 + position, table.get()));
-    threads.emplace_back([worker = workers.back().get()] { worker->run(); });
+    threads.emplace_back([worker = workers.back().get()] {
+      is_caller = true;
+      worker->run();
+    });
   }
   // Runs until the seconds are over and each expected event was seen. A busy machine or a sanitizer's build has one
   // minute more for the first event of each kind.

@@ -5,12 +5,36 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <new>
 
 #include "concurrent_rig.hpp"
 #include "relive/pages/pins.hpp"
 #include "relive/table/tiered.hpp"
 
 using namespace stress;
+
+namespace {
+
+// Every n-th allocation of a thread that is not a caller fails. 0: none fails.
+std::atomic<uint32_t> fails_every{0};
+std::atomic<uint64_t> num_allocations{0}, num_failed{0};
+
+bool fails() {
+  const uint32_t every = fails_every.load();
+  if (every == 0 || is_caller || num_allocations.fetch_add(1) % every != 0) return false;
+  num_failed.fetch_add(1);
+  return true;
+}
+
+}  // namespace
+
+void* operator new(size_t num_bytes) {
+  void* const memory = fails() ? nullptr : std::malloc(num_bytes > 0 ? num_bytes : 1);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -186,6 +210,30 @@ TEST(a_disk_that_fails_now_and_then_loses_nothing) {
   TierStats stats;
   CHECK(relive::tier_stats(*rig.table, &stats).ok());
   CHECK(stats.disk_errors > 0);
+}
+
+// The reading threads and the spilling thread have no caller to throw at.
+TEST(threads_of_a_tier_without_memory_lose_nothing) {
+  for (const uint32_t every : {1u, 2u, 3u, 7u}) {
+    Options options = tiered_options(every == 3);
+    options.disk_fails = true;
+    ThreadRig rig(options);
+    num_failed.store(0);
+    fails_every.store(every);
+    rig.start<WriterWorker>();
+    rig.start<SamplerWorker>();
+    rig.start<CheckerWorker>();
+    const double end = now_s() + seconds() / 4;
+    for (int round = 0; rig.goes_on(end, [] { return num_failed.load() > 10; }); ++round) {
+      fails_every.store(round % 3 == 2 ? 0 : every);
+      uint64_t count = 0;
+      (void)relive::spill_all_pages(*rig.table, &count);  // by this thread, which has memory
+      usleep(5000);
+    }
+    CHECK(num_failed.load() > 10);
+    fails_every.store(0);
+    rig.finish();
+  }
 }
 
 TEST(close_ends_a_gather_and_leaves_no_file) {

@@ -51,10 +51,12 @@ class Worker {
 
   Table& table() { return shared_ != nullptr ? *shared_ : *own_; }
 
-  // A deadline may pass, because workers are stopped on purpose. Any other refusal is a violation.
+  // A deadline may pass, because workers are stopped on purpose. Any other refusal is a violation, unless the disk or
+  // the memory of the tier's threads is made to fail.
   bool expect(const Status& status, const char* what) {
     if (status.ok()) return true;
-    if (status.code() == Code::kDeadlineExceeded || (status.code() == Code::kStorageFull && options_.disk_fails)) {
+    const bool is_short = status.code() == Code::kStorageFull || status.code() == Code::kNoMemory;
+    if (status.code() == Code::kDeadlineExceeded || (is_short && options_.disk_fails)) {
       control_.timeouts.fetch_add(1);
       return false;
     }

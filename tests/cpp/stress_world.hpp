@@ -68,7 +68,7 @@ struct Options {
   uint64_t seed = 1;
   std::string mutant;
   TierConfig tier;          // not tiered by default
-  bool disk_fails = false;  // writes may meet a full disk
+  bool disk_fails = false;  // writes may meet a full disk, threads of a tier may lack memory
   std::string path;
 };
 

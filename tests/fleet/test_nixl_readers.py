@@ -143,6 +143,7 @@ def test_a_reader_that_is_made_anew_of_a_stopped_owner_holds_nobody_up(
 
         def rows(*arguments: Any, **named: Any) -> Any:
             os.kill(near.process.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, near.process.pid, os.WSTOPPED | os.WNOWAIT)  # it may still run for a moment
             return as_it_is(*arguments, **named)
 
         monkeypatch.setattr(shard, "rows", rows)

@@ -46,18 +46,22 @@ def until(holds: Callable[[], bool]) -> None:
 def test_a_client_that_goes_leaves_no_use(host: Host, shm_name: Any) -> None:
     with served(host, shm_name()) as remote:
         draws = remote.held_draws()
-        draws.draw(DrawRequest(0, 8), 1.0)
-        draws.draw(DrawRequest(0, 4, remote.select(None, None).core), 1.0)
+        first = draws.draw(DrawRequest(0, 8), 1.0)
+        second = draws.draw(DrawRequest(0, 4, remote.select(None, None).core), 1.0)
         assert remote.num_items() == 8
-        draws.give_back()
+        second.hold.give_back()
+        second.hold.give_back()
+        second.hold.commit()
         assert remote.num_items() == 12
         stream = draws._stream  # type: ignore[attr-defined]
         stream.cancel()
         until(lambda: remote.num_items() == 20)
         with pytest.raises(errors.ServiceUnavailable):
-            draws.commit()
-        draws.draw(DrawRequest(0, 2), 1.0)
-        draws.commit()
+            first.hold.commit()
+        third = draws.draw(DrawRequest(0, 2), 1.0)
+        third.hold.commit()
+        third.hold.commit()
+        third.hold.give_back()
         draws.close()
         assert remote.num_items() == 18
         assert remote.stats().indexes["default"].sampled == 2

@@ -17,6 +17,7 @@ import relive
 from relive import errors
 from relive.core.protocol import ReplayBatches
 from relive.reading.columns import Columns
+from relive.reading.holds import Taken
 
 SPEC = relive.StepSpec(
     {"observation": relive.ArraySpec((2,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}
@@ -75,7 +76,7 @@ def test_no_more_than_prefetch_are_in_flight() -> None:
         for _ in range(200):
             assert table.stats().indexes["default"].in_flight <= 3 * 8  # two that wait, one in the making
         deadline = time.monotonic() + 10
-        while len(batches._ready) < 2 and time.monotonic() < deadline:
+        while len(batches._bringer.ready) < 2 and time.monotonic() < deadline:
             time.sleep(0.001)
         assert table.stats().indexes["default"].in_flight == 2 * 8
 
@@ -234,42 +235,50 @@ def test_a_forked_child_leaves_its_parents_batches_alone() -> None:
 
 
 class Counted:
-    """A source of empty batches that writes down what it is asked for; errors come as they lie in the list."""
+    """A source of empty batches that writes down what becomes of them; errors come as they lie in the list."""
 
     def __init__(self, *errors_first: BaseException) -> None:
         self.errors = list(errors_first)
-        self.wanted = self.taken = self.committed = self.returned = 0
+        self.taken = self.committed = self.returned = self.closed = 0
         self.late: list[bool] = []
-        self.most_wanted = 0
+        self.most_waiting = 0
 
-    def ask(self, num_batches: int) -> None:
-        self.wanted += num_batches
-        self.most_wanted = max(self.most_wanted, self.wanted)
-
-    def take(self) -> relive.Batch | None:
+    def take(self) -> Taken | None:
         if self.errors:
             raise self.errors.pop(0)
-        if self.wanted <= 0:
-            return None
-        self.wanted -= 1
         self.taken += 1
-        return relive.Batch(Columns((), SPEC), [], np.empty(0, np.int64), None, 0)
+        self.most_waiting = max(self.most_waiting, self.taken - self.committed)
+        return Taken(relive.Batch(Columns((), SPEC), [], np.empty(0, np.int64), None, 0), HoldOfCounted(self))
 
-    def commit(self, was_late: bool) -> None:
-        self.late.append(was_late)
-        self.committed += 1
+    def cancel(self) -> None: ...
 
-    def give_back(self, num_batches: int) -> None:
-        self.returned += num_batches
+    def close(self) -> None:
+        self.closed += 1
 
 
-def test_a_source_is_asked_for_as_many_as_may_wait_and_everything_is_accounted_for() -> None:
+class HoldOfCounted:
+    refuses = False
+
+    def __init__(self, source: Counted) -> None:
+        self.source = source
+
+    def commit(self, was_late: bool = False) -> None:
+        if self.refuses:
+            raise errors.TableClosed()
+        self.source.late.append(was_late)
+        self.source.committed += 1
+
+    def give_back(self) -> None:
+        self.source.returned += 1
+
+
+def test_a_source_gives_as_many_as_may_wait_and_everything_is_accounted_for() -> None:
     source = Counted()
     with relive.Batches(source, 0, 3, None, 30.0) as batches:
         for _ in range(50):
             next(batches)
-    assert source.most_wanted <= 3 and source.committed == 50 == len(source.late)
-    assert source.taken == source.committed + source.returned and source.returned <= 3 and source.wanted == 0
+    assert source.most_waiting <= 3 and source.committed == 50 == len(source.late)
+    assert source.taken == source.committed + source.returned and source.returned <= 3 and source.closed == 1
 
 
 def test_an_error_is_told_once_and_then_the_thread_goes_on() -> None:
@@ -283,20 +292,13 @@ def test_an_error_is_told_once_and_then_the_thread_goes_on() -> None:
     assert source.committed == 5 and source.taken == 5 + source.returned
 
 
-def test_a_batch_that_may_not_be_handed_out_is_not_lost() -> None:
-    class Refusing(Counted):
-        refuses = True
-
-        def commit(self, was_late: bool) -> None:
-            if self.refuses:
-                raise errors.TableClosed()
-            super().commit(was_late)
-
-    source = Refusing()
+def test_a_batch_that_may_not_be_handed_out_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Counted()
+    monkeypatch.setattr(HoldOfCounted, "refuses", True)
     with relive.Batches(source, 0, 1, None, 30.0) as batches:
         for _ in range(3):
             with pytest.raises(errors.TableClosed):
                 next(batches)
-        source.refuses = False
+        monkeypatch.setattr(HoldOfCounted, "refuses", False)
         next(batches)
     assert source.taken == 1 + source.returned

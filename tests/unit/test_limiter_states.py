@@ -311,3 +311,19 @@ def test_flat_groups_differ_by_more_than_rounding(weight: Any) -> None:
         for rewards in ([0.1, 0.2], [0.3, 0.0]):
             writer.extend(token=[0, 0], prompt=[1, 1], reward=rewards, terminated=[False, True])
     assert table.stats().indexes["default"].total_mass == (1.0 if weight == "mean" else 0.0)
+
+
+@pytest.mark.parametrize("ratio", [1.3, 1.4, 0.1, 0.7, 2.2, 3.0, 5 / 3, 1e-3])
+@pytest.mark.parametrize("min_size", [1, 4, 7])
+def test_the_narrowest_corridor_never_stops_both_sides(ratio: float, min_size: int) -> None:
+    """(1.3 + 1) / 2 has no exact number, and the bounds of the corridor are rounded."""
+    limiter = relive.SamplesPerInsert(ratio, min_size, tolerance=(ratio + 1.0) / 2.0)
+    with table_of(relive.Index(limiter=limiter), capacity=10_000) as table, table.writer() as writer:
+        for _ in range(800):
+            could_write = passes(writer, token=0)
+            try:
+                table.draw(1)
+            except DeadlineExceeded:
+                assert could_write or passes(writer, token=0)
+        stats = table.stats().indexes["default"]
+        assert abs(stats.sampled - ratio * stats.inserted) <= ratio * min_size + 2.0 * (ratio + 1.0)

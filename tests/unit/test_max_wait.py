@@ -64,17 +64,17 @@ def test_steps_that_wait_for_late_columns(go_on: Callable[[float], None]) -> Non
         assert table.complete(keys[:3], score=np.ones(3)) == 3
         assert told(table, "timed") == (2, 7, 0)
         go_on(5.0)
-        assert table.complete(keys[3:8], score=np.ones(5)) == 5  # the hold in which it comes ends with the look
+        assert table.complete(keys[3:8], score=np.ones(5)) == 5
         table.check()
-        # What was whole with this very call is an item; of what still waited the first ones are none.
-        assert told(table, "timed") == (7, 2, 0)
+        # The items of steps 2 to 4 have waited 11 s. They are dropped before this call could complete them.
+        assert told(table, "timed") == (4, 2, 3)
         go_on(10.0)
         writer.append(state=10.0, number=10, prompt=0)
-        assert told(table, "timed") == (7, 0, 2)
+        assert told(table, "timed") == (4, 0, 5)
         assert told(table, "patient") == (8, 2, 0)
         assert table.complete(keys[8:], score=np.ones(2)) == 2
         present = table.gather(keys, columns=["number"], index="timed").present
-        assert present.tolist() == [True] * 7 + [False] * 3
+        assert present.tolist() == [True] * 2 + [False] * 3 + [True] * 2 + [False] * 3
         assert table.num_items("patient") == 10
         table.check()
 
@@ -85,9 +85,9 @@ def test_a_priority_that_never_comes(go_on: Callable[[float], None]) -> None:
         keys = writer.extend(**block(0, 5))
         table.update_priorities(keys[:2], np.ones(2, np.float32))
         go_on(4.0)
-        assert table.update_priorities(keys[1:3], np.ones(2, np.float32)) == 2
-        assert told(table) == (3, 0, 2)
-        assert table.update_priorities(keys, np.ones(5, np.float32)) == 3
+        assert table.update_priorities(keys[1:3], np.ones(2, np.float32)) == 1
+        assert told(table) == (2, 0, 3)
+        assert table.update_priorities(keys, np.ones(5, np.float32)) == 2
         table.check()
 
 
@@ -103,17 +103,28 @@ def test_groups(late: bool, go_on: Callable[[float], None]) -> None:
             for part in (keys[0], keys[3]):
                 table.complete(part, score=np.ones(3))
         go_on(5.0)
-        writer.extend(**block(90, 3, prompt=2, truncated=True))  # joins in this hold, behind which the group goes
+        writer.extend(**block(90, 3, prompt=2, truncated=True))  # its group is overdue: it opens another one
         table.check()
-        assert told(table) == ((1, 0, 2) if late else (3, 0, 0))
-        assert table.stats().dropped_groups == 0
+        assert told(table) == ((1, 0, 2) if late else (2, 0, 1))
+        assert table.stats().dropped_groups == 1
         go_on(20.0)
         writer.extend(**block(100, 3, prompt=7, truncated=True))
         go_on(20.0)
         writer.extend(**block(110, 3, prompt=8, truncated=True))
-        assert table.stats().dropped_groups == 1
-        writer.extend(**block(120, 3, prompt=7, truncated=True))  # opens a group anew
-        assert table.num_items() == (1 if late else 3)
+        assert table.stats().dropped_groups == 3
+        writer.extend(**block(120, 3, prompt=7, truncated=True))  # opens another group
+        assert table.num_items() == (1 if late else 2)
+        table.check()
+
+
+def test_no_call_completes_an_item_that_is_overdue(go_on: Callable[[float], None]) -> None:
+    """Not even if more items are overdue than one critical section drops."""
+    indexes = {"timed": relive.Index(max_wait_s=10.0), "patient": relive.Index()}
+    with relive.Table(LATE, 3_000, indexes) as table, table.writer() as writer:
+        keys = writer.extend(**block(0, 1_000))
+        go_on(11.0)
+        assert table.complete(keys[500:], score=np.ones(500)) == 500
+        assert told(table, "timed") == (0, 0, 1_000) and told(table, "patient") == (500, 500, 0)
         table.check()
 
 

@@ -75,6 +75,14 @@ bool Locked::sweep_dead() {
   return any;
 }
 
+void Locked::drop_all_overdue() {
+  if (held_.region.timed_indexes().empty()) return;
+  while (is_held_ && next_due_s(held_.region) <= held_.now_s()) {
+    release();  // this drops a bounded number of them
+    take();
+  }
+}
+
 bool Locked::cut(uint32_t lane_slot) {
   if (num_cut_ >= lanes_per_section()) return false;
   cut_lane(held_, lane_slot);

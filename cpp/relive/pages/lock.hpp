@@ -47,6 +47,10 @@ class Locked final {
   // handle continue an unfinished sweep. Returns true if any participant or lane ended. Check status() after the call:
   // the lock may be gone, and values that were read under the lock before the call are outdated.
   bool sweep_dead();
+  // Drops every item that has waited too long (rule T2), before this call publishes or completes an item. A critical
+  // section drops a bounded number, so it may release the lock and take it again, until the deadline has passed. Check
+  // status() after the call: the lock may be gone, and values that were read under the lock before it are outdated.
+  void drop_all_overdue();
   // Cuts a lane of a writer of this handle. Returns false if this critical section has cut as many lanes as it may: the
   // caller tries again in the next one.
   bool cut(uint32_t lane_slot);

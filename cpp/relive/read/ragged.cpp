@@ -42,8 +42,7 @@ Status RaggedBatch::lay_out() {
   for (size_t i = 0; i < lengths_.size(); ++i) offsets[i + 1] = offsets[i] + lengths_[i];
   if (out_ != nullptr && offsets == offsets_) return {};
   std::byte* const* const to = room_.make(static_cast<size_t>(offsets.back()));
-  if (to == nullptr)
-    return Status(Code::kSystemError).with_text("what", "memory for the rows of a batch").with_int("errno", ENOMEM);
+  if (to == nullptr) return Status(Code::kNoMemory);
   if (out_ != nullptr) move_to(to, offsets);
   out_ = to;
   offsets_.swap(offsets);

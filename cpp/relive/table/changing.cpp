@@ -162,6 +162,7 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
       for (size_t i = end; i-- > begin;) scratch.early.push_back(find_item(r, index, keys[i]));
     }
     Locked locked(table.door(), deadline);
+    locked.drop_all_overdue();
     RELIVE_RETURN_IF_ERROR(locked.status());
     if (exponent != exponent_of(config) && has_exponent(config) && RELIVE_RULE(H4_update)) {  // it has changed
       exponent = exponent_of(config);

@@ -166,6 +166,7 @@ Status complete_rows(Table& table, const int64_t* keys, size_t count, const std:
   while (!is_done && status.ok()) {
     const size_t end = end_of_section(r, keys, begin, count);
     Locked locked(table.door(), deadline);
+    locked.drop_all_overdue();
     status = locked.status();
     if (!status.ok()) break;
     const size_t filled = first_filled(r, keys, begin, end);  // by another call, after the first check

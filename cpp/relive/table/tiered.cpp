@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 
 #include "relive/table/by_key.hpp"
 #include "relive/table/credits.hpp"
@@ -63,7 +64,13 @@ Status StagedReader::plan_batch(const GatherPlan& plan, size_t num_items, const 
   batch->has_claims =
       claims == nullptr && table_.region().max_times(plan.index) != 0 && !table_.region().map(plan.index).is_explicit;
   batch->ticket = tier().staging().take_ticket();
-  expect_rows(plan, *batch);
+  try {
+    expect_rows(plan, *batch);
+  } catch (const std::bad_alloc&) {  // nothing of a batch that the caller does not get stays in flight
+    drop_batch(*batch);
+    give_back(*batch);
+    return Status(Code::kNoMemory);
+  }
   *out = std::move(batch);
   return {};
 }
@@ -147,6 +154,18 @@ Status StagedReader::redraw(PlannedBatch& batch, const std::vector<uint32_t>& go
 
 Status StagedReader::gather_batch(PlannedBatch& batch, const GatherPlan& plan, std::byte* const* out,
                                   RaggedBatch* ragged, double timeout_s) {
+  Status status;
+  try {
+    status = gather_all(batch, plan, out, ragged, timeout_s);
+  } catch (const std::bad_alloc&) {
+    status = Status(Code::kNoMemory);
+  }
+  drop_batch(batch);
+  return status;
+}
+
+Status StagedReader::gather_all(PlannedBatch& batch, const GatherPlan& plan, std::byte* const* out,
+                                RaggedBatch* ragged, double timeout_s) {
   const Deadline deadline = Deadline::after(timeout_s);
   Entered entered(table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
@@ -174,8 +193,16 @@ Status StagedReader::gather_batch(PlannedBatch& batch, const GatherPlan& plan, s
       status = gather_some(i, 1);
     }
   }
-  drop_batch(batch);
   return status;
+}
+
+void StagedReader::give_back(PlannedBatch& batch) {
+  if (batch.claims != nullptr) {
+    undo_claims(table_, batch.index, *batch.claims, table_.own_deadline());
+    batch.claims->clear();
+  }
+  return_credit(table_, batch.index, batch.num_held);
+  batch.num_held = 0;
 }
 
 void StagedReader::drop_batch(PlannedBatch& batch) {
@@ -211,7 +238,7 @@ Status StagedReader::sample(const DrawRequest& request, double timeout_s) {
   tier().counters().on_demand_batches.fetch_add(1, kRelaxed);
   Status status = gather_batch(*batch, *request.plan, request.out, request.ragged, deadline.remaining_s());
   if (!status.ok()) {
-    return_credit(table_, batch->index, batch->num_held);
+    give_back(*batch);
     return status;
   }
   std::copy(batch->keys.begin(), batch->keys.end(), request.keys);

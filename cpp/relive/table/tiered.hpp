@@ -39,6 +39,10 @@ class StagedReader final {
   void drop_batch(PlannedBatch& batch);  // its rows are not needed any more; the caller returns the credit
 
  private:
+  Status gather_all(PlannedBatch& batch, const GatherPlan& plan, std::byte* const* out, RaggedBatch* ragged,
+                    double timeout_s);
+  // The batch is not handed out: gives back its credit, and the uses that the caller's claims note.
+  void give_back(PlannedBatch& batch);
   Status redraw(PlannedBatch& batch, const std::vector<uint32_t>& gone, const Deadline& deadline);
   void release_claims(const int64_t* keys, size_t count);
   void expect_rows(const GatherPlan& plan, PlannedBatch& batch);

@@ -62,6 +62,7 @@ Status commit_round(Table& table, const StartValues& starts, LaneBlock block, co
   Region& r = table.region();
   for (size_t m = 0; m < block.num_lanes();) {
     Locked locked(table.door(), deadline);
+    locked.drop_all_overdue();
     RELIVE_RETURN_IF_ERROR(locked.status());
     if (!make_room(locked.held(), rows_of_section(block, m))) {
       locked

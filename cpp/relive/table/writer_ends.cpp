@@ -74,6 +74,7 @@ Status end_episodes(Table& table, const WriterColumns& columns, const StartValue
   }
   for (size_t m = 0; m < block.num_lanes();) {
     Locked locked(table.door(), deadline);
+    locked.drop_all_overdue();
     RELIVE_RETURN_IF_ERROR(locked.status());  // the next call continues with the lanes that have not ended
     for (size_t ended = 0; m < block.num_lanes() && ended < lanes_per_section(); ++m)
       ended += end_episode(locked.held(), starts, block.lane(m), terminated) ? 1 : 0;

@@ -2,6 +2,7 @@
 #include "relive/tiers/staging.hpp"
 
 #include <algorithm>
+#include <new>
 #include <tuple>
 
 #include "relive/words/rng.hpp"
@@ -22,6 +23,14 @@ size_t Staging::Hash::operator()(const UnitId& id) const {
   return static_cast<size_t>(SplitMix64::mix((id.ref + SplitMix64::kGolden) ^ (uint64_t{id.unit} << 40)));
 }
 
+Staging::Unit::Unit(const UnitId& which, size_t num_blocks) : id(which), idle_node{nullptr} {
+  Order order{nullptr};
+  node = order.extract(order.begin());
+  Places places{{0, nullptr}};
+  place_node = places.extract(places.begin());
+  blocks.reserve(num_blocks);
+}
+
 Staging::Staging(const Region& region, PageFile& file, std::byte* memory, uint32_t num_threads)
     : r_(region), file_(file), memory_(memory), block_bytes_(region.bulk.geometry->block_bytes) {
   const BulkGeometry& bulk = *region.bulk.geometry;
@@ -35,9 +44,14 @@ Staging::Staging(const Region& region, PageFile& file, std::byte* memory, uint32
   }
   const uint32_t largest = unit_blocks_.empty() ? 0 : *std::max_element(unit_blocks_.begin(), unit_blocks_.end());
   most_fresh_ = std::max<uint64_t>(bulk.num_blocks / kFreshPart, largest);
+  const uint32_t smallest = unit_blocks_.empty() ? 1 : *std::min_element(unit_blocks_.begin(), unit_blocks_.end());
   for (uint64_t block = bulk.num_blocks; block-- > 0;) free_blocks_.push_back(static_cast<uint32_t>(block));
   try {
-    for (uint32_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { read_loop(); });
+    for (uint32_t i = 0; i < num_threads; ++i) {
+      Run run;
+      run.reserve(kMostRun / (smallest * block_bytes_) + 1);
+      threads_.emplace_back([this, run = std::move(run)]() mutable { read_loop(&run); });
+    }
   } catch (...) {  // a thread that cannot start: those that have started end before the members that they use
     stop();
     throw;
@@ -61,8 +75,9 @@ Staging::Unit* Staging::find(const UnitId& id) {
 }
 
 Staging::Unit* Staging::find_or_make(const UnitId& id) {
-  Unit* unit = &units_[id];
-  unit->id = id;
+  const auto [found, is_new] = units_.try_emplace(id, id, blocks_of(id.unit));
+  Unit* const unit = &found->second;
+  if (is_new) unit->node.value() = unit->place_node.mapped() = unit->idle_node.front() = unit;
   return unit;
 }
 
@@ -73,12 +88,12 @@ bool Staging::is_alive(const Unit* unit) const {
 
 void Staging::unfile(Unit* unit) {
   if (unit->filed == Filed::kPending) {
-    pending_.erase(unit);
-    pending_at_.erase(unit->at);
+    unit->node = pending_.extract(unit);
+    unit->place_node = pending_at_.extract(unit->at);
   } else if (unit->filed == Filed::kReady) {
-    ready_.erase(unit);
+    unit->node = ready_.extract(unit);
   } else if (unit->filed == Filed::kIdle) {
-    idle_.erase(unit->idle_at);
+    unit->idle_node.splice(unit->idle_node.begin(), idle_, unit->idle_at);
   }
   unit->filed = Filed::kNowhere;
 }
@@ -93,10 +108,11 @@ void Staging::file(Unit* unit) {
   if (unit->state == State::kReady) {
     if (unit->waiters > 0) return;
     if (is_wanted) {
-      ready_.insert(unit);
+      ready_.insert(std::move(unit->node));
       unit->filed = Filed::kReady;
     } else {
-      unit->idle_at = idle_.insert(idle_.end(), unit);
+      unit->idle_at = unit->idle_node.begin();
+      idle_.splice(idle_.end(), unit->idle_node);
       unit->filed = Filed::kIdle;
     }
     return;
@@ -116,15 +132,15 @@ void Staging::file(Unit* unit) {
   if (place.kind != BulkKind::kDisk) return;  // in memory; spilled() will queue it
   unit->at = place.number * r_.bulk.geometry->frame_bytes + unit_offsets_[unit->id.unit];
   // A freed page leaves its units queued until they are visited, and one of them may have this very place on disk.
-  const auto [other, is_new] = pending_at_.try_emplace(unit->at, unit);
-  if (!is_new) {
-    Unit* gone = other->second;
+  if (const auto other = pending_at_.find(unit->at); other != pending_at_.end()) {
+    Unit* const gone = other->second;
     unfile(gone);
     gone->state = State::kGone;
     unit_came_.notify_all();
-    pending_at_[unit->at] = unit;
   }
-  pending_.insert(unit);
+  unit->place_node.key() = unit->at;
+  pending_at_.insert(std::move(unit->place_node));
+  pending_.insert(std::move(unit->node));
   unit->filed = Filed::kPending;
 }
 
@@ -218,9 +234,10 @@ void Staging::begin_read(Unit* unit) {
 }
 
 // Adds wanted units that lie directly after or before the run on disk.
-void Staging::add_neighbours(std::vector<Unit*>* run) {
+void Staging::add_neighbours(Run* run) {
   uint64_t num_bytes = bytes_of(run->front());
-  while (num_bytes < kMostRun) {
+  const auto has_room = [&] { return num_bytes < kMostRun && run->size() < run->capacity(); };
+  while (has_room()) {
     const Unit* last = run->back();
     const auto next = pending_at_.find(last->at + bytes_of(last));
     if (next == pending_at_.end() || !is_alive(next->second)) break;
@@ -230,7 +247,7 @@ void Staging::add_neighbours(std::vector<Unit*>* run) {
     run->push_back(unit);
     num_bytes += bytes_of(unit);
   }
-  while (num_bytes < kMostRun) {
+  while (has_room()) {
     const auto first = pending_at_.lower_bound(run->front()->at);
     if (first == pending_at_.begin()) break;
     Unit* unit = std::prev(first)->second;
@@ -242,7 +259,9 @@ void Staging::add_neighbours(std::vector<Unit*>* run) {
   }
 }
 
-std::vector<Staging::Unit*> Staging::pick_run() {
+// *run: units that lie next to each other on disk, which have memory now; none if there is nothing to read.
+void Staging::pick_run(Run* run) {
+  run->clear();
   while (!pending_.empty()) {
     Unit* unit = *pending_.begin();
     if (!is_alive(unit)) {
@@ -251,16 +270,14 @@ std::vector<Staging::Unit*> Staging::pick_run() {
       unit_came_.notify_all();
       continue;
     }
-    if (is_too_early(unit) || !take_blocks(unit)) return {};
+    if (is_too_early(unit) || !take_blocks(unit)) return;
     begin_read(unit);
-    std::vector<Unit*> run{unit};
-    add_neighbours(&run);
-    return run;
+    run->push_back(unit);
+    return add_neighbours(run);
   }
-  return {};
 }
 
-Status Staging::read_run(const std::vector<Unit*>& run) {
+Status Staging::read_run(const Run& run) try {
   std::vector<Stretch> to;
   for (const Unit* unit : run) {
     for (uint32_t block : unit->blocks) {
@@ -273,14 +290,17 @@ Status Staging::read_run(const std::vector<Unit*>& run) {
     }
   }
   return file_.read(run.front()->at, to);
+} catch (const std::bad_alloc&) {
+  return Status(Code::kNoMemory);
 }
 
-void Staging::finish_run(const std::vector<Unit*>& run, const Status& status) {
+void Staging::finish_run(const Run& run, Status status) {
   acquire_fence();
+  const bool is_read = status.ok();
+  if (!is_read) last_error_ = std::move(status);
   for (Unit* unit : run) {
-    if (!status.ok()) {
+    if (!is_read) {
       unit->state = State::kFailed;
-      last_error_ = status;
     } else {
       unit->state = is_alive(unit) ? State::kReady : State::kGone;
       counters_.bytes_read.fetch_add(bytes_of(unit), std::memory_order_relaxed);
@@ -292,20 +312,20 @@ void Staging::finish_run(const std::vector<Unit*>& run, const Status& status) {
   counters_.units_read.fetch_add(run.size(), std::memory_order_relaxed);
 }
 
-void Staging::read_loop() {
+void Staging::read_loop(Run* run) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!is_stopping_) {
-    const std::vector<Unit*> run = pick_run();
-    if (run.empty()) {
+    pick_run(run);
+    if (run->empty()) {
       ++sleeping_;
       work_came_.wait(lock);
       --sleeping_;
       continue;
     }
     lock.unlock();
-    const Status status = read_run(run);
+    Status status = read_run(*run);
     lock.lock();
-    finish_run(run, status);
+    finish_run(*run, std::move(status));
     unit_came_.notify_all();
     wake_readers();
   }

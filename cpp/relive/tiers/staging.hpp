@@ -4,6 +4,9 @@
 // Owns:    a Staging owns its reading threads, and borrows the region, the page file and its memory from the Tier.
 // Locking: one mutex of this process. The mutex is free during each read and copy, and is never taken under the table
 //          lock.
+// Memory:  the thread that announces or wants a unit allocates everything that the unit will need. A reading thread
+//          allocates for its call of the page file only, and a lack of memory there is a read that failed: nothing is
+//          thrown in a thread that no caller waits for.
 // Cost:    O(log n) for each step in the life of a unit.
 #pragma once
 
@@ -84,7 +87,10 @@ class Staging final {
   struct Earlier {
     bool operator()(const Unit* a, const Unit* b) const;
   };
+  using Order = std::set<Unit*, Earlier>;
+  using Places = std::map<uint64_t, Unit*>;
   struct Unit {
+    Unit(const UnitId& which, size_t num_blocks);
     UnitId id{};
     State state = State::kAbsent;
     Filed filed = Filed::kNowhere;
@@ -95,6 +101,9 @@ class Staging final {
     uint64_t at = 0;             // byte in the page file
     std::vector<uint64_t> uses;  // tickets, ascending
     std::vector<uint32_t> blocks;
+    Order::node_type node;         // its place in pending_ or ready_, while it is in neither
+    Places::node_type place_node;  // its place in pending_at_, while it is not there
+    std::list<Unit*> idle_node;    // its place in idle_, while it is not there
     std::list<Unit*>::iterator idle_at;
   };
   struct Hash {
@@ -107,11 +116,15 @@ class Staging final {
     bool began_before;
   };
 
-  void read_loop();
-  std::vector<Unit*> pick_run();
-  void add_neighbours(std::vector<Unit*>* run);
-  void finish_run(const std::vector<Unit*>& run, const Status& status);
-  Status read_run(const std::vector<Unit*>& run);
+  // The waiting batch of one deliver(): what it still wants. Its end takes the wishes back.
+  class Wanted;
+
+  using Run = std::vector<Unit*>;  // has room for the longest run, and never grows beyond it
+  void read_loop(Run* run);
+  void pick_run(Run* run);
+  void add_neighbours(Run* run);
+  void finish_run(const Run& run, Status status);
+  Status read_run(const Run& run);
   void begin_read(Unit* unit);
   bool is_too_early(const Unit* unit) const;
   void set_fresh(Unit* unit, bool is_fresh);
@@ -141,10 +154,10 @@ class Staging final {
   bool is_stopping_ = false;
   uint32_t sleeping_ = 0;
   std::unordered_map<UnitId, Unit, Hash> units_;
-  std::set<Unit*, Earlier> pending_;      // to be read
-  std::map<uint64_t, Unit*> pending_at_;  // the same, by place on disk
-  std::set<Unit*, Earlier> ready_;        // in memory, with a planned use
-  std::list<Unit*> idle_;                 // in memory, without one; least recently used first
+  Order pending_;      // to be read
+  Places pending_at_;  // the same, by place on disk
+  Order ready_;        // in memory, with a planned use
+  std::list<Unit*> idle_;  // in memory, without one; least recently used first
   std::vector<uint32_t> free_blocks_;
   uint64_t fresh_blocks_ = 0;  // of units that were read and not used yet
   uint64_t most_fresh_ = 0;

@@ -53,24 +53,50 @@ Status Staging::settle(std::unique_lock<std::mutex>& lock, uint64_t ticket, Grou
   return {};
 }
 
+class Staging::Wanted final {
+ public:
+  // The mutex is taken at both ends of its life, and during add().
+  explicit Wanted(Staging& staging, size_t most) : staging_(staging) { groups.reserve(most); }
+  ~Wanted() {
+    for (const Group& group : groups) {
+      if (group.unit == nullptr) continue;
+      --group.unit->waiters;
+      staging_.file(group.unit);
+    }
+    staging_.wake_readers();
+  }
+  Wanted(const Wanted&) = delete;
+  Wanted& operator=(const Wanted&) = delete;
+
+  void add(const UnitId& id, size_t piece) {
+    Unit* const unit = staging_.find_or_make(id);
+    if (unit->state == State::kFailed && unit->waiters == 0) unit->state = State::kAbsent;  // one more try
+    staging_.counters_.units_wanted.fetch_add(1, std::memory_order_relaxed);
+    if (unit->state == State::kReady) staging_.counters_.units_here.fetch_add(1, std::memory_order_relaxed);
+    ++unit->waiters;
+    groups.push_back({unit, piece, 1, unit->state == State::kReading});
+    staging_.file(unit);
+  }
+
+  std::vector<Group> groups;
+
+ private:
+  Staging& staging_;
+};
+
 Status Staging::deliver(uint64_t ticket, std::vector<Piece>* pieces, const Deadline& deadline,
                         const std::atomic<bool>* cancelled, uint8_t* stale) {
   if (pieces->empty()) return {};
   std::sort(pieces->begin(), pieces->end(), [](const Piece& a, const Piece& b) { return a.id < b.id; });
-  std::vector<Group> groups;
   std::unique_lock<std::mutex> lock(mutex_);
+  Wanted wanted(*this, pieces->size());  // its end comes before that of the lock
+  std::vector<Group>& groups = wanted.groups;
   for (size_t k = 0; k < pieces->size(); ++k) {
     if (k > 0 && (*pieces)[k].id == (*pieces)[k - 1].id) {
       ++groups.back().count;
-      continue;
+    } else {
+      wanted.add((*pieces)[k].id, k);
     }
-    Unit* unit = find_or_make((*pieces)[k].id);
-    if (unit->state == State::kFailed && unit->waiters == 0) unit->state = State::kAbsent;  // one more try
-    counters_.units_wanted.fetch_add(1, std::memory_order_relaxed);
-    if (unit->state == State::kReady) counters_.units_here.fetch_add(1, std::memory_order_relaxed);
-    ++unit->waiters;
-    file(unit);
-    groups.push_back({unit, k, 1, unit->state == State::kReading});
   }
   wake_readers();
   Status status;
@@ -106,12 +132,6 @@ Status Staging::deliver(uint64_t ticket, std::vector<Piece>* pieces, const Deadl
       }
     }
   }
-  for (const Group& group : groups) {
-    if (group.unit == nullptr) continue;
-    --group.unit->waiters;
-    file(group.unit);
-  }
-  wake_readers();
   return status;
 }
 

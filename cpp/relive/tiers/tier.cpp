@@ -1,6 +1,7 @@
 #include "relive/tiers/tier.hpp"
 
 #include <algorithm>
+#include <new>
 #include <system_error>
 #include <vector>
 
@@ -67,7 +68,7 @@ void Tier::wake_if_low() {
   if (is_low()) notify(&low_event_);
 }
 
-Status Tier::write_run(const Leaving* pages, size_t count) {
+Status Tier::write_run(const Leaving* pages, size_t count) try {
   std::vector<Stretch> from;
   for (size_t k = 0; k < count; ++k)
     from.push_back({door_.region.bulk.frame(pages[k].frame), static_cast<size_t>(geometry_.frame_bytes)});
@@ -75,11 +76,15 @@ Status Tier::write_run(const Leaving* pages, size_t count) {
   counters_.bytes_written.fetch_add(count * geometry_.frame_bytes, kRelaxed);
   counters_.writes.fetch_add(1, kRelaxed);
   return {};
+} catch (const std::bad_alloc&) {
+  return Status(Code::kNoMemory);
 }
 
 Status Tier::spill_some(size_t most, const Deadline& deadline, size_t* count) {
   Region& r = door_.region;
   std::vector<Leaving> pages(std::clamp<size_t>(most, 1, kMostPages));
+  std::vector<uint64_t> spilled;
+  spilled.reserve(pages.size());  // from here on a lack of memory is a write that failed: no page stays half gone
   *count = 0;
   {
     Locked locked(door_, deadline);
@@ -92,8 +97,6 @@ Status Tier::spill_some(size_t most, const Deadline& deadline, size_t* count) {
   }
   if (pages.empty()) return {};
   Status written = write_run(pages.data(), pages.size());
-  std::vector<uint64_t> spilled;
-  spilled.reserve(pages.size());
   {
     Locked locked(door_, Deadline::after(std::numeric_limits<double>::infinity()).deaf());
     RELIVE_RETURN_IF_ERROR(locked.status());
@@ -109,12 +112,24 @@ Status Tier::spill_some(size_t most, const Deadline& deadline, size_t* count) {
   *count = pages.size();
   if (!written.ok()) {
     counters_.disk_errors.fetch_add(1, kRelaxed);
-    const std::lock_guard<std::mutex> guard(error_mutex_);
-    last_error_ = written;
-    num_errors_.fetch_add(1);
+    note_error(written);
   }
   notify(&frames_event_);
   return written;
+}
+
+void Tier::note_error(const Status& status) {
+  const std::lock_guard<std::mutex> guard(error_mutex_);
+  last_error_ = status;
+  num_errors_.fetch_add(1);
+}
+
+Status Tier::spill_or_note(size_t most, size_t* count) try {
+  // the spill thread has no deadline until the handle closes
+  return spill_some(most, Deadline::after(std::numeric_limits<double>::infinity()), count);
+} catch (const std::bad_alloc&) {
+  note_error(Status(Code::kNoMemory));
+  return Status(Code::kNoMemory);
 }
 
 void Tier::spill_loop() {
@@ -125,8 +140,7 @@ void Tier::spill_loop() {
     if (!wait_slice(&low_event_, idle, kIdle_s, [this] { return is_stopping_.load() || is_low(); })) continue;
     if (is_stopping_.load()) return;
     size_t count = 0;
-    // the spill thread has no deadline until the handle closes
-    const Status status = spill_some(at_once, Deadline::after(std::numeric_limits<double>::infinity()), &count);
+    const Status status = spill_or_note(at_once, &count);
     if (status.ok() && count > 0) continue;
     low_event_.waiters.store(1);
     futex_wait(&low_event_.count, low_event_.count.load(), status.ok() ? kNothingToSpill_s : kAfterError_s);

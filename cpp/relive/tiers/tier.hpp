@@ -64,6 +64,8 @@ class Tier final {
  private:
   Tier(Door& door, const BulkGeometry& geometry) : door_(door), geometry_(geometry) {}
   void spill_loop();
+  Status spill_or_note(size_t most, size_t* count);
+  void note_error(const Status& status);
   Status write_run(const Leaving* pages, size_t count);
   bool is_low() const;
 

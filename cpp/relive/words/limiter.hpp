@@ -17,6 +17,10 @@
 //
 // docs/design/protocol-items.md, section 0, has the table of what counts for an item in each state.
 //
+// Rounding: with samples_per_insert 1.3, both d and the corridor are rounded. A comparison at the edge of the corridor
+// passes within that error (rounding()). Otherwise a corridor that fits one draw and one insert exactly could refuse
+// both for good.
+//
 // So in a queue a draw of n waits for n items, and an insert of n for room for n. It has no first fill, in which
 // writers would be admitted in spite of the rows that other writers have reserved. kStalenessBudget bounds inserts
 // only: hi = (eta + version + 1) x items_per_version.
@@ -136,27 +140,43 @@ inline double whole_budget(const LimiterConfig& config) {
 // Width of the corridor in samples; infinite for kMinSize and kStalenessBudget.
 inline double window(const LimiterConfig& config) { return config.hi - config.lo; }
 
+// kSamplesPerInsert: the most by which lo, hi and d may be wrong, at this many items inserted. 0 for the others, which
+// compare whole numbers.
+inline double rounding(const LimiterConfig& config, int64_t inserted) {
+  if (config.kind != LimiterConfig::kSamplesPerInsert) return 0.0;
+  const double largest = std::fabs(config.lo) + std::fabs(config.hi) +
+                         std::fabs(static_cast<double>(inserted)) * config.samples_per_insert;
+  return 4.0 * std::numeric_limits<double>::epsilon() * largest;
+}
+
+// Whether so many samples fit the corridor.
+inline bool fits_window(const LimiterConfig& config, double samples) {
+  return samples <= window(config) + rounding(config, 0);
+}
+
 inline double difference(const LimiterConfig& config, const LimiterCounts& counts) {
   return static_cast<double>(counts.inserted) * config.samples_per_insert - static_cast<double>(counts.sampled);
 }
 
 inline bool can_sample(const LimiterConfig& config, const LimiterCounts& counts, int64_t n) {
   if (counts.live < config.min_size) return false;
-  return config.kind == LimiterConfig::kMinSize || difference(config, counts) - static_cast<double>(n) >= config.lo;
+  return config.kind == LimiterConfig::kMinSize ||
+         difference(config, counts) - static_cast<double>(n) >= config.lo - rounding(config, counts.inserted);
 }
 
 inline bool can_insert(const LimiterConfig& config, const LimiterCounts& counts, int64_t n) {
   if (config.kind == LimiterConfig::kMinSize || counts.live + n <= config.min_size) return true;
   const double worth = static_cast<double>(n) * config.samples_per_insert;
-  if ((counts.live < config.min_size || counts.lacks) && worth <= window(config)) return true;
-  return difference(config, counts) + worth <= config.hi;
+  if ((counts.live < config.min_size || counts.lacks) && fits_window(config, worth)) return true;
+  return difference(config, counts) + worth <= config.hi + rounding(config, counts.inserted);
 }
 
 // The most items, up to `most`, that can_insert() admits now: each clause of can_insert() is a bound on n.
 inline int64_t most_insertable(const LimiterConfig& config, const LimiterCounts& counts, int64_t most) {
   if (can_insert(config, counts, most)) return most;
+  const double error = rounding(config, counts.inserted);
   const auto worth = [&](double samples) {
-    const double items = std::floor(samples / config.samples_per_insert);
+    const double items = std::floor((samples + error) / config.samples_per_insert);
     return static_cast<int64_t>(std::fmin(std::fmax(items, 0.0), static_cast<double>(most)));
   };
   int64_t n = std::max(config.min_size - counts.live, worth(config.hi - difference(config, counts)));
@@ -168,14 +188,14 @@ inline int64_t most_insertable(const LimiterConfig& config, const LimiterCounts&
 
 // A draw passes if d >= lo + n, and writers stop at d = hi: a draw larger than the window never passes.
 inline bool sample_can_ever_pass(const LimiterConfig& config, int64_t n) {
-  return static_cast<double>(n) <= window(config);
+  return fits_window(config, static_cast<double>(n));
 }
 
 // After the first fill an insert passes if d <= hi - n * spi, and samplers stop at d = lo: an insert worth more samples
 // than the window never passes. Ask can_insert() first: an insert that fits the first fill (live + n <= min_size)
 // passes at any size.
 inline bool insert_can_ever_pass(const LimiterConfig& config, int64_t n) {
-  return config.kind == LimiterConfig::kMinSize || static_cast<double>(n) * config.samples_per_insert <= window(config);
+  return config.kind == LimiterConfig::kMinSize || fits_window(config, static_cast<double>(n) * config.samples_per_insert);
 }
 
 // Whether writers that always insert `insert_size` items and samplers that always draw `draw_size` can never block each
@@ -185,8 +205,7 @@ inline bool insert_can_ever_pass(const LimiterConfig& config, int64_t n) {
 inline bool always_moves(const LimiterConfig& config, int64_t insert_size, int64_t draw_size) {
   if (config.kind == LimiterConfig::kStalenessBudget) return insert_size <= 1;
   return config.kind == LimiterConfig::kMinSize ||
-         static_cast<double>(insert_size) * config.samples_per_insert + static_cast<double>(draw_size) <=
-             window(config);
+         fits_window(config, static_cast<double>(insert_size) * config.samples_per_insert + static_cast<double>(draw_size));
 }
 
 // Whether a draw of n and writers that may insert one item at a time can never block each other for good. A draw cannot
@@ -195,7 +214,8 @@ inline bool always_moves(const LimiterConfig& config, int64_t insert_size, int64
 inline bool draw_always_moves(const LimiterConfig& config, int64_t n) {
   const double spi = config.samples_per_insert;
   if (!paces_draws(config) || spi != std::floor(spi)) return always_moves(config, 1, n);
-  return static_cast<double>(n) + std::ceil(config.lo) <= std::floor(config.hi) - spi + 1.0;
+  const double error = rounding(config, 0);
+  return static_cast<double>(n) + std::ceil(config.lo - error) <= std::floor(config.hi + error) - spi + 1.0;
 }
 
 }  // namespace relive

@@ -40,6 +40,7 @@ namespace relive {
   X(InUse)               /* path: a process is attached */                  \
   X(CheckFailed)         /* what */                                         \
   X(SystemError)         /* what, errno */                                  \
+  X(NoMemory)            /* it allocates nothing; Python: MemoryError */     \
   X(Interrupted)         /* a signal came */                                \
   X(InvalidConfig)       /* what, expected, got */                          \
   X(RowGone)             /* item, window, key, why */                       \

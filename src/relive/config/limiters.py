@@ -15,6 +15,7 @@ from relive.errors import InvalidConfig, RequestTooLarge
 __all__ = ["LIMITERS", "Limiter", "MinSize", "Queue", "SamplesPerInsert", "StalenessBudget", "Totals", "limiter_of"]
 
 _MOST = 2**53  # a float64 represents it exactly, and limiters travel as float64
+_ROUNDING = 2.0**-51  # SamplesPerInsert meets its bounds within this relative error of float64, as the core does
 _EXACT = "it counts items exactly, under a lock that shards do not share"
 _INSTEAD = "use MinSize or SamplesPerInsert, or one table"
 
@@ -144,7 +145,7 @@ class SamplesPerInsert(LimiterKind):
         object.__setattr__(self, "min_size", integer("min_size", self.min_size, 1))
         if self.tolerance is not None:
             object.__setattr__(self, "tolerance", finite("tolerance", self.tolerance, 0.0))
-        if self.window < ratio + 1:
+        if self.window < (ratio + 1) * (1.0 - _ROUNDING):
             raise InvalidConfig(
                 "tolerance",
                 f"at least (samples_per_insert + 1) / 2 = {(ratio + 1) / 2:g}, so that an insert of one item, worth"
@@ -195,16 +196,18 @@ class SamplesPerInsert(LimiterKind):
 
     def check_draw(self, num_items: int) -> None:
         """Raises RequestTooLarge if the draw and one row do not fit the window together."""
-        if num_items > self.window - self.samples_per_insert:
+        if num_items > self.window - self.samples_per_insert + self._error(0):
             raise RequestTooLarge(num_items, self.window)
 
     def can_sample(self, totals: Totals, num_items: int) -> bool:
         """live >= min_size and d - n >= low."""
-        return totals.num_items >= self.min_size and self._balance(totals) - num_items >= self._low
+        return totals.num_items >= self.min_size and (
+            self._balance(totals) - num_items >= self._low - self._error(totals.inserted)
+        )
 
     def check_insert(self, num_steps: int) -> None:
         """Raises RequestTooLarge if the block is worth more than the window."""
-        if num_steps * self.samples_per_insert > self.window:
+        if num_steps * self.samples_per_insert > self.window + self._error(0):
             raise RequestTooLarge(num_steps, self.window, self.arithmetic())
 
     def can_insert(self, totals: Totals, num_steps: int) -> bool:
@@ -213,7 +216,7 @@ class SamplesPerInsert(LimiterKind):
         if live + num_steps <= self.min_size or live < self.min_size:
             return True
         worth = (totals.pending + num_steps) * self.samples_per_insert
-        return self._balance(totals) + worth <= self._low + self.window
+        return self._balance(totals) + worth <= self._low + self.window + self._error(totals.inserted)
 
     def needs(self, num_items: int) -> str:
         """The live items and the corridor, in words."""
@@ -221,6 +224,10 @@ class SamplesPerInsert(LimiterKind):
 
     def _balance(self, totals: Totals) -> float:
         return totals.inserted * self.samples_per_insert - totals.sampled
+
+    def _error(self, inserted: int) -> float:
+        """The most by which rounding may move the balance or a bound."""
+        return _ROUNDING * (self.samples_per_insert * (self.min_size + inserted) + self.half_window)
 
     @property
     def _low(self) -> float:

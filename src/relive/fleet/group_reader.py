@@ -35,7 +35,7 @@ from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import RankFailed, RankLost
 from relive.reading.batch import Batch
 from relive.reading.columns import Selection
-from relive.reading.held_draws import HeldDraw, HeldDraws
+from relive.reading.holds import HeldDraw, HeldDraws, Hold
 from relive.table.handle import TableHandle
 
 __all__ = ["Broadcasts", "GroupReader"]
@@ -190,7 +190,7 @@ class GroupReader:
             if self._by_keys:
                 batch = self._gathered(held, self._gives_keys(asked, drawn, wait), wait)
             else:
-                batch = Batch(selection.columns, *drawn)
+                batch = Batch(selection.columns, *drawn[:-1])
                 self._gives(asked, _packed(batch), wait)
             held.commit()
             return batch
@@ -304,7 +304,7 @@ class _Held:
         self.asked = asked
         self._table = table
         self._draws = draws
-        self._num_draws = 0
+        self._holds: list[Hold] = []
 
     def draw(self, num_items: int, wait: Wait, keys_only: bool) -> HeldDraw:
         """Makes one more draw, on the leader."""
@@ -315,7 +315,7 @@ class _Held:
         # The last part of the deadline is kept to tell the others. Otherwise they would give up before they hear of it.
         seconds = wait.left_s - min(_LEAST_S, wait.left_s / 4)
         drawn = self._draws.draw(request, seconds)
-        self._num_draws += 1
+        self._holds.append(drawn.hold)
         return drawn
 
     def rows(self, keys: _Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_] | None]:
@@ -327,9 +327,8 @@ class _Held:
 
     def commit(self) -> None:
         """Counts all draws of the batch as sampled."""
-        assert self._draws is not None
-        for _ in range(self._num_draws):
-            self._draws.commit()
+        for hold in self._holds:
+            hold.commit()
 
 
 def _patience(wait: Wait) -> float:

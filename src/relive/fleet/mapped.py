@@ -11,7 +11,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from relive._core import Claims, CoreTable
+from relive._core import CoreTable, Hold
 from relive.errors import DeadlineExceeded
 from relive.fleet.draws.placement import Root
 from relive.fleet.owner import OwnerWatch, shard_of
@@ -121,13 +121,13 @@ class MappedShard(Shard):
 class _MappedPart:
     """Items that the core of a mapped shard draws.
 
-    `_claims` is None for a read-only handle, whose draws count nowhere.
+    `_hold` is None for a read-only handle, whose draws count nowhere.
     """
 
     def __init__(self, shard: MappedShard, asked: Asked) -> None:
         self._shard = shard
         self._asked = asked
-        self._claims = None if asked.counts_nowhere else Claims()
+        self._hold = None if asked.counts_nowhere else Hold()
         self._number: DrawNumber | None = None
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
@@ -135,7 +135,7 @@ class _MappedPart:
         core, asked = self._shard.core, self._asked
         number = DrawNumber(core)
         try:
-            arrays, keys, masses, _ = core.draw(asked.request, asked.timeout_s, claims=self._claims)
+            arrays, keys, masses, _ = core.draw(asked.request, asked.timeout_s, self._hold)
         except DeadlineExceeded as error:
             if asked.is_only:
                 raise
@@ -147,14 +147,12 @@ class _MappedPart:
         return arrays, keys, masses
 
     def commit(self) -> None:
-        if self._claims is not None:
-            request, is_read = self._asked.request, self._asked.is_read
-            self._shard.core.commit_batch(request.index_number, request.num_items, self._claims, is_read)
+        if self._hold is not None:
+            self._hold.commit(self._asked.is_read)
 
     def give_back(self) -> None:
         if self._number is None:
             return
-        core, request = self._shard.core, self._asked.request
-        if self._claims is not None and not core.closed:
-            core.give_back_batch(request.index_number, request.num_items, self._claims)
+        if self._hold is not None:
+            self._hold.give_back()
         self._number.give_back()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, final
@@ -24,9 +23,9 @@ from relive.fleet.mapped import MappedShard
 from relive.fleet.owner import OwnerWatch
 from relive.fleet.shards import Shard, Shards
 from relive.reading.batch import Batch
-from relive.reading.batches import SLICE_S, BatchSource
+from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
-from relive.reading.held_draws import HeldDraw
+from relive.reading.holds import BatchSource, HeldDraw, Taken
 from relive.table.handle import TableHandle
 from relive.table.table import Table, attach_path
 from relive.writing.writer import Writer
@@ -344,31 +343,48 @@ class _Opens:
 
 
 @final
+class _FleetHold:
+    """The hold of a draw over shards (relive.reading.holds)."""
+
+    def __init__(self, fleet: FleetCore, drawn: Drawn) -> None:
+        self._fleet = fleet
+        self._drawn = drawn
+        self.is_over = False
+
+    def commit(self, was_late: bool = False) -> None:
+        """Counts the draw in each shard. Raises TableClosed: closing the table gave back all draws in flight."""
+        if not self.is_over:
+            self._fleet.commit(self._drawn)
+            self.is_over = True
+
+    def give_back(self) -> None:
+        """Gives back the draw in each shard, and its number."""
+        if not self.is_over:
+            self.is_over = True
+            self._fleet.give_back(self._drawn)
+
+
+@final
 class FleetDraws:
     """Held draws of a sharded table, with the interface of HeldDraws. Owns the draws in flight."""
 
     def __init__(self, fleet: FleetCore) -> None:
         self._fleet = fleet
-        self._held: deque[Drawn] = deque()  # the oldest first
+        self._holds: list[_FleetHold] = []  # the oldest first
 
     def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
         """Draws one batch and keeps the draw in flight."""
         drawn = self._fleet.hold(request, timeout_s)
-        self._held.append(drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
-        return HeldDraw(drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
-
-    def commit(self) -> None:
-        """Counts the oldest draw as sampled. Raises TableClosed: closing the table gave back all draws in flight."""
-        self._fleet.commit(self._held.popleft())
-
-    def give_back(self) -> None:
-        """Gives the newest draw back."""
-        self._fleet.give_back(self._held.pop())
+        hold = _FleetHold(self._fleet, drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
+        self._holds = [one for one in self._holds if not one.is_over]
+        self._holds.append(hold)
+        return HeldDraw(drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items, hold)
 
     def close(self) -> None:
         """Gives all draws back."""
-        while self._held:
-            self.give_back()
+        while self._holds:
+            self._holds[-1].give_back()
+            self._holds.pop()
 
 
 _NONE = np.empty(0, np.int64)
@@ -381,25 +397,22 @@ class FleetSource:
     def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns) -> None:
         """Raises NotOverShards for a condition over several shards."""
         fleet.check_condition(request.condition)
-        self._draws = FleetDraws(fleet)
+        self._fleet = fleet
         self._request = request
         self._columns = columns
 
-    def ask(self, num_batches: int) -> None:
-        """Does nothing: take() draws, and it is short."""
-
-    def take(self) -> Batch:
+    def take(self) -> Taken:
         """Draws and gathers one batch."""
-        return Batch(self._columns, *self._draws.draw(self._request, SLICE_S))
+        drawn = self._fleet.hold(self._request, SLICE_S)
+        hold = _FleetHold(self._fleet, drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
+        batch = Batch(self._columns, drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
+        return Taken(batch, hold)
 
-    def commit(self, was_late: bool) -> None:
-        """Counts a batch as sampled."""
-        self._draws.commit()
+    def cancel(self) -> None:
+        """Does nothing: take() is short."""
 
-    def give_back(self, num_batches: int) -> None:
-        """Gives batches back with their numbers, the newest first."""
-        for _ in range(num_batches):
-            self._draws.give_back()
+    def close(self) -> None:
+        """Does nothing: nothing is drawn that was not taken."""
 
 
 if TYPE_CHECKING:

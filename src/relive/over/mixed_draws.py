@@ -6,7 +6,6 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, final
@@ -22,10 +21,12 @@ from relive.over.shares import Counted, Shares
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
-from relive.reading.held_draws import HeldDraw, HeldDraws
+from relive.reading.holds import HeldDraw, HeldDraws, Taken
 from relive.table.handle import TableHandle
 
-__all__ = ["MixedDraws", "MixedSource", "Source", "Taken"]
+__all__ = ["Mixed", "MixedDraws", "MixedSource", "Source"]
+
+_LEAST_WAIT_S = 0.1  # as long as a call of a table waits for the table lock
 
 
 class Source(NamedTuple):
@@ -42,7 +43,7 @@ class _Position(NamedTuple):
     random: Mapping[str, Any]
 
 
-class Taken(NamedTuple):
+class Mixed(NamedTuple):
     """A batch that is being made. Every source that gave a part of it has its draw in flight."""
 
     parts: tuple[int, ...]  # items of each source
@@ -88,14 +89,17 @@ class MixedDraws:
 
     @contextmanager
     def alone(self, seconds: float, *, when_closed: bool = False) -> Iterator[float]:
-        """Lets one call at a time pass; yields the time at which the call must end."""
+        """Lets one call at a time pass; yields the time at which the call must end.
+
+        Waits for the call of another thread at least _LEAST_WAIT_S, so that two calls that try once both try.
+        """
         if os.getpid() != self._pid:  # in the child of a fork: a thread of the parent may have had its turn
             self._turn, self._draws, self._pid = Turn(), self.held_draws(), os.getpid()
         ends = time.monotonic() + seconds
         is_inner = False
         try:
             try:
-                self._turn.take("the mixture", seconds)
+                self._turn.take("the mixture", max(seconds, _LEAST_WAIT_S))
             except WaitsForItself:  # a signal's handler, in a call of its own thread
                 is_inner = True
                 raise
@@ -118,7 +122,7 @@ class MixedDraws:
                         draws.close()
                 raise
 
-    def take(self, requests: list[DrawRequest], num_items: int, ends: float) -> Taken:
+    def take(self, requests: list[DrawRequest], num_items: int, ends: float) -> Mixed:
         """All parts of a batch, counted.
 
         While it waits it has nothing in flight: it waits for the source that refused, alone.
@@ -129,9 +133,9 @@ class MixedDraws:
         while True:
             drawn = self.attempt(self._draws, requests, parts, wanted, max(ends - time.monotonic(), 0.0))
             if not isinstance(drawn, Lack):
-                taken = self.counted(parts, drawn, after)
-                self.commit(self._draws, taken)
-                return taken
+                mixed = self.counted(parts, drawn, after)
+                self.commit(mixed)
+                return mixed
             if drawn.number == wanted[0] or time.monotonic() >= ends:
                 raise self.worded(drawn, time.monotonic() - start)
             wanted.remove(drawn.number)
@@ -155,81 +159,114 @@ class MixedDraws:
                 request = requests[number]._replace(num_items=parts[number])
                 drawn[number] = draws[number].draw(request, 0.0 if drawn else timeout_s)
             except DeadlineExceeded as problem:
-                self.give_back(draws, drawn)
+                self.give_back(drawn)
                 return Lack(number, problem)
             except BaseException:
-                self.give_back(draws, drawn)
+                self.give_back(drawn)
                 raise
         return drawn
 
-    def counted(self, parts: tuple[int, ...], drawn: dict[int, HeldDraw], after: Counted) -> Taken:
+    def counted(self, parts: tuple[int, ...], drawn: dict[int, HeldDraw], after: Counted) -> Mixed:
+        """Goes on to the position after the batch."""
         before = _Position(self.at, self._num_batches, self._rng.bit_generator.state)
         self.at = after
         self._num_batches += 1
-        return Taken(parts, drawn, before)
+        return Mixed(parts, drawn, before)
 
     def worded(self, lack: Lack, waited_s: float) -> DeadlineExceeded:
         problem = lack.problem
         needs = f"of {self.shares.names[lack.number]!r} {problem.needs}"
         return type(problem)(needs, problem.has, waited_s, problem.holder_pid)
 
-    def go_back(self, taken: Taken) -> None:
+    def go_back(self, mixed: Mixed) -> None:
         """Goes back to where the mixture was before this batch, if no other one was drawn after it."""
-        if self._num_batches == taken.before.num_batches + 1:
-            self.at, self._num_batches = taken.before.counted, taken.before.num_batches
-            self._rng.bit_generator.state = taken.before.random
+        if self._num_batches == mixed.before.num_batches + 1:
+            self.at, self._num_batches = mixed.before.counted, mixed.before.num_batches
+            self._rng.bit_generator.state = mixed.before.random
 
-    def give_back(self, draws: list[HeldDraws], drawn: dict[int, HeldDraw]) -> None:
-        for number in reversed(drawn):  # the newest first, so that each gives back its number
+    def give_back(self, drawn: Mapping[int, HeldDraw]) -> None:
+        """Gives back the parts that are still in flight."""
+        for one in reversed(list(drawn.values())):  # the newest first, so that each gives back its number
             with suppress(ReliveError):  # a source that is closed, or whose stream is over, gives back by itself
-                draws[number].give_back()
+                one.hold.give_back()
 
-    def commit(self, draws: list[HeldDraws], taken: Taken) -> None:
+    def commit(self, mixed: Mixed) -> None:
         """Counts all parts. After an error of one source the parts of the others are counted or given back.
 
         A signal's handler that raises leaves no batch half counted: all parts are counted, and then the error goes on.
         """
-        left = list(taken.drawn)
         try:
-            while left:
-                draws[left.pop(0)].commit()
+            for one in mixed.drawn.values():
+                one.hold.commit()
         except ReliveError:
-            self.give_back(draws, {number: taken.drawn[number] for number in left})
+            self.give_back(mixed.drawn)
             raise
         except BaseException:
-            for number in left:
-                draws[number].commit()
+            for one in mixed.drawn.values():  # those that were counted are not counted again
+                one.hold.commit()
             raise
 
-    def places(self, taken: Taken) -> tuple[list[npt.NDArray[np.intp]], npt.NDArray[np.int64]]:
-        """The positions in the batch for the items of each source, and the source of each position."""
-        order = self._rng.permutation(sum(taken.parts))
-        places = np.split(order, np.cumsum(taken.parts)[:-1])
+    def places(self, mixed: Mixed) -> tuple[list[npt.NDArray[np.intp]], npt.NDArray[np.int64]]:
+        """The positions in the batch for the items of each source, and the source of each position.
+
+        The items of one source keep the order in which it drew them. A sampler with an order therefore keeps it, and
+        items that are drawn by chance come in random order from their source.
+        """
+        order = self._rng.permutation(sum(mixed.parts))
+        places = [np.sort(part) for part in np.split(order, np.cumsum(mixed.parts)[:-1])]
         source = np.empty(len(order), np.int64)
-        source[order] = np.repeat(np.arange(len(taken.parts)), taken.parts)
+        source[np.concatenate(places)] = np.repeat(np.arange(len(mixed.parts)), mixed.parts)
         return places, source
 
-    def num_live(self, taken: Taken) -> int:
+    def num_live(self, mixed: Mixed) -> int:
         live = 0
         for number, one in enumerate(self.sources):
-            drawn = taken.drawn.get(number)
+            drawn = mixed.drawn.get(number)
             live += one.table.num_items(one.index_name) if drawn is None else drawn.num_live_items
         return max(1, live)
 
-    def batch(self, taken: Taken, shown: Columns) -> Batch:
-        places, source = self.places(taken)
+    def batch(self, mixed: Mixed, shown: Columns) -> Batch:
+        places, source = self.places(mixed)
         keys, probabilities = np.empty(len(source), np.int64), np.empty(len(source), np.float64)
-        for number, drawn in taken.drawn.items():
+        for number, drawn in mixed.drawn.items():
             keys[places[number]] = drawn.item_keys
             probabilities[places[number]] = drawn.probabilities * self.shares.shares[number]
-        parts = [drawn.arrays for drawn in taken.drawn.values()]
-        arrays = join(shown, parts, [places[number] for number in taken.drawn])
-        return Batch(shown, arrays, keys, probabilities, self.num_live(taken)).of_sources(source, self.shares.names)
+        parts = [drawn.arrays for drawn in mixed.drawn.values()]
+        arrays = join(shown, parts, [places[number] for number in mixed.drawn])
+        return Batch(shown, arrays, keys, probabilities, self.num_live(mixed)).of_sources(source, self.shares.names)
+
+
+@final
+class _MixedHold:
+    """The hold of a batch of a mixture that was drawn ahead (relive.reading.holds)."""
+
+    def __init__(self, draws: MixedDraws, mixed: Mixed, alone: threading.Lock) -> None:
+        self._draws = draws
+        self._mixed = mixed
+        self._alone = alone
+        self.is_over = False
+
+    def commit(self, was_late: bool = False) -> None:
+        """Counts the batch as sampled, in every source."""
+        if self._draws.closed or any(one.table.closed for one in self._draws.sources):
+            raise TableClosed()
+        with self._alone:
+            self._draws.commit(self._mixed)
+            self.is_over = True
+
+    def give_back(self) -> None:
+        """Gives the batch back in every source. The mixture goes back to the position before it."""
+        if self.is_over:
+            return
+        with self._draws.alone(math.inf, when_closed=True), self._alone:
+            self.is_over = True
+            self._draws.give_back(self._mixed.drawn)
+            self._draws.go_back(self._mixed)
 
 
 @final
 class MixedSource:
-    """The next batches of a mixture, each in flight in all of its sources until commit or give_back.
+    """The next batches of a mixture, each in flight in all of its sources until its hold ends.
 
     Owner of draws of its own. Its calls and those of the mixture run one at a time.
     """
@@ -241,12 +278,9 @@ class MixedSource:
         self._num_items = num_items
         self._draws = mixed.held_draws()
         self._alone = threading.Lock()  # guards the draws: one batch is committed while the next one is drawn
-        self._taken: deque[Taken] = deque()  # the oldest first
+        self._lent: list[_MixedHold] = []  # the oldest first
 
-    def ask(self, num_batches: int) -> None:
-        """Does nothing: a batch begins in take()."""
-
-    def take(self) -> Batch:
+    def take(self) -> Taken:
         """Draws and gathers. Waits for the source that lacks its part, and lets calls of the mixture pass meanwhile."""
         mixed = self._mixed
         start = time.monotonic()
@@ -263,41 +297,35 @@ class MixedSource:
                 if waited_s >= SLICE_S or not _has_come(*lacking, SLICE_S - waited_s):
                     raise mixed.worded(drawn, time.monotonic() - start)
 
-    def _made(self, taken: Taken) -> Batch:
-        self._taken.append(taken)
+    def _made(self, mixed: Mixed) -> Taken:
         try:
-            return self._mixed.batch(taken, self._columns)
+            batch = self._mixed.batch(mixed, self._columns)
         except BaseException:
-            self._drop_newest()
+            self._mixed.give_back(mixed.drawn)
+            self._mixed.go_back(mixed)
             raise
+        hold = _MixedHold(self._mixed, mixed, self._alone)
+        self._lent = [one for one in self._lent if not one.is_over]
+        self._lent.append(hold)
+        return Taken(batch, hold)
 
-    def commit(self, was_late: bool) -> None:
-        """Counts a batch as sampled, in every source."""
-        if self._mixed.closed or any(one.table.closed for one in self._mixed.sources):
-            raise TableClosed()
-        with self._alone:
-            self._mixed.commit(self._draws, self._taken.popleft())
+    def cancel(self) -> None:
+        """Does nothing: take() waits for a slice."""
 
-    def give_back(self, num_batches: int) -> None:
-        """Gives batches back, the newest first."""
+    def close(self) -> None:
+        """Gives back all batches, the newest first."""
+        for hold in reversed(self._lent):
+            hold.give_back()
         with self._mixed.alone(math.inf, when_closed=True), self._alone:
-            for _ in range(min(num_batches, len(self._taken))):
-                self._drop_newest()
-            if not self._taken:
-                for draws in self._draws:
-                    draws.close()
-
-    def _drop_newest(self) -> None:
-        taken = self._taken.pop()
-        self._mixed.give_back(self._draws, taken.drawn)
-        self._mixed.go_back(taken)
+            for draws in self._draws:
+                draws.close()
 
 
 def _has_come(draws: HeldDraws, request: DrawRequest, num_items: int, timeout_s: float) -> bool:
     """Whether a source has its part before the deadline. The draw that finds out is given back."""
     try:
-        draws.draw(request._replace(num_items=num_items), timeout_s)
+        drawn = draws.draw(request._replace(num_items=num_items), timeout_s)
     except DeadlineExceeded:
         return False
-    draws.give_back()
+    drawn.hold.give_back()
     return True

@@ -23,9 +23,10 @@ from relive.over.joined import check_alike, join
 from relive.over.mixed_draws import MixedDraws, MixedSource, Source
 from relive.over.shares import Shares
 from relive.reading.batch import Batch
-from relive.reading.batches import Batches, BatchSource
+from relive.reading.batches import Batches
 from relive.reading.columns import Selection
 from relive.reading.draws import Draw
+from relive.reading.holds import BatchSource
 from relive.reading.rewards import RelabelledSource, Rewarded, RewardFunction, check_reward
 from relive.table.handle import TableHandle
 

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import math
 import os
 import threading
 import time
+import weakref
 from collections import deque
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from relive.core.closing import Closing
 from relive.core.ending import at_end
-from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, SystemFailure, WaitsForItself
+from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, ReliveError, SystemFailure, WaitsForItself
 from relive.reading.batch import Batch
+from relive.reading.holds import BatchSource, Taken
 
-__all__ = ["SLICE_S", "BatchSource", "Batches"]
+__all__ = ["SLICE_S", "Batches"]
 
 SLICE_S = 0.2  # how long a source waits for the limiter in one call
-_running: set[Batches] = set()  # closed at the end of the interpreter, which must not find a thread in the core
-
-
-class BatchSource(Protocol):
-    """The source of batches, each in flight for the limiter from its draw until commit or give_back.
-
-    One thread at a time calls take and give_back. Any thread calls ask and commit, also during take; these two never
-    wait.
-    """
-
-    def ask(self, num_batches: int) -> None:
-        """Asks for num_batches more. A negative number asks for fewer; if none is wanted then, take() ends soon."""
-        ...
-
-    def take(self) -> Batch | None:
-        """The next batch that is wanted. None: no batch is wanted any more, or the batch was given up.
-
-        Waits for the limiter at most SLICE_S, then raises DeadlineExceeded. It may be called again after any error.
-        """
-        ...
-
-    def commit(self, was_late: bool) -> None:
-        """Hands out the oldest batch that was taken. was_late: the program waited for it. Raises TableClosed."""
-        ...
-
-    def give_back(self, num_batches: int) -> None:
-        """Gives back num_batches taken batches, and everything that was drawn and not taken."""
-        ...
+_running: dict[_Bringer, threading.Thread] = {}  # ended with the interpreter, which must not find a thread in the core
 
 
 @final
@@ -69,6 +45,96 @@ class _Bell:
 
 
 @final
+class _Bringer:
+    """The thread of a Batches: takes batches from the source until as many wait as are wanted.
+
+    Owner of the source and of the waiting batches. Any thread and any signal's handler may call stop(). The thread then
+    gives back everything that is in flight, and ends. `lock` guards the batches and the error, and no call waits while
+    it is taken.
+    """
+
+    def __init__(self, source: BatchSource, prefetch: int, device: Any) -> None:
+        self.lock = threading.RLock()
+        self.came = _Bell()  # a batch, an error, or the end
+        self.wanted = _Bell()  # a batch, or the end
+        self.ready: deque[Taken] = deque()
+        self.error: BaseException | None = None  # for next() to raise
+        self.starved: DeadlineExceeded | None = None  # the reason why the next batch does not come
+        self.stopping = False
+        self._source = source
+        self._prefetch = prefetch
+        self._device = device
+        self._unmoved: Taken | None = None  # taken, and not yet on the device
+
+    def stop(self) -> None:
+        """Lets the thread give back the batches and end. Does not wait for that."""
+        self.stopping = True
+        self._source.cancel()
+        self.wanted.ring()
+        self.came.ring()
+
+    def run(self) -> None:
+        """The thread."""
+        while self._wait_until_wanted():
+            try:
+                taken = self._take()
+            except BaseException as error:
+                with self.lock:
+                    self.error = error
+                self.came.ring()
+                continue
+            if taken is not None:
+                with self.lock:
+                    self.ready.append(taken)
+                self.came.ring()
+        self._end()
+
+    def _wait_until_wanted(self) -> bool:
+        while True:
+            with self.lock:
+                if self.stopping:
+                    return False
+                if len(self.ready) < self._prefetch and self.error is None:
+                    return True
+            self.wanted.wait(math.inf)
+
+    def _take(self) -> Taken | None:
+        """One batch; None if the limiter did not allow one within a slice."""
+        try:
+            taken = self._source.take() if self._unmoved is None else self._unmoved
+        except WaitsForItself:
+            # This thread never writes. If no other thread writes either, the consumer's deadline ends the wait.
+            time.sleep(SLICE_S / 20)
+            return None
+        except DeadlineExceeded as error:
+            self.starved = error
+            return None
+        self.starved = None
+        if taken is None or self._device is None:
+            return taken
+        self._unmoved = taken  # if the device has no room, the next call tries the same batch again
+        moved = Taken(taken.batch.to_torch(self._device), taken.hold)
+        self._unmoved = None
+        return moved
+
+    def _end(self) -> None:
+        with self.lock:
+            left = [*self.ready] if self._unmoved is None else [*self.ready, self._unmoved]
+            self.ready.clear()
+        self._quietly(self._source.close)  # the newest draws first, as their numbers ask for
+        for taken in reversed(left):
+            self._quietly(taken.hold.give_back)
+        _running.pop(self, None)
+
+    @staticmethod
+    def _quietly(call: Any) -> None:
+        try:
+            call()
+        except ReliveError:  # a source that is closed, or does not answer, gives back by itself
+            return
+
+
+@final
 class Batches(Closing):
     """An iterator of batches that are drawn and gathered ahead. Use it in a `with` block, which starts and stops it.
 
@@ -78,173 +144,137 @@ class Batches(Closing):
     - next() raises an error of the background thread once. Then the thread tries again, also after ServiceUnavailable.
     - The iterator ends after close(). Any thread may call next().
 
-    Owner of the thread and of the waiting batches. _lock guards both, and no call waits in the source while it is
-    taken. A signal's handler may raise in next() at any place: `with` never leaves a lock of C taken, as it may leave a
-    Condition, and a bell that was not rung is rung by the next call that waits.
+    A signal's handler may raise at any place. A batch that next() then does not return is either given back or counted,
+    once. If the handler raises while the `with` block begins or ends, the thread ends when this object is collected.
     """
 
     def __init__(self, source: BatchSource, num_items: int, prefetch: int, device: Any, timeout_s: float) -> None:
-        self._source = source
+        self._bringer = _Bringer(source, prefetch, device)
         self._num_items = num_items
         self._prefetch = prefetch
-        self._device = device
         self._timeout_s = timeout_s
-        self._lock = threading.RLock()
-        self._came = _Bell()  # a batch, an error, or the end
-        self._wanted = _Bell()  # a batch, or the end
-        self._ready: deque[Batch] = deque()
-        self._unmoved: Batch | None = None  # of the thread: taken, and not yet on the device
-        self._num_asked = 0  # batches that are wanted and not ready
-        self._starved: DeadlineExceeded | None = None  # the reason why the next batch does not come
-        self._error: BaseException | None = None  # of the thread, for next() to raise
-        self._stopping = False
         self._thread: threading.Thread | None = None
-        self._process = 0
+        self._process = os.getpid()
+        weakref.finalize(self, self._bringer.stop).atexit = False
 
     def __enter__(self) -> Batches:
-        if self._thread is not None or self._stopping:
+        if self._thread is not None or self._bringer.stopping:
             raise InvalidConfig("batches()", "one `with` block each", "a second one")
-        thread = threading.Thread(target=self._bring, name="relive-prefetch", daemon=True)
+        thread = threading.Thread(target=self._bringer.run, name="relive-prefetch", daemon=True)
         self._process = os.getpid()
-        self._ask(self._prefetch)
+        _running[self._bringer] = self._thread = thread
         try:
-            thread.start()
+            _start(thread)
         except RuntimeError:  # Python does not say why
-            self._ask(-self._prefetch)
+            del _running[self._bringer]
+            self._thread = None
             raise SystemFailure("starting the thread that draws ahead", errno.EAGAIN) from None
-        self._thread = thread
-        _running.add(self)
         return self
 
     def __iter__(self) -> Batches:
         return self
 
     def __next__(self) -> Batch:
-        if self._is_a_childs and not self._stopping:
+        bringer = self._bringer
+        if self._is_a_childs and not bringer.stopping:
             raise ForkedHandle("an iterator of batches")  # before the lock, which the fork may have copied taken
         start = time.monotonic()
         was_late = False
         while True:
-            with self._lock:
-                if self._thread is None and not self._stopping:
+            with bringer.lock:
+                if self._thread is None and not bringer.stopping:
                     raise InvalidConfig("batches()", "use in a `with` block", "next() outside of it")
-                if self._ready:
+                if bringer.ready and not bringer.stopping:
                     return self._hand_out(was_late)
                 self._raise_if_over()
                 waited = time.monotonic() - start
                 if waited >= self._timeout_s:
                     raise self._deadline_exceeded(waited)
             was_late = True
-            self._wanted.ring()
-            self._came.wait(min(self._timeout_s - waited, SLICE_S))
+            bringer.wanted.ring()
+            bringer.came.wait(min(self._timeout_s - waited, SLICE_S))
 
     def close(self) -> None:
-        """Stops the thread and gives back the batches that were not handed out. Closing twice is harmless.
+        """Stops the thread, which gives back the batches that were not handed out. Closing twice is harmless.
 
         Blocks: until the call of the source that is under way ends.
         """
-        _running.discard(self)
-        if self._is_a_childs or self._stopping:
-            self._stopping = True  # in a child, thread and batches in flight belong to the parent
+        if self._is_a_childs:  # in a child, thread and batches in flight belong to the parent
+            self._bringer.stopping = True
             return
-        with self._lock:
-            self._stopping = True
-            self._ask(-self._num_asked)
-        self._wanted.ring()
-        self._came.ring()
+        self._bringer.stop()
         if self._thread is not None:
             self._thread.join()
-        unused = len(self._ready) + (0 if self._unmoved is None else 1)
-        self._ready.clear()
-        self._unmoved = None
-        self._source.give_back(unused)
 
     def __repr__(self) -> str:
-        state = "closed" if self._stopping else "running" if self._thread is not None else "not started"
-        return f"Batches({self._num_items} items, {len(self._ready)} of {self._prefetch} ready, {state})"
+        bringer = self._bringer
+        state = "closed" if bringer.stopping else "running" if self._thread is not None else "not started"
+        return f"Batches({self._num_items} items, {len(bringer.ready)} of {self._prefetch} ready, {state})"
 
-    # ---- the consumer's side; _lock is taken -----------------------------------------------------------------------
+    # ---- parts; the bringer's lock is taken ------------------------------------------------------------------------
 
     @property
     def _is_a_childs(self) -> bool:
         """Whether this is the copy in a forked child of an iterator that runs in the parent."""
         return self._thread is not None and self._process != os.getpid()
 
-    def _ask(self, num_batches: int) -> None:
-        self._num_asked += num_batches
-        self._source.ask(num_batches)
-
     def _hand_out(self, was_late: bool) -> Batch:
-        self._source.commit(was_late)
-        batch = self._ready.popleft()
-        self._ask(1)
-        self._wanted.ring()
-        if self._ready or self._error is not None:
-            self._came.ring()  # another consumer may wait
-        return batch
+        bringer = self._bringer
+        taken = bringer.ready[0]
+        taken.hold.commit(was_late)
+        bringer.ready.popleft()
+        bringer.wanted.ring()
+        if bringer.ready or bringer.error is not None:
+            bringer.came.ring()  # another consumer may wait
+        return taken.batch
 
     def _raise_if_over(self) -> None:
-        if self._stopping:
-            self._came.ring()  # for other consumers
+        bringer = self._bringer
+        if bringer.stopping:
+            bringer.came.ring()  # for other consumers
             raise StopIteration
-        if self._error is not None:
-            error, self._error = self._error, None
-            self._wanted.ring()  # the thread waits for this
+        if bringer.error is not None:
+            error, bringer.error = bringer.error, None
+            bringer.wanted.ring()  # the thread waits for this
             raise error
 
     def _deadline_exceeded(self, waited_s: float) -> DeadlineExceeded:
-        last = self._starved
+        last = self._bringer.starved
         if last is None:
             return DeadlineExceeded(self._num_items, 0, waited_s)
         return DeadlineExceeded(last.needs, last.has, waited_s, last.holder_pid)
 
-    # ---- the thread ------------------------------------------------------------------------------------------------
 
-    def _bring(self) -> None:
-        while self._wait_until_asked():
-            try:
-                batch = self._take()
-            except BaseException as error:
-                with self._lock:
-                    self._error = error
-                self._came.ring()
-                continue
-            if batch is not None:
-                with self._lock:
-                    self._ready.append(batch)
-                    self._num_asked -= 1
-                self._came.ring()
+def _start(thread: threading.Thread) -> None:
+    """Starts a thread, on a thread of its own.
 
-    def _wait_until_asked(self) -> bool:
-        while True:
-            with self._lock:
-                if self._stopping:
-                    return False
-                if self._num_asked > 0 and self._error is None:
-                    return True
-            self._wanted.wait(math.inf)
+    A signal's handler runs on the main thread. If it raised within Thread.start, a lock of Python's could stay taken,
+    for which the new thread would wait for ever. Here the main thread waits in one call of C.
 
-    def _take(self) -> Batch | None:
-        """One batch; None if the limiter did not allow one within a slice."""
+    Raises:
+        RuntimeError: the system starts no more threads.
+    """
+    problems: list[RuntimeError] = []
+    is_done = _thread.allocate_lock()
+    is_done.acquire()
+
+    def start() -> None:
         try:
-            batch = self._source.take() if self._unmoved is None else self._unmoved
-        except WaitsForItself:
-            # This thread never writes. If no other thread writes either, the consumer's deadline ends the wait.
-            time.sleep(SLICE_S / 20)
-            return None
-        except DeadlineExceeded as error:
-            self._starved = error
-            return None
-        self._starved = None
-        if batch is None or self._device is None:
-            return batch
-        self._unmoved = batch  # if the device has no room, the next call tries the same batch again
-        moved = batch.to_torch(self._device)
-        self._unmoved = None
-        return moved
+            thread.start()
+        except RuntimeError as problem:
+            problems.append(problem)
+        finally:
+            is_done.release()
+
+    _thread.start_new_thread(start, ())
+    is_done.acquire()
+    if problems:
+        raise problems[0]
 
 
 @at_end
 def _stop_all() -> None:
-    for batches in list(_running):
-        batches.close()
+    for bringer, thread in list(_running.items()):
+        bringer.stop()
+        if thread.ident is not None:  # it was started
+            thread.join()

@@ -13,7 +13,7 @@ from relive.config.casting import as_array, cast
 from relive.config.hindsight import Hindsight
 from relive.errors import InvalidConfig, ShapeMismatch, UnknownColumn
 from relive.reading.batch import Batch
-from relive.reading.batches import BatchSource
+from relive.reading.holds import BatchSource, Taken
 
 __all__ = [
     "RELABELLED",
@@ -95,24 +95,25 @@ class RelabelledSource:
     def __init__(self, source: BatchSource, rewarded: Rewarded) -> None:
         self._source = source
         self._rewarded = rewarded
-        self._waiting: Batch | None = None  # taken, and its rewards are still to be computed
-        self.ask, self.commit = source.ask, source.commit
+        self._waiting: Taken | None = None  # its rewards are still to be computed
+        self.cancel = source.cancel
 
-    def take(self) -> Batch | None:
+    def take(self) -> Taken | None:
         """As BatchSource.take(). If the function raises, the next call tries the same batch again."""
-        batch = self._source.take() if self._waiting is None else self._waiting
-        if batch is None:
+        taken = self._source.take() if self._waiting is None else self._waiting
+        if taken is None:
             return None
-        self._waiting = batch
-        made = self._rewarded(batch)
+        self._waiting = taken
+        made = Taken(self._rewarded(taken.batch), taken.hold)
         self._waiting = None
         return made
 
-    def give_back(self, num_batches: int) -> None:
-        """As BatchSource.give_back(), with the batch that waits for its rewards."""
-        num_batches += 0 if self._waiting is None else 1
-        self._waiting = None
-        self._source.give_back(num_batches)
+    def close(self) -> None:
+        """As BatchSource.close(), with the batch that waits for its rewards."""
+        if self._waiting is not None:
+            self._waiting.hold.give_back()
+            self._waiting = None
+        self._source.close()
 
 
 def goals_of(sampler: object, names: tuple[str, ...]) -> Goals | None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import final
 
-from relive._core import Claims, CoreTable, PlannedBatch
+from relive._core import CoreTable, Hold, PlannedBatch
 from relive.core.request import DrawRequest
-from relive.errors import DeadlineExceeded, RareItems, TableClosed
+from relive.core.table_core import DrawnItems
+from relive.errors import DeadlineExceeded, RareItems
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
-from relive.reading.held_draws import HeldDraw
+from relive.reading.holds import HeldDraw, Taken
 
-__all__ = ["DrawNumber", "LocalDraws", "PlannedSource", "SampledSource"]
+__all__ = ["DrawNumber", "LocalDraws", "NumberedHold", "PlannedSource", "SampledSource"]
 
 
 @final
@@ -35,9 +35,59 @@ class DrawNumber:
             self._call = -1  # another thread drew at the same time: the number of this draw is not known
 
     def give_back(self) -> None:
-        """Notes that the draw was not used."""
-        if self._call >= 0 and not self._core.closed:
-            self._core.return_call(self._call)
+        """Notes that the draw was not used. A second call does nothing."""
+        call, self._call = self._call, -1
+        if call >= 0 and not self._core.closed:
+            self._core.return_call(call)
+
+
+@final
+class NumberedHold:
+    """The hold of a draw of a local table (relive.reading.holds), and the number of the draw."""
+
+    def __init__(self, hold: Hold, number: DrawNumber) -> None:
+        self._hold = hold
+        self._number = number
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the draw is in flight."""
+        return self._hold.is_held
+
+    def drawn(self, core: CoreTable, request: DrawRequest, timeout_s: float) -> DrawnItems:
+        """Makes the draw, in flight."""
+        drawn = core.draw(request, timeout_s, self._hold)
+        self._number.taken()
+        return drawn
+
+    def commit(self, was_late: bool = False) -> None:
+        """Counts the draw. One step of the core: no signal's handler of Python runs within it."""
+        self._hold.commit()
+
+    def give_back(self) -> None:
+        """Gives back the draw and its number."""
+        if self._hold.is_held:
+            self._hold.give_back()
+            self._number.give_back()
+
+
+@final
+class _PlannedHold:
+    """The hold of a planned batch, which also notes whether the program waited for it."""
+
+    def __init__(self, planned: PlannedBatch, number: DrawNumber) -> None:
+        self._planned = planned
+        self._number = number
+
+    def commit(self, was_late: bool = False) -> None:
+        """Counts the draw, and the batch as late if it was late. One step of the core."""
+        self._planned.commit(was_late)
+
+    def give_back(self) -> None:
+        """Gives back the draw and its number."""
+        if self._planned.is_held:
+            self._planned.give_back()
+            self._number.give_back()
 
 
 @final
@@ -46,41 +96,20 @@ class LocalDraws:
 
     def __init__(self, core: CoreTable) -> None:
         self._core = core
-        self._held: deque[tuple[DrawRequest, Claims, DrawNumber]] = deque()  # the oldest first
+        self._holds: list[NumberedHold] = []  # the oldest first
 
     def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
         """Makes one draw, in flight."""
-        claims, number = Claims(), DrawNumber(self._core)
-        self._held.append((request, claims, number))  # before the draw, which an interrupt may part from its result
-        try:
-            drawn = HeldDraw(*self._core.draw(request, timeout_s, claims=claims))
-        except BaseException:
-            if claims.is_held:
-                number.taken()
-                self.give_back()
-            else:
-                self._held.pop()
-            raise
-        number.taken()
-        return drawn
-
-    def commit(self) -> None:
-        """Counts the oldest draw as sampled. Raises TableClosed: closing gave back every draw in flight."""
-        request, claims, _ = self._held[0]
-        self._core.commit_batch(request.index_number, request.num_items, claims, request.selection is not None)
-        self._held.popleft()  # an interrupt before it leaves a draw that is not held, which close() forgets
-
-    def give_back(self) -> None:
-        """Gives back the newest draw."""
-        request, claims, number = self._held.pop()
-        if claims.is_held and not self._core.closed:
-            self._core.give_back_batch(request.index_number, request.num_items, claims)
-            number.give_back()
+        hold = NumberedHold(Hold(), DrawNumber(self._core))
+        self._holds = [one for one in self._holds if one.is_held]
+        self._holds.append(hold)  # before the draw, which an interrupt may part from its result
+        return HeldDraw(*hold.drawn(self._core, request, timeout_s), hold)
 
     def close(self) -> None:
-        """Gives back all draws."""
-        while self._held:
-            self.give_back()
+        """Gives back all draws, the newest first."""
+        while self._holds:
+            self._holds[-1].give_back()
+            self._holds.pop()
 
 
 @final
@@ -91,44 +120,24 @@ class SampledSource:
         self._core = core
         self._request = request
         self._columns = columns
-        self._taken: deque[DrawNumber] = deque()  # of the batches in flight, the oldest first
 
-    def ask(self, num_batches: int) -> None:
-        """Does nothing: a batch begins in take(), which is short."""
-
-    def take(self) -> Batch:
+    def take(self) -> Taken:
         """Draws and gathers."""
-        number = DrawNumber(self._core)
-        drawn = self._core.draw(self._request, SLICE_S, hold=True)
-        number.taken()
-        self._taken.append(number)
-        return Batch(self._columns, *drawn)
+        hold = NumberedHold(Hold(gives_back_uses=False), DrawNumber(self._core))
+        return Taken(Batch(self._columns, *hold.drawn(self._core, self._request, SLICE_S)), hold)
 
-    def commit(self, was_late: bool) -> None:
-        """Counts a batch as sampled."""
-        if self._core.closed:
-            raise TableClosed()  # closing took everything back that was in flight
-        self._core.commit_held(self._request.index_number, self._request.num_items)
-        self._taken.popleft()
+    def cancel(self) -> None:
+        """Does nothing: take() is short."""
 
-    def give_back(self, num_batches: int) -> None:
-        """Gives batches back to the limiter, the newest first, with their numbers.
-
-        A signal's handler that raised in next() may have kept a batch there that was committed: it is none of these.
-        """
-        num_batches = min(num_batches, len(self._taken))
-        for _ in range(num_batches):
-            self._taken.pop().give_back()
-        if num_batches and not self._core.closed:
-            self._core.return_held(self._request.index_number, num_batches * self._request.num_items)
+    def close(self) -> None:
+        """Does nothing: nothing is drawn that was not taken."""
 
 
 @final
 class PlannedSource:
     """The next batches of a tiered table: drawn, and being read from the disk. take() completes the first of them.
 
-    Owner of the planned batches, which are in flight for the limiter until commit or give_back. depth: how many there
-    are.
+    Owner of the planned batches. depth: how many there are.
     """
 
     def __init__(self, core: CoreTable, request: DrawRequest, columns: Columns, depth: int) -> None:
@@ -137,62 +146,38 @@ class PlannedSource:
         self._columns = columns
         self._depth = depth
         self._planned: deque[tuple[PlannedBatch, DrawNumber]] = deque()
-        self._taken: deque[DrawNumber] = deque()  # of batches that take() returned and that are not handed out
-        self._lock = threading.Lock()  # guards the two attributes below
-        self._current: PlannedBatch | None = None
-        self._num_wanted = 0
+        self._is_cancelled = False
 
-    def ask(self, num_batches: int) -> None:
-        """Counts the batches that are wanted.
-
-        If none is wanted any more, the batch that take() waits for is cancelled.
-        """
-        with self._lock:
-            self._num_wanted += num_batches
-            if num_batches < 0 and self._num_wanted <= 0 and self._current is not None:
-                self._current.cancel()
-
-    def take(self) -> Batch | None:
+    def take(self) -> Taken | None:
         """Draws ahead as far as the limiter allows, then waits for the rows of the first batch and copies them."""
         self._draw_ahead()
-        with self._lock:
-            if self._num_wanted <= 0:
-                return None
-            planned, number = self._planned.popleft()
-            self._current = planned
-        made = None
+        planned, number = self._planned[0]
+        if self._is_cancelled:  # after _planned was filled: cancel() sees what this call is about to wait for
+            return None
         try:
             made = self._core.gather_planned(planned, self._request.selection)
-        finally:
-            with self._lock:
-                self._current = None
-                self._num_wanted -= 0 if made is None else 1
-            if made is None:
-                self._return(planned.num_held)
-            else:
-                self._taken.append(number)
-        return None if made is None else Batch(self._columns, *made)
+        except BaseException:
+            self._planned.popleft()
+            planned.give_back()
+            raise
+        self._planned.popleft()
+        if made is None:
+            planned.give_back()
+            return None
+        return Taken(Batch(self._columns, *made), _PlannedHold(planned, number))
 
-    def commit(self, was_late: bool) -> None:
-        """Counts a batch as sampled, and as late if it was late."""
-        if self._core.closed:
-            raise TableClosed()  # closing took everything back that was in flight
-        if was_late:
-            self._core.note_late_batch()
-        self._core.commit_held(self._request.index_number, self._request.num_items)
-        self._taken.popleft()
+    def cancel(self) -> None:
+        """Cancels the batch that take() waits for."""
+        self._is_cancelled = True
+        for planned, _ in list(self._planned):
+            planned.cancel()
 
-    def give_back(self, num_batches: int) -> None:
-        """Gives back these batches, and those that were drawn and not taken."""
+    def close(self) -> None:
+        """Gives back the batches that were drawn and not taken, the newest first."""
         while self._planned:
             planned, number = self._planned.pop()
-            planned.drop()
-            self._return(planned.num_held)
+            planned.give_back()
             number.give_back()
-        num_batches = min(num_batches, len(self._taken))
-        for _ in range(num_batches):
-            self._taken.pop().give_back()
-        self._return(num_batches * self._request.num_items)
 
     def _draw_ahead(self) -> None:
         while len(self._planned) < self._depth:
@@ -206,7 +191,3 @@ class PlannedSource:
                 return  # first the batches that exist; a later call raises the error if it lasts
             number.taken()
             self._planned.append((planned, number))
-
-    def _return(self, num_items: int) -> None:
-        if num_items and not self._core.closed:  # closing the table gives back every draw
-            self._core.return_held(self._request.index_number, num_items)

@@ -18,9 +18,8 @@ from relive.core.loadable import Loadable
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import InvalidConfig, ReliveError, RequestTooLarge
-from relive.reading.batches import BatchSource
 from relive.reading.columns import Columns, Selection
-from relive.reading.held_draws import HeldDraws
+from relive.reading.holds import BatchSource, HeldDraws
 from relive.reading.rewards import RELABELLED, extra_columns, goals_of
 from relive.table.columns import asked_names, shown_columns
 from relive.writing.late_rows import LateRows

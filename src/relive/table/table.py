@@ -20,8 +20,8 @@ from relive.core.made_files import note_made
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, NameTaken, NotShareable
-from relive.reading.batches import BatchSource
 from relive.reading.columns import Columns
+from relive.reading.holds import BatchSource
 from relive.reading.sources import LocalDraws, PlannedSource, SampledSource
 from relive.table.handle import TableHandle
 from relive.writing.writer import Writer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from collections import deque
 from typing import cast, final
 
 from relive.core.request import DrawRequest
@@ -11,6 +11,7 @@ from relive.errors import DeadlineExceeded, RareItems, ReliveError, TableClosed
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
+from relive.reading.holds import Taken
 from relive.service.client.connection import MIN_REPLY_S, cutoff
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_core import RemoteCore, RemoteSelection
@@ -23,41 +24,52 @@ _MAX_ASKED = 16  # most requests without an answer; answers wait in the transpor
 
 
 @final
+class _Lent:
+    """The hold of a batch that the server keeps in flight. The end of the stream gives back every batch of it."""
+
+    def __init__(self, core: RemoteCore) -> None:
+        self._core = core
+        self.is_handed_out = False
+
+    def commit(self, was_late: bool = False) -> None:
+        """Counts the batch as handed out. The next message tells the server."""
+        if self._core.closed:
+            raise TableClosed()
+        self.is_handed_out = True
+
+    def give_back(self) -> None:
+        """Does nothing: the source ends the stream when it is closed."""
+
+
+@final
 class RemoteSource:
     """Sends requests for batches and takes the answers in order.
 
     The server keeps drawn batches in flight until the client says that they were handed out. This object owns the
-    stream. take() opens the stream, and the end of the stream gives back the batches in flight. `_lock` protects the
-    fields below it and the sending of requests.
+    stream. take() opens the stream and sends the requests. close() ends the stream, which gives back the batches in
+    flight. Only the thread of take() and close() uses the stream, so no signal's handler interrupts a message.
+
+    depth: batches that are requested or wait to be handed out.
     """
 
-    def __init__(self, core: RemoteCore, request: DrawRequest, columns: Columns, timeout_s: float) -> None:
+    def __init__(self, core: RemoteCore, request: DrawRequest, columns: Columns, depth: int, timeout_s: float) -> None:
         self._core = core
         self._columns = columns
         self._remote = cast(RemoteSelection, request.selection)
         self._num_items = request.num_items
+        self._depth = depth
         self._timeout_s = timeout_s
         self._header = {"op": "sample", **request.to_header(), "timeout_s": SLICE_S}
-        self._lock = threading.Lock()
         self._stream: Exchange | None = None
-        self._num_wanted = 0
+        self._lent: deque[_Lent] = deque()  # batches of this stream that the server does not know as handed out
         self._num_sent = 0  # requests without an answer
-        self._num_handed_out = 0  # batches handed out since the last message
         self._is_starved = False  # whether the limiter refused the last request: then one request at a time
         self._cut: BaseException | None = None  # the error of a failed send
 
-    def ask(self, num_batches: int) -> None:
-        """Sends requests for this many more batches if the stream is open."""
-        with self._lock:
-            self._num_wanted += num_batches
-            if num_batches > 0:
-                self._send_requests()
-
-    def take(self) -> Batch | None:
+    def take(self) -> Taken:
         """Returns the next answer's batch. Raises ServiceUnavailable, and the server's errors."""
         stream = self._stream or self._open()
-        if not self._has_sent():
-            return None
+        self._send_requests(stream)
         start = time.monotonic()
         try:
             if self._cut is not None and not self._num_sent:
@@ -72,40 +84,37 @@ class RemoteSource:
                 block = stream.receive_block(told, body, packing.num_bytes(count, rows))
             stream.end()
         except ReliveError:  # before StreamBroken: some errors of the library are OSErrors
-            self._drop(stream)
+            self._forget()
+            self._core.connection.drop(stream)
             raise
         except StreamBroken as problem:
-            self._forget(stream)
+            self._forget()
             raise self._core.connection.broken(stream, problem, start) from None
-        with self._lock:
-            self._num_sent -= 1
-            self._num_wanted -= 1 if error is None else 0
-            self._is_starved = isinstance(error, (DeadlineExceeded, RareItems))
+        self._num_sent -= 1
+        self._is_starved = isinstance(error, (DeadlineExceeded, RareItems))
         if error is not None:
             raise error  # as an answer, which ends no stream: the batches before it are still in flight
         assert block is not None
         *arrays, keys, probabilities = packing.arrays(block, count, rows)
-        return Batch(self._columns, arrays, keys, probabilities, told["live"])
+        self._lent.append(_Lent(self._core))
+        return Taken(Batch(self._columns, arrays, keys, probabilities, told["live"]), self._lent[-1])
 
-    def commit(self, was_late: bool) -> None:
-        """Counts a batch as handed out. The next message tells the server."""
-        if self._core.closed:
-            raise TableClosed()
-        with self._lock:
-            self._num_handed_out += 1
+    def cancel(self) -> None:
+        """Does nothing: the server answers a request within a slice."""
 
-    def give_back(self, num_batches: int) -> None:
+    def close(self) -> None:
         """Tells the server how many batches were handed out, and ends the stream.
 
         The server then gives back the other batches.
         """
-        stream, self._stream = self._stream, None
+        stream, handed_out = self._stream, self._num_handed_out()
+        self._forget()
         if stream is None or self._core.closed:
             return
         ends = cutoff(min(self._timeout_s, _REPLY_S))
         stream.begin(ends)
         try:
-            stream.send(framing.encode({"op": "count", "handed_out": self._num_handed_out}))
+            stream.send(framing.encode({"op": "count", "handed_out": handed_out}))
         except StreamBroken:
             pass  # the server is gone, and so are its batches in flight
         self._core.connection.finish(stream, ends)
@@ -114,38 +123,32 @@ class RemoteSource:
 
     def _open(self) -> Exchange:
         stream = self._core.connection.open("hold", {}, cutoff(self._timeout_s))[0]
-        with self._lock:
-            self._stream, self._num_sent, self._num_handed_out, self._cut = stream, 0, 0, None
+        self._stream, self._cut = stream, None
         return stream
 
-    def _has_sent(self) -> bool:
-        with self._lock:
-            self._send_requests()
-            return self._num_sent > 0 or self._cut is not None
+    def _num_handed_out(self) -> int:
+        """The batches that were handed out since the last message, which has to tell the server."""
+        count = 0
+        while self._lent and self._lent[0].is_handed_out:
+            self._lent.popleft()
+            count += 1
+        return count
 
-    def _send_requests(self) -> None:
-        """Sends requests for all wanted batches; one at a time while the limiter allows none.
-
-        Needs the lock `_lock`.
-        """
-        stream = self._stream
-        if stream is None or self._cut is not None:
+    def _send_requests(self, stream: Exchange) -> None:
+        """Sends requests for all batches that are wanted; one at a time while the limiter allows none."""
+        if self._cut is not None:
             return
         most = 1 if self._is_starved else _MAX_ASKED
+        num_wanted = self._depth - sum(not lent.is_handed_out for lent in self._lent)
         try:
-            for _ in range(min(self._num_wanted, most) - self._num_sent):
+            for _ in range(max(min(num_wanted, most), 1) - self._num_sent):
                 after = self._core.after()
                 more = {"after": after} if after else {}
-                stream.send(framing.encode({**self._header, **more, "handed_out": self._num_handed_out}))
-                self._num_handed_out = 0
+                stream.send(framing.encode({**self._header, **more, "handed_out": self._num_handed_out()}))
                 self._num_sent += 1
         except StreamBroken as problem:
             self._cut = problem
 
-    def _forget(self, stream: Exchange) -> None:
-        with self._lock:
-            self._stream, self._num_sent, self._num_handed_out = None, 0, 0
-
-    def _drop(self, stream: Exchange) -> None:
-        self._forget(stream)
-        self._core.connection.drop(stream)
+    def _forget(self) -> None:
+        self._stream, self._num_sent = None, 0
+        self._lent.clear()

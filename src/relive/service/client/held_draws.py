@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, final
 
 from relive.core.request import DrawRequest
 from relive.errors import ServiceUnavailable, TableClosed
-from relive.reading.held_draws import HeldDraw
+from relive.reading.holds import HeldDraw
 from relive.service.client.connection import cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_core import RemoteCore, RemoteSelection
@@ -20,8 +19,33 @@ __all__ = ["RemoteDraws"]
 
 
 @final
+class _Lent:
+    """A draw that the server keeps in flight, on the stream that made it (relive.reading.holds.Hold)."""
+
+    def __init__(self, draws: RemoteDraws, stream: Exchange) -> None:
+        self._draws = draws
+        self._stream = stream
+        self._is_over = False
+
+    def commit(self) -> None:
+        """Counts the draw on the server; the oldest draw first. Raises ServiceUnavailable if it does not answer.
+
+        An interrupt of the message ends the stream, and the draw goes back.
+        """
+        if not self._is_over:
+            self._is_over = True
+            self._draws.tell(self._stream, {"op": "count", "handed_out": 1})
+
+    def give_back(self) -> None:
+        """Gives the draw back to the server; the newest draw first. If the stream is over, the draw went back."""
+        if not self._is_over:
+            self._is_over = True
+            self._draws.tell_of_return(self._stream)
+
+
+@final
 class RemoteDraws:
-    """Draws from a remote table (relive.reading.held_draws.HeldDraws). Each call is one round trip.
+    """Draws from a remote table (relive.reading.holds.HeldDraws). Each call is one round trip.
 
     The object owns a stream, which the first draw opens. When the stream ends, the server gives back the draws in
     flight and the uses that they took. The server also does so if this process dies.
@@ -30,7 +54,6 @@ class RemoteDraws:
     def __init__(self, core: RemoteCore) -> None:
         self._core = core
         self._stream: Exchange | None = None
-        self._held: deque[Exchange] = deque()  # the stream of each draw in flight, the oldest draw first
 
     def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
         """Makes one draw and keeps it in flight.
@@ -53,28 +76,25 @@ class RemoteDraws:
         told, block = self._exchange(stream, framing.encode(header | {"handed_out": 0}), cutoff(timeout_s), receive)
         if "error" in told:
             raise framing.error_from(told["error"])
-        self._held.append(stream)
         *arrays, keys, probabilities = packing.arrays(block, request.num_items, packing.num_rows(told))
-        return HeldDraw(arrays, keys, probabilities, told["live"])
+        return HeldDraw(arrays, keys, probabilities, told["live"], _Lent(self, stream))
 
-    def commit(self) -> None:
-        """Counts the oldest draw as sampled on the server. Raises ServiceUnavailable if the server does not answer."""
-        if self._held.popleft() is not self._stream:
+    def tell(self, stream: Exchange, header: dict[str, Any]) -> None:
+        """Sends a message about a draw of this stream. Raises ServiceUnavailable, also if the stream is over."""
+        if stream is not self._stream:
             raise ServiceUnavailable(self._core.path, 0.0, "the stream that held the batch is over")
-        self._tell({"op": "count", "handed_out": 1})
+        told, _ = self._exchange(stream, framing.encode(header), cutoff(self._core.timeout_s), stream.receive)
+        if "error" in told:
+            raise framing.error_from(told["error"])
 
-    def give_back(self) -> None:
-        """Gives the newest draw back to the server.
-
-        If the server cannot be told, the stream is over and the draw goes back anyway.
-        """
-        if self._held.pop() is self._stream:
-            self._tell({"op": "back", "handed_out": 0})
+    def tell_of_return(self, stream: Exchange) -> None:
+        """Gives back the newest draw of this stream, unless the stream is over."""
+        if stream is self._stream:
+            self.tell(stream, {"op": "back", "handed_out": 0})
 
     def close(self) -> None:
         """Ends the stream. The server then takes back all draws in flight."""
         stream, self._stream = self._stream, None
-        self._held.clear()
         if stream is not None and not self._core.closed:
             self._core.connection.finish(stream, cutoff(min(self._core.timeout_s, 10.0)))
 
@@ -86,14 +106,6 @@ class RemoteDraws:
         stream = self._core.connection.open("hold", {}, cutoff(max(timeout_s, min(self._core.timeout_s, 10.0))))[0]
         self._stream = stream
         return stream
-
-    def _tell(self, header: dict[str, Any]) -> None:
-        stream = self._stream
-        if stream is None:
-            raise TableClosed()
-        told, _ = self._exchange(stream, framing.encode(header), cutoff(self._core.timeout_s), stream.receive)
-        if "error" in told:
-            raise framing.error_from(told["error"])
 
     def _exchange(
         self, stream: Exchange, message: bytes, ends: float, receive: Callable[[], tuple[dict[str, Any], Any]]

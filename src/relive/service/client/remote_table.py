@@ -12,8 +12,8 @@ from relive.config.spec import StepSpec
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig
-from relive.reading.batches import BatchSource
 from relive.reading.columns import Columns
+from relive.reading.holds import BatchSource
 from relive.service.client.batches import RemoteSource
 from relive.service.client.connection import Connection, cutoff
 from relive.service.client.held_draws import RemoteDraws
@@ -133,7 +133,7 @@ class RemoteTable(TableHandle):
     def _batch_source(
         self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
-        return RemoteSource(self._remote, request, columns, timeout_s), prefetch
+        return RemoteSource(self._remote, request, columns, prefetch, timeout_s), prefetch
 
     @property
     def core(self) -> RemoteCore:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 
-from relive._core import Claims
+from relive._core import Hold
 from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems
 from relive.errors import BadMessage, InvalidConfig, ReliveError
@@ -213,14 +213,10 @@ class CallSession(Session):
 
 
 class _Lent(NamedTuple):
-    """A batch that was drawn and not yet handed out.
+    """A batch that was drawn and not yet handed out."""
 
-    `claims`: the uses that the draw took, if they are given back with it.
-    """
-
-    request: DrawRequest
+    hold: Hold
     number: DrawNumber
-    claims: Claims | None
 
 
 @final
@@ -241,7 +237,7 @@ class HoldSession(Session):
         if "after" in header:
             self.hosted.wait_for(header["after"], framing.seconds(header))
         for _ in range(framing.whole(header, "handed_out", 0, len(self._held))):
-            self._commit(self._held.pop(0))
+            self._held.pop(0).hold.commit()
         op = framing.field(header, "op", str)
         if op in ("sample", "draw"):
             self._draw(header, op == "sample")
@@ -255,35 +251,23 @@ class HoldSession(Session):
     def _draw(self, header: Header, has_columns: bool) -> None:
         core, number = self.hosted.table.core, DrawNumber(self.hosted.table.core)
         asked = self._asked_draw(header, has_columns)
-        claims = Claims() if header.get("claims") is True or not has_columns else None
+        hold = Hold(gives_back_uses=header.get("claims") is True or not has_columns)
         drawn = self.hosted.wait(
-            lambda slice_s: core.draw(asked.request, slice_s, True, claims), framing.seconds(header), self.pipe.gone
+            lambda slice_s: core.draw(asked.request, slice_s, hold), framing.seconds(header), self.pipe.gone
         )
         number.taken()
-        self._held.append(_Lent(asked.request, number, claims))
+        self._held.append(_Lent(hold, number))
         send_drawn(self.pipe, asked, drawn, {})
 
-    def _commit(self, lent: _Lent) -> None:
-        core, request = self.hosted.table.core, lent.request
-        if lent.claims is None:
-            core.commit_held(request.index_number, request.num_items)
-        else:
-            core.commit_batch(request.index_number, request.num_items, lent.claims, request.selection is not None)
-
     def _give_back(self, lent: _Lent) -> None:
-        core, request = self.hosted.table.core, lent.request
-        if lent.claims is None:
-            core.return_held(request.index_number, request.num_items)
-        else:
-            core.give_back_batch(request.index_number, request.num_items, lent.claims)
+        lent.hold.give_back()
         lent.number.give_back()
 
     def end(self) -> None:
         """Gives back the batches that were not handed out."""
         held, self._held = self._held, []
-        if not self.hosted.table.closed:  # a closed table has given every batch back
-            for lent in reversed(held):
-                self._give_back(lent)
+        for lent in reversed(held):
+            self._give_back(lent)
 
 
 def send_drawn(pipe: Pipe, asked: AskedDraw, drawn: DrawnItems, header: Header) -> None:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple, final
 
-from relive._core import Claims, CoreTable
+from relive._core import CoreTable, Hold
 from relive.core.request import DrawRequest
 from relive.errors import BadMessage, TableClosed
 from relive.reading.sources import DrawNumber
@@ -34,13 +34,13 @@ _SHAPES_AT, _SHAPE = 320, struct.Struct("<3I")
 class _Lent(NamedTuple):
     """A draw that is not settled.
 
-    `claims`: None for a draw of a reader, which is not counted. `is_read`: the rows of the draw have been read when it
+    `hold`: None for a draw of a reader, which is not counted. `is_read`: the rows of the draw have been read when it
     is handed out; if False, the rows are still to be gathered.
     """
 
     request: DrawRequest
     number: DrawNumber
-    claims: Claims | None
+    hold: Hold | None
     is_read: bool
 
 
@@ -93,14 +93,14 @@ class ShardSession(Session):
     def _draw(self, header: Header) -> None:
         core, number = self._core, DrawNumber(self._core)
         asked = self._asked_draw(header, "names" in header)
-        claims = None if self.hosted.table.read_only else Claims()
+        hold = None if self.hosted.table.read_only else Hold()
         drawn = self.hosted.wait(
-            lambda slice_s: core.draw(asked.request, slice_s, claims=claims), framing.seconds(header), self.pipe.gone
+            lambda slice_s: core.draw(asked.request, slice_s, hold), framing.seconds(header), self.pipe.gone
         )
         number.taken()
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        if claims is not None:
-            self._lent[ticket] = _Lent(asked.request, number, claims, header.get("is_read") is not False)
+        if hold is not None:
+            self._lent[ticket] = _Lent(asked.request, number, hold, header.get("is_read") is not False)
         send_drawn(self.pipe, asked, drawn, {"ticket": ticket})
 
     def _settle(self, header: Header) -> None:
@@ -116,20 +116,18 @@ class ShardSession(Session):
 
     def _commit(self, lent: _Lent, lost: Any) -> None:
         """Counts the draw, except items that were removed before their rows were read and so not handed out."""
-        if lent.claims is None or self.hosted.table.closed:
+        if lent.hold is None or self.hosted.table.closed:
             return
         index, num_items = lent.request.index_number, lent.request.num_items
         num_lost = min(max(lost, 0), num_items) if type(lost) is int and not self._counts_uses(index) else 0
-        if num_lost:
-            self._core.give_back_batch(index, num_lost, Claims())
-        self._core.commit_batch(index, num_items - num_lost, lent.claims, lent.is_read)
+        lent.hold.commit(lent.is_read, num_lost)
 
     def _counts_uses(self, index: int) -> bool:
         return list(self.hosted.table.config.index.values())[index].max_times_sampled is not None
 
     def _give_back(self, lent: _Lent, lost: Any = 0) -> None:
-        if lent.claims is not None and not self.hosted.table.closed:
-            self._core.give_back_batch(lent.request.index_number, lent.request.num_items, lent.claims)
+        if lent.hold is not None:
+            lent.hold.give_back()
             lent.number.give_back()
 
     def refuse(self, header: Header, problem: Exception) -> None:

@@ -1,0 +1,95 @@
+"""Draws in flight: held for the limiter from the draw until they are counted or given back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.core.request import DrawRequest
+from relive.reading.batch import Batch
+
+__all__ = ["BatchSource", "HeldDraw", "HeldDraws", "Hold", "Taken"]
+
+
+class Hold(Protocol):
+    """One draw in flight. The first call of commit or give_back ends it; later calls of both do nothing.
+
+    A signal's handler may therefore raise between any two steps of a caller: the caller, or the end of its `with`
+    block, calls again.
+    """
+
+    def commit(self) -> None:
+        """Counts the draw as sampled. Raises TableClosed: closing the table gave back all draws."""
+        ...
+
+    def give_back(self) -> None:
+        """Gives back the items to the limiter, their uses if the draw kept them, and the number of the draw.
+
+        The numbers are given back only if the newest draw is given back first.
+        """
+        ...
+
+
+class HeldDraw(NamedTuple):
+    """The result of a draw in flight. arrays: those of the selection; empty without one."""
+
+    arrays: list[npt.NDArray[Any]]
+    item_keys: npt.NDArray[np.int64]
+    probabilities: npt.NDArray[np.float64]
+    num_live_items: int
+    hold: Hold
+
+
+class HeldDraws(Protocol):
+    """Draws of a table that are counted when they are handed out. One thread at a time."""
+
+    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
+        """Draws items, and gathers them if the request has a selection. Any uses go back with a draw.
+
+        Blocks and raises as sample does; 0 tries once.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives back all draws in flight. Closing twice is harmless."""
+        ...
+
+
+class Taken(NamedTuple):
+    """A batch of a source, in flight."""
+
+    batch: Batch
+    hold: BatchHold
+
+
+class BatchHold(Protocol):
+    """The hold of a batch that was drawn ahead."""
+
+    def commit(self, was_late: bool = False) -> None:
+        """As Hold.commit. was_late: the program waited for the batch. Any thread may call it; it does not wait."""
+        ...
+
+    def give_back(self) -> None:
+        """As Hold.give_back; the uses of the items stay counted. On the thread of take()."""
+        ...
+
+
+class BatchSource(Protocol):
+    """A source of batches, each in flight until its hold ends. One thread calls take and close."""
+
+    def take(self) -> Taken | None:
+        """The next batch. None: the batch was given up, because cancel() was called.
+
+        Waits for the limiter for a slice of time, then raises DeadlineExceeded. May be called again after any error.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Lets a take() that is under way end soon. Any thread may call it, and no take() follows."""
+        ...
+
+    def close(self) -> None:
+        """Gives back everything that was drawn and not taken. The caller then gives back the older batches it took."""
+        ...

@@ -1,0 +1,112 @@
+"""A signal handler that raises within a call: a batch is counted once or not at all, and nothing stays in flight."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timer that sends signals")
+SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
+
+
+class Interrupted(Exception):
+    """What the handler raises."""
+
+
+@pytest.fixture
+def interrupted() -> Iterator[Callable[[Callable[[], Any]], bool]]:
+    """interrupted(call): makes the call while a signal is on its way. Returns whether the handler raised in it."""
+    chance = random.Random(7)
+    is_within = False
+
+    def handler(number: int, frame: Any) -> None:
+        if is_within:
+            raise Interrupted
+
+    def call_it(call: Callable[[], Any]) -> bool:
+        nonlocal is_within
+        try:
+            is_within = True
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 3e-4))
+            call()
+            return False
+        except Interrupted:
+            return True
+        finally:
+            is_within = False
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    hook, sys.unraisablehook = sys.unraisablehook, lambda problem: None  # the handler may raise while an object goes
+    yield call_it
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, before)
+    sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def filled(**more: Any) -> Iterator[relive.Table]:
+    index = relive.Index(limiter=relive.SamplesPerInsert(1000.0, 10, tolerance=1e6), **more)
+    with relive.Table(SPEC, 1_000, {"a": index, "b": index}) as table, table.writer() as writer:
+        writer.extend(number=np.arange(200))
+        yield table
+
+
+def counts(table: relive.Table) -> tuple[int, int]:
+    """The items sampled of both indexes; none may be in flight."""
+    stats = table.stats().indexes
+    assert stats["a"].in_flight == 0 == stats["b"].in_flight
+    return stats["a"].sampled, stats["b"].sampled
+
+
+@pytest.mark.parametrize("max_times", [None, 60_000])
+def test_a_mixture(interrupted: Callable[[Callable[[], Any]], bool], max_times: int | None) -> None:
+    with filled(max_times_sampled=max_times) as table, relive.Mixture({"a": 0.75, "b": 0.25}, table) as mixture:
+        calls = [interrupted(lambda: mixture.sample(8)) for _ in range(600)]
+        assert any(calls)
+        first, second = counts(table)
+        assert first == 3 * second and 600 - sum(calls) <= second // 2 <= 600
+        assert mixture.sample(8).num_items == 8
+        table.check()
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_batches(interrupted: Callable[[Callable[[], Any]], bool], is_mixed: bool) -> None:
+    with filled() as table, relive.Mixture({"a": 0.75, "b": 0.25}, table) as mixture:
+        source: Any = mixture if is_mixed else table
+        with source.batches(8, prefetch=2) as batches:
+            calls = [interrupted(lambda: next(batches)) for _ in range(600)]
+            assert any(calls)
+            assert next(batches).num_items == 8
+        first, second = counts(table)
+        handed_out = 601 - sum(calls)
+        assert first == (3 * second if is_mixed else first // 8 * 8)
+        assert handed_out <= (first + second) // 8 <= 601
+
+
+def test_blocks_of_batches_that_begin_and_end(interrupted: Callable[[Callable[[], Any]], bool]) -> None:
+    def block() -> None:
+        with table.batches(8, prefetch=2) as batches:
+            next(batches)
+
+    with filled() as table:
+        assert any([interrupted(block) for _ in range(300)])
+        gc.collect()
+        ends = time.monotonic() + 30.0
+        while any(thread.name == "relive-prefetch" for thread in threading.enumerate()):
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        assert counts(table)[0] // 8 <= 300
+        table.check()
