@@ -64,9 +64,9 @@ def test_steps_that_wait_for_late_columns(go_on: Callable[[float], None]) -> Non
         assert table.complete(keys[:3], score=np.ones(3)) == 3
         assert told(table, "timed") == (2, 7, 0)
         go_on(5.0)
-        assert table.complete(keys[3:8], score=np.ones(5)) == 5  # overdue items are dropped at the end of the call
+        assert table.complete(keys[3:8], score=np.ones(5)) == 5  # the hold in which it comes ends with the look
         table.check()
-        # The call completes overdue items before it drops any. The two that still wait are not overdue yet.
+        # What was whole with this very call is an item; of what still waited the first ones are none.
         assert told(table, "timed") == (7, 2, 0)
         go_on(10.0)
         writer.append(state=10.0, number=10, prompt=0)
@@ -112,7 +112,7 @@ def test_groups(late: bool, go_on: Callable[[float], None]) -> None:
         go_on(20.0)
         writer.extend(**block(110, 3, prompt=8, truncated=True))
         assert table.stats().dropped_groups == 1
-        writer.extend(**block(120, 3, prompt=7, truncated=True))  # opens a new group
+        writer.extend(**block(120, 3, prompt=7, truncated=True))  # opens a group anew
         assert table.num_items() == (1 if late else 3)
         table.check()
 
