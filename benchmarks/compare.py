@@ -1,16 +1,21 @@
 """Holds the present tree against a commit: `python -m benchmarks.compare COMMIT [--pairs 24] [--cases sample,update]`.
 
-Both are built (benchmarks.builds) and measured in turns within one run, because machines differ from hour to hour by
-more than any change is worth: only ratios of figures taken next to each other travel. In a turn each of three processes
-is asked for one round of calls, one after the other: the commit (base), the tree (new), and the commit once more
-(null). new / base is the answer; null / base is what the same code gives by chance.
+The programme builds both (benchmarks.builds) and measures them alternately within one run. The speed of a machine
+changes from hour to hour by more than a usual change of the code, so only ratios of figures that were taken next to
+each other can be compared. In a turn, each of three processes runs one round of calls, one process after the other: the
+commit (base), the tree (new), and the commit a second time (null). new / base is the answer. null / base is the ratio
+that the same code gives by chance.
 
-What makes null / base tight, as measured (README.md has the figures): many short rounds rather than few long ones,
-because what else the machine does comes and goes within tens of milliseconds; every order of the three equally often;
-several generations of processes, because now and then one is slower than its twin for as long as it lives, wherever its
-memory came to lie; the median over all pairs, which one such process cannot move; and turns at an even pace: a rented
-core runs at half its speed for seconds at a time while its sibling is busy, so every round has a fixed loop of plain
-Python before and behind it, and a turn within which that loop's time changed is taken again, whatever it had found.
+Five measures make null / base tight (README.md has the figures):
+  short rounds   many short rounds instead of few long ones, because other load comes and goes within tens of
+                 milliseconds
+  orders         every order of the three processes occurs equally often
+  generations    the processes are started several times, because some processes are slower than their twin for their
+                 whole life; the cause is the place of their memory
+  median         the median over all pairs, which one such slow process cannot move
+  even pace      a rented core runs at half its speed for seconds at a time while its sibling is busy. Every round
+                 therefore has a fixed loop of plain Python before it and after it. If the loop's time changed within a
+                 turn, that turn is repeated, whatever its result was
 """
 
 from __future__ import annotations
@@ -103,7 +108,7 @@ class Worker:
         self._process.stdout.close()
 
     def opened(self) -> dict[str, str]:
-        """What it runs with, once its tables are filled."""
+        """Waits until the worker has filled its tables. Returns the versions of its packages."""
         versions: dict[str, str] = self._answer()["versions"]
         return versions
 
@@ -218,7 +223,7 @@ def compare(
         uneven: Counter[str] = Counter()
         try:
             for generation, turns in enumerate(shares(num_pairs, CASES[asked[0]].generations)):
-                order = ORDERS[generation % len(ORDERS)]  # who is filled first finds other memory and other disk
+                order = ORDERS[generation % len(ORDERS)]  # the first process finds other memory and disk
                 with open_workers(group, by_role, scale, order) as (workers, values["versions"]):
                     for case, taken in take_turns(workers, asked, turns, uneven).items():
                         found[case].append(taken)

@@ -3,8 +3,8 @@
 It opens the tables of a group of cases once, with the relive that lies in PACKAGES, and says so. From then on each line
 of standard input names a case, and the answer, a line of JSON, is one figure, microseconds a call in a round of many,
 and the pace of the machine, microseconds of a fixed loop before and behind the round, whichever took longer.
-Between rounds it sleeps; it ends with its standard input. What it does with relive is what the other measurements do,
-through the public face alone, so that it runs with commits older than itself.
+Between rounds the worker sleeps. The worker ends when its standard input ends. The worker calls relive as the other
+measurements do and uses the public interface alone, so that it also runs with commits older than itself.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _calls(call: Callable[[], Any], num_calls: int, calls_per_reading: int = 1) 
 
 
 def pace_us() -> float:
-    """What a fixed loop takes now, the quickest of three: the core's own speed, whichever build runs on it."""
+    """Microseconds of a fixed loop, the fastest of three: the speed of the processor core, independent of the build."""
 
     def loop() -> float:
         total, start = 0, time.perf_counter_ns()

@@ -1,16 +1,20 @@
-"""What 3, 16 and 256 machines would reach, on paper: `python -m benchmarks.fleet_paper` writes the design page's block.
+"""Computes the rates of 3, 16 and 256 machines from measured costs.
 
-Everything comes from benchmarks/results/fleet.json and nodes.json by the formulas below; a test compares the page.
+`python -m benchmarks.fleet_paper` writes the block of the design page. All figures come from
+benchmarks/results/fleet.json and nodes.json by the formula below. A test compares the page.
 
-One batch of n items, B bytes, on one rank, from M machines with one shard each and equal masses, k = min(M - 1, n) of
-which are asked:
+One rank draws a batch of n items and B bytes. M machines have one shard each, with equal masses. The rank asks
+k = min(M - 1, n) of the shards:
 
     T(M) = x (M - 1) / W  +  a + B / (M m)  +  q a' + (1 - 1 / M) B / s        q = 1 or k
 
-x: two ranks tell each other a root; a ring of M ranks takes M - 1 such steps, once for W draws. a and m: the line
-through the times of the smallest and the largest batch of a shard that is mapped. a' and s: likewise of a shard of
-another node. q = 1: all are asked at once and answer while others do; q = k: one after the other. A handle asks at
-once, on one core that takes part in each answer, so what it reaches lies in between.
+  x        time in which two ranks tell each other a root. A ring of M ranks takes M - 1 such steps, once for W draws
+  a, m     the line through the times of the smallest and the largest batch of a shard that is mapped
+  a', s    the same line for a shard of another node
+  q = 1    all shards are asked at once and answer at the same time
+  q = k    the shards are asked one after the other
+
+A handle asks all shards at once, on one core that takes part in each answer. Its rate is therefore between the two.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ class Line(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a rank asks for."""
+    """The size of the batch that a rank draws."""
 
     num_items: int
     num_bytes: float
@@ -61,7 +65,7 @@ def medians(nodes: dict[str, Any]) -> dict[str, float]:
 
 
 def line_of(times: dict[str, float], load: str, path: str) -> Line | None:
-    """Of a load by a path; None where it was not measured."""
+    """The cost of a batch of this load by this path. None if it was not measured."""
     batches = trajectories.LOADS[load].batches
     sizes = (batches[0], batches[-1])
     names = [f"{load}, {path}, {size}" for size in sizes]
@@ -89,7 +93,7 @@ def machine_rate(num_bytes: float, machines: int, seconds: float) -> float:
 
 
 def shares(times: dict[str, float], path: str) -> list[list[str]]:
-    """Of a batch from another node: what its choice and its copy take, and what is left, which is communication."""
+    """Shares of the time of a batch from another node: its choice, its copy, and the rest, which is communication."""
     lines = [["items", "batch", "us", "compute", "memory", "communication", "GB/s"]]
     for load, (_, _, _, sizes) in trajectories.LOADS.items():
         for size in sizes:
@@ -105,7 +109,7 @@ def shares(times: dict[str, float], path: str) -> list[list[str]]:
 
 
 def block(fleet: dict[str, Any], nodes: dict[str, Any]) -> str:
-    """What stands in the page."""
+    """The text of the page's block."""
     times = medians(nodes)
     exchange_s = times["transitions, exchange of roots, two ranks"]
     rows_gb_per_s = {

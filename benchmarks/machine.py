@@ -1,4 +1,4 @@
-"""What the figures were taken on."""
+"""Describes the machine on which figures are taken."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def job_of(run: WholeRun, side: str, seed: int, topology: str) -> Job:
 
 
 def results_of(run: WholeRun, side: str, folder: Path, topology: str) -> dict[int, dict[str, Any]]:
-    """What is finished, by seed."""
+    """Results of the finished runs, by seed."""
     found = {seed: finished(job_of(run, side, seed, topology), folder) for seed in range(run.num_seeds)}
     return {seed: one for seed, one in found.items() if one is not None}
 

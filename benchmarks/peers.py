@@ -36,7 +36,7 @@ def set_up(peer: str) -> str | None:
 
 
 def set_up_all(needed: Iterable[str] = PEERS) -> dict[str, str]:
-    """What could not be set up of the peers needed, and why; measurements go on without these."""
+    """Sets up the needed peers. Returns the reason for each peer that failed; measurements continue without it."""
     problems = {}
     for peer in sorted(needed):
         problem = set_up(peer)

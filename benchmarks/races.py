@@ -17,7 +17,7 @@ CONTEXT = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Racer:
-    """What one process does: make(table, *arguments) returns the call that it repeats; both must pickle."""
+    """The work of one process: make(table, *arguments) returns the call that the process repeats. Both must pickle."""
 
     role: str
     make: Callable[..., Callable[[], None]]
@@ -26,7 +26,7 @@ class Racer:
 
 @dataclass(frozen=True)
 class Finish:
-    """What one process did: microseconds of each of its calls, in order, and the seconds that they took together."""
+    """The result of one process: microseconds of each of its calls, in order, and the seconds of all calls together."""
 
     role: str
     readings_us: npt.NDArray[np.float64]

@@ -1,8 +1,9 @@
 """`python -m benchmarks.remote_actors`: one actor over loopback beside one of the run's own, and pulls of parameters.
 
-Rounds of both sides, one after another; the order turns with the round. A side is a whole run of DQN on CartPole-v1
-with 4 environments an actor, whose limiter holds nobody back and which learns nothing: steps a second between two
-totals, as the learner counts them. Its own actor writes into shared memory, the other streams through the service.
+A round measures both sides, one after the other. The order changes with each round. A side is a whole run of DQN on
+CartPole-v1 with 4 environments an actor. The run learns nothing, and its limiter never makes an actor wait. The figure
+is steps a second between two totals that the learner counts. The run's own actor writes into shared memory. The other
+actor streams through the service.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How often the disk is read for an item, on paper: `python -m benchmarks.staging_model`.
+"""Computes how often the disk is read for an item: `python -m benchmarks.staging_model`.
 
-1,000 items drawn uniformly, memory for 250 of them: the newest lie in memory, the rest of it holds what was read. What
-is there is kept by Belady's rule over the draws planned ahead, and in order of age where nothing is planned.
+The model draws from 1,000 items uniformly and has memory for 250 of them. The newest items are always in memory. The
+rest of the memory contains items that were read. Belady's rule over the planned draws chooses the item that is dropped.
+Items without a planned draw are dropped first, in the order of their age.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 """`python -m benchmarks.study_scaling`: how acting and learning scale over the cores there are, and the model beyond.
 
-Acting alone: 1, 2, ... actor processes, up to one a core, into one table whose limiter holds nobody back; nobody
-learns; also in an environment whose steps cost more (--acting-env; LunarLander-v3 needs gymnasium[box2d]). Learning
-alone: 1, 2, ... learners of one update, up to one a core, on batches of one filled table; nobody acts. Rounds of all of
-them, in turns; medians. Beside each stands what the tuner's model says, from a calibration in the same rounds, and then
-the model alone for more cores than there are: of these nothing was measured.
+Acting alone: 1, 2, ... actor processes, up to one a core, write into one table. The limiter of the table never makes an
+actor wait, and no process learns. The same is measured in an environment with more expensive steps (--acting-env;
+LunarLander-v3 needs gymnasium[box2d]).
+
+Learning alone: 1, 2, ... learners of one update, up to one a core, use batches of one filled table. No process acts.
+
+The settings are measured alternately, in rounds, and a figure is a median. The prediction of the tuner's model, from a
+calibration in the same rounds, is printed next to each figure. For more cores than the machine has, only the prediction
+is printed.
 Results: benchmarks/results/scaling.json and .md.
 """
 
@@ -120,14 +124,14 @@ def learning(config: TrainConfig, num_learners: int, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class What:
-    """What is measured of 1, 2, ... processes: acting alone, or learning alone, of a configuration."""
+    """A configuration that is measured with 1, 2, ... processes: acting alone, or learning alone."""
 
     name: str
     config: TrainConfig
     learns: bool = False
 
     def counts(self, cores: int) -> list[int]:
-        """Of processes: of learners as many as divide the batch."""
+        """The numbers of processes to measure. A number of learners must divide the batch size."""
         found = sorted({number for number in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if number <= cores} | {cores})
         return [number for number in found if not self.learns or self.config.agent.batch_size % number == 0]
 
@@ -136,7 +140,7 @@ class What:
         return (learning if self.learns else acting)(self.config, number, seconds)
 
     def costs(self, seconds: float) -> Costs:
-        """What the model needs."""
+        """The costs that the model needs, from a calibration."""
         batch, has_two = self.config.agent.batch_size, len(os.sched_getaffinity(0)) >= 2
         learners_too = self.learns and has_two and batch % 2 == 0
         sizes = Sizes((self.config.environment.num_envs_per_actor,), (batch,), learners_too)
@@ -144,7 +148,7 @@ class What:
 
 
 def modelled(costs: Costs, what: What, number: int, cores: int) -> float:
-    """What the model says of acting alone, or of learning alone."""
+    """The rate that the model predicts for acting alone, or for learning alone."""
     envs, batch = what.config.environment.num_envs_per_actor, what.config.agent.batch_size
     if not what.learns:
         return predict(costs, Setting(number, envs, batch), _ACTS, cores).steps_per_s

@@ -1,6 +1,6 @@
-"""What fan-out a tree of sums should have: `python -m benchmarks.study_tree [--rounds 200]`.
+"""Measures which fan-out a tree of sums should have: `python -m benchmarks.study_tree [--rounds 200]`.
 
-Builds tests/cpp/study_tree.cpp, optimised, runs it once and keeps what it printed in benchmarks/results/tree.json.
+Builds tests/cpp/study_tree.cpp, optimised, runs it once and writes its output to benchmarks/results/tree.json.
 """
 
 from __future__ import annotations

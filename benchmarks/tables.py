@@ -1,4 +1,4 @@
-"""Results as text for a terminal and as markdown for people who look later."""
+"""Results as text for a terminal, and as markdown for the results folder."""
 
 from __future__ import annotations
 

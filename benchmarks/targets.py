@@ -1,4 +1,7 @@
-"""What relive means to reach, held against what was measured. Told, never asserted: a busy machine is no failure."""
+"""Compares the measured figures with the figures that relive aims at.
+
+The comparison is printed and never asserted, because a busy machine is no failure.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def _copy_share(source: str) -> Callable[[Rows], float | None]:
 
 
 def _gigabytes(contestant: str) -> Callable[[Rows], float | None]:
-    """Of a million steps; what a smaller run takes says little, as the fixed parts weigh more."""
+    """Memory of a million steps. A smaller run says little, because fixed parts are a larger share of its memory."""
 
     def value(rows: Rows) -> float | None:
         for row in rows.get("memory", []):
@@ -98,7 +101,7 @@ def _two_ranks(rows: Rows) -> float | None:
 
 
 def _by_nixl(rows: Rows) -> float | None:
-    """Of the rate of a local gather of the same rows."""
+    """The rate of a gather by NIXL, as a share of the rate of a local gather of the same rows."""
     shares = {row["operation"]: row["of_local"] for row in rows.get("fleet", []) if "of_local" in row}
     return shares.get("gather of 32 rows of 110 kB, a shard, nixl")
 
@@ -145,7 +148,7 @@ def _over_mapping(operation: str) -> Callable[[Rows], float | None]:
 
 
 def _windows_share(rows: Rows) -> float | None:
-    """Of the speed of memcpy, for windows of 121 frames."""
+    """The speed of a gather of windows of 121 frames, as a share of the speed of memcpy."""
     of = [median(rows, "sequences", "relive", f"{what} of 121 frames", 64) for what in ("memcpy", "windows")]
     return ratio(*of)
 
@@ -166,7 +169,7 @@ def _beside(operation: str, other: str, batch: int = 256) -> Callable[[Rows], fl
 
 
 def _chosen(what: str, sampler: str, most: float) -> Demand:
-    """What of a sampler, beside the proportional one of the same process."""
+    """The time of one operation of a sampler, compared with the proportional sampler of the same process."""
     value = _beside(f"{what}, {sampler}", f"{what}, {choices.PROPORTIONAL} beside {sampler}")
     return Demand(f"{what} of 256, {sampler}", "x of the proportional one", most, None, "x", value)
 

@@ -14,10 +14,10 @@ PERCENTILES = {"p10_us": 10, "median_us": 50, "p90_us": 90, "p99_us": 99}
 
 
 def time_calls(call: Callable[[], Any], num_calls: int, calls_per_reading: int = 1, warm_up: int = 30) -> list[float]:
-    """Microseconds a call; short ones are read `calls_per_reading` at a time, so that the clock costs little.
+    """Microseconds a call. The clock is read once for `calls_per_reading` calls, so that it costs short calls little.
 
-    What a call returns lives until the next one has returned, as a batch does in a training loop. A slow contestant is
-    asked less often: no more than LONGEST_S, and at least LEAST_READINGS.
+    The result of a call lives until the next call has returned, as a batch does in a training loop. A slow contestant
+    gets fewer calls: the loop stops after LONGEST_S seconds, but not before LEAST_READINGS readings.
     """
     kept = None
     for _ in range(warm_up):

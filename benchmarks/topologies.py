@@ -1,9 +1,9 @@
-"""What each topology brings: environment steps and updates a second of whole runs, one after another, in rounds.
+"""Measures each topology: environment steps and updates a second of whole runs, one after another, in rounds.
 
     python -m benchmarks.topologies [--rounds 3] [--seconds 10] [--env CartPole-v1] [--agent dqn] [TOPOLOGY ...]
 
-Rates are those of the time after the first update, without evaluations; a row has the medians over the rounds, and the
-least and the most. It says how many others the cores had to serve (the load of the machine), and writes no file.
+Rates count the time after the first update, without evaluations. A row has the median, the least and the most over the
+rounds. The programme also prints the load of the machine, and writes no file.
 """
 
 from __future__ import annotations

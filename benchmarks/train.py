@@ -32,7 +32,7 @@ Figures = dict[str, float]
 
 
 def call(python: str, programme: str, *arguments: str) -> Figures:
-    """What a programme of benchmarks/training prints last, in a process of its own."""
+    """Runs a programme of benchmarks/training in a process of its own. Returns the JSON of its last line."""
     command = [python, "-m", f"benchmarks.training.{programme}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=1800)
     if done.returncode != 0:
@@ -148,7 +148,7 @@ def shown(figures: dict[str, Any], name: str, must: float) -> str:
 
 
 def missing_here(cases: list[Case]) -> str | None:
-    """What relive's side of these cases needs and does not find, with the way to it."""
+    """The package that relive's side of these cases needs and does not find, with the command that installs it."""
     if all(case.env_id != "Hopper-v5" for case in cases):
         return None
     try:

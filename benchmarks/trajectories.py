@@ -38,7 +38,7 @@ def steps(load: str) -> np.ndarray:
 
 
 def items(load: str) -> np.ndarray:
-    """[N, T, floats] without overlaps; of single steps [N, floats]. What does not fill an item is left out."""
+    """Items [N, T, floats] without overlaps; single steps are [N, floats]. Steps that fill no item are left out."""
     length, floats, num_steps, _ = LOADS[load]
     if length == 1:
         return steps(load)

@@ -1,10 +1,11 @@
 """`python -m benchmarks.tune`: the tuner's predictions beside measurements, twelve settings of one run, in rounds.
 
-Each round calibrates anew and then runs every setting for some seconds; the order turns with the round. A prediction is
-the median over the rounds' calibrations, a measurement the median over the rounds; its spread is (highest - lowest) /
-median. `quiet` is what was measured without what the slower side waited for a core while other programmes had it, told
-for settings that have a core for each process. Errors are of the predictions against that, and against what was
-measured as it was. The tuner's choice is its best prediction among the twelve, held against the best measured.
+Each round calibrates again and then runs every setting for some seconds. The order changes with each round. A
+prediction is the median over the rounds' calibrations. A measurement is the median over the rounds, and its spread is
+(highest - lowest) / median. `quiet` is the measurement without the time in which the slower side waited for a core that
+other programmes used. It is given for settings that have a core for each process. The table has the errors of the
+predictions against `quiet`, and against the plain measurement. The tuner's choice is its best prediction among the
+twelve settings, compared with the best measured setting.
 Results: benchmarks/results/tune.json and .md.
 """
 

@@ -14,7 +14,7 @@ PACKAGES = ("relive", "numpy", "torch", "stable-baselines3", "tianshou", "cpprb"
 
 
 def versions() -> dict[str, str]:
-    """What this process runs with."""
+    """The versions of Python and of the packages that this process runs with."""
     installed = {}
     for package in PACKAGES:
         try:

@@ -88,7 +88,7 @@ def as_markdown(values: Mapping[str, Any]) -> str:
             " wait and had no effect) or `no equivalent` (the system has no such call or option)."
         ),
         _differences(values),
-        "## What is to come",
+        "## Still to come",
         _prose("These cases run on Reverb. On relive, each case names the feature that it waits for."),
         _to_come(values),
         "## How it is run",

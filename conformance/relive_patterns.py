@@ -18,7 +18,12 @@ STEP_INDEX = "step_index"
 
 
 def patterns_of(patterns: Sequence[Pattern]) -> list[relive.Pattern]:
-    """What relive is given for these. Raises NoWord, and what relive refuses a pattern with."""
+    """The patterns of relive that stand for these patterns of Reverb.
+
+    Raises:
+        NoWord: relive has no equivalent.
+        ReliveError: relive refuses a pattern.
+    """
     return [made for one in patterns for made in _made(one)]
 
 

@@ -24,7 +24,7 @@ MAX_ROWS = 1000  # of the tables that the cases make
 
 @final
 class Trajectories:
-    """What a case writes and makes items of. Its windows must be declared with the table, so it is read beforehand."""
+    """The steps and items of a case. A table needs its windows at creation, so the calls of the case are read first."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.keys: list[int] = []  # of the lane's rows

@@ -35,7 +35,7 @@ def in_order(item: Any) -> Any:
 
 
 def label_of(item: Any) -> int:
-    """What a case calls an item: its label, or the first value of a trajectory's first part."""
+    """The name that a case gives an item: its label, or the first value of a trajectory's first part."""
     if isinstance(item, dict):
         value = next(iter(item.values()))
         return int(value[0] if isinstance(value, list) else value)
@@ -104,7 +104,7 @@ class System(ABC):
 
     @abstractmethod
     def contents(self, table: str = TABLE) -> list[Any]:
-        """What is in a table, in order of value: labels, or the data of items; draws nothing where it can help it."""
+        """The items of a table in order of value: labels, or the data of items. Draws only if there is no other way."""
 
     # ---- drawing ---------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class System(ABC):
 
     @abstractmethod
     def fields(self, names: Sequence[str], num_draws: int = 1, table: str = TABLE) -> Any:
-        """Of single draws a list each: 'label', 'probability', 'table_size', 'priority', 'times_sampled'."""
+        """A list of fields for each single draw: 'label', 'probability', 'table_size', 'priority', 'times_sampled'."""
 
     @abstractmethod
     def tally(self, num_draws: int, table: str = TABLE) -> Any:
@@ -170,7 +170,7 @@ class System(ABC):
         return self._begin(lambda: self.waiting_insert(label))
 
     def settle(self) -> Any:
-        """What the call that was begun gives once it is through; "waits" if it still does."""
+        """The result of the call that was begun, after that call returns; "waits" if it still waits."""
         assert self._pending is not None, "nothing was begun"
         return self._answer(SETTLED_S if self._pending.done() else PATIENCE_S / 2)
 

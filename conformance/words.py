@@ -243,7 +243,7 @@ class Call:
         return replace(self, expected=expected, relive=relive)
 
     def expected_of(self, system: str) -> Any:
-        """What it is to give on 'reverb' or 'relive'."""
+        """The expected result on 'reverb' or 'relive'."""
         return self.expected if system != "relive" or self.relive is SAME else self.relive
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What every test stands on: fresh names, nothing left behind in shared memory, and one thread for numerics."""
+"""The basis of every test: fresh names, nothing left behind in shared memory, and one thread for numerics."""
 
 from __future__ import annotations
 

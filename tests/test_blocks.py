@@ -1,8 +1,8 @@
 """Every block of README.md and docs is tried: Python runs page by page as printed, commands exist, tables load.
 
 The Python blocks of a page are one program, in their order, in a process of its own. A block that cannot run here says
-so to its reader in its first line, `# not run by the tests: REASON`, and is compiled all the same. What stands behind a
-print, `print(...)  # 26: why`, is what is printed, as far as the colon if there is one.
+so to its reader in its first line, `# not run by the tests: REASON`, and is compiled all the same. The comment after a
+print, `print(...)  # 26: why`, is the output of that print, as far as the colon if there is one.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_every_python_block_compiles(block: Block) -> None:
 
 @pytest.mark.parametrize("page", sorted({one.page for one in PYTHON}), ids=name_of)
 def test_the_python_of_a_page_runs_as_printed(page: Path, tmp_path: Path) -> None:
-    """With names of shared tables that nobody else has: pages of several checkouts may run at once."""
+    """Shared tables get names that no other checkout uses, because pages of several checkouts may run at once."""
     blocks = [one for one in blocks_of(page) if one.language == "python"]
     run = [one for one in blocks if not one.reason]
     for one in blocks:

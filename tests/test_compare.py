@@ -24,7 +24,7 @@ TINY = compare_worker.Scale(hopper=3000, atari=600, service=600, tiers=40)
 
 
 class Echo:
-    """Stands in for a process: notes who was asked for what, and answers with its own figure."""
+    """Stands in for a process: notes which process was asked for which case, and answers with its own figure."""
 
     def __init__(
         self, role: str, figure_us: float, asked: list[tuple[str, str]], paces: Iterable[float] = itertools.repeat(1.0)

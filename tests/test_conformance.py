@@ -26,7 +26,7 @@ WRITTEN: dict[str, Any] = json.loads(run.VERDICTS.read_text())
 
 @pytest.mark.parametrize("name", CASES)
 def test_relive_does_what_was_written_down(name: str) -> None:
-    """Where a feature came that a case waited for: `python -m conformance.run --relive-only` writes it down anew."""
+    """After a case gets its missing feature, `python -m conformance.run --relive-only` writes down the new result."""
     outcome = run_case(CASES[name], "relive", ReliveSystem(seed=1))
     assert outcome.verdict != FAILED, outcome.detail
     written = WRITTEN["cases"][name]["relive"]

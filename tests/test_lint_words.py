@@ -34,7 +34,8 @@ STUMBLES = {
 }
 PLAIN = {
     "page.md": "What is an item? A window.\n\n```\nwho\n```\n\nThe number of rows. `who` is code.\n",
-    "src/words.py": '"""Closes the table."""\n\nWHO = "who"\nwho = 1  # the caller\n',
+    "src/words.py": '"""Closes the table, or is "drawn anew"."""\n\nWHO = "who"\nwho = 1  # the caller\n'
+    'Kind = Literal["drawn anew"]\nkind = "drawn anew"\n',
     "cpp/words.hpp": "int who;  // the rows of the page\n",
 }
 

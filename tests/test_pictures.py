@@ -49,7 +49,7 @@ def positions(line: draw_items.Line) -> dict[int, str]:
 
 
 def read_by_sequences(batch: relive.Batch, row: int, lead: int) -> Iterator[tuple[int, str]]:
-    """What each row of a window would be drawn as. The step of a row follows from that of the key's."""
+    """The mark that stands for each row of a window. The step of a row follows from the step of the key."""
     mask, numbers, states = batch["mask"][row], batch["number"][row], batch["observation"][row]
     last = len(mask) - 1
     for at in range(len(mask)):

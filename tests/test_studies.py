@@ -52,7 +52,7 @@ def test_it_shrinks_with_the_root_of_the_sample_and_is_normal_for_large_ones() -
 
 
 def test_it_holds_the_true_difference_about_as_often_as_it_says() -> None:
-    """Of ten seeds a side: the percentile bootstrap is known to be somewhat narrow there, 85% for 90%."""
+    """With ten seeds a side, the percentile bootstrap is known to be somewhat narrow: 85% for 90%."""
     rng = np.random.default_rng(2)
     held = 0
     for _ in range(400):

@@ -52,9 +52,10 @@ class MappedRows:
 
 @contextmanager
 def memory_budget(num_bytes: int) -> Iterator[None]:
-    """What this process takes from now on, page cache included, stays within num_bytes.
+    """Limits the memory that this process allocates from now on, page cache included, to num_bytes.
 
-    Raises OSError where no memory cgroup (version 1) can be made: a mapping would then be read from the page cache.
+    Raises:
+        OSError: No memory cgroup (version 1) can be made. A mapping would then be read from the page cache.
     """
     group = CGROUPS / f"relive-benchmark-{os.getpid()}"
     home = CGROUPS / own_group().lstrip("/") / "cgroup.procs"

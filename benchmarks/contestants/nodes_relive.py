@@ -86,7 +86,7 @@ def _split(table: Any, batch: int) -> dict[str, tuple[int, Callable[[], Any]]]:
 
 @contextlib.contextmanager
 def _exchange() -> Iterator[dict[str, tuple[int, Callable[[], Any]]]]:
-    """What two ranks take to tell each other the root of a shard each."""
+    """The call in which two ranks tell each other the root of one shard each."""
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{folder}/meeting"
         command = [sys.executable, "-m", "benchmarks.contestants.nodes_relive", "rank", meeting]

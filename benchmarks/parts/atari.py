@@ -52,7 +52,7 @@ def work(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def written_bytes(batch: int) -> int:
-    """What a gathered batch of stacks holds: observation and next observation."""
+    """Bytes of a gathered batch of stacks: observation and next observation."""
     return 2 * batch * workload.STACK * FRAME_BYTES
 
 

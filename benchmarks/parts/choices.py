@@ -48,7 +48,7 @@ def indexes() -> dict[str, Any]:
         "Shuffle": relive.Shuffle(),
     }
     made = {name: relive.Index(sampler=sampler) for name, sampler in samplers.items()}
-    # Of a table of a thousand versions half is drawn, and as many items go with each version as come.
+    # The table has a thousand versions, and half of them are drawn. Each version adds as many items as it removes.
     stale = relive.Index(sampler=relive.Prioritized(), max_staleness=NUM_VERSIONS // 2)
     return made | {STALE: stale}
 
@@ -120,7 +120,7 @@ def _block(size: int) -> dict[str, Any]:
 
 
 def _fill(table: Any, num_steps: int) -> Any:
-    """The keys of all steps, as many of each version, with random priorities where somebody looks at them."""
+    """The keys of all steps, as many of each version. Priorities are random if the index has priorities."""
     block = _block(num_steps // NUM_VERSIONS)
     rng = np.random.default_rng(4)
     parts = []

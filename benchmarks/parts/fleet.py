@@ -1,8 +1,13 @@
-"""One table over two shards in this machine's memory beside one table of the same steps.
+"""Compares one table over two shards in this machine's memory with one table of the same steps.
 
-What a batch costs, drawn when it is asked for and drawn ahead; rows a second of one process and of two that draw from
-both shards; windows and episodes in batches of 32 to 1,024. Shards of owners in processes of their own, by every path:
-large rows by key beside a local gather, and prioritized transitions.
+Measured with both shards in this process:
+  the cost of a batch, drawn on request and drawn ahead
+  rows a second of one process and of two processes that draw from both shards
+  windows and episodes in batches of 32 to 1,024
+
+Measured with the owner of each shard in a process of its own, by every path:
+  large rows by key, compared with a local gather
+  prioritized transitions
 """
 
 from __future__ import annotations

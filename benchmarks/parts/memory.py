@@ -1,4 +1,4 @@
-"""What a million Atari steps take, every one of them written: bytes really allocated, not bytes asked for."""
+"""Memory of a million Atari steps, all of them written: bytes that are really allocated, not bytes requested."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What studies of many runs share: their statistics, and a runner that goes on where it was stopped."""
+"""Code that studies of many runs share: their statistics, and a runner that continues where it was stopped."""

@@ -90,7 +90,7 @@ def _run(job: Job, timeout_s: float) -> tuple[str, dict[str, Any] | None]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Of a process that has not ended by itself."""
+    """Terminates a process that is still running. Kills the process if it still runs _END_S seconds later."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -1,10 +1,10 @@
-"""Statistics of runs with several seeds: bootstrap intervals, and what was reached when. No clock, no file.
+"""Statistics of runs with several seeds: bootstrap intervals, and when a curve reached a return. No clock, no file.
 
 difference   mean(a) - mean(b) of two independent samples
-interval     percentile bootstrap (Efron 1979): each sample is drawn anew with replacement, num_draws times; a 90%
-             interval lies between the 5th and the 95th percentile of the differences of these
-parity       the lower end of the 90% interval of (ours - theirs) is at least -5% of their range: how far their mean
-             return came from where it began
+interval     percentile bootstrap (Efron 1979): each sample is resampled with replacement, num_draws times. A 90%
+             interval lies between the 5th and the 95th percentile of the differences of the resampled means
+parity       the lower end of the 90% interval of (ours - theirs) is at least -5% of their range. Their range is the
+             distance from their mean return before learning to their mean return at the end
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ class Interval:
 def interval(
     ours: Sequence[float], theirs: Sequence[float], *, level: float = 0.9, num_draws: int = 10_000, seed: int = 0
 ) -> Interval:
-    """Of mean(ours) - mean(theirs). Raises ValueError for an empty sample, and a level that is not inside (0, 1)."""
+    """The bootstrap interval of mean(ours) - mean(theirs).
+
+    Raises:
+        ValueError: A sample is empty, or level is not inside (0, 1).
+    """
     if not len(ours) or not len(theirs) or not 0.0 < level < 1.0:
         raise ValueError(f"two samples and a level in (0, 1), got {len(ours)}, {len(theirs)} values and {level}")
     rng = np.random.default_rng(seed)
@@ -55,7 +59,7 @@ class Parity:
 def parity(
     ours: Sequence[float], theirs: Sequence[float], theirs_at_first: Sequence[float], *, share: float = 0.05
 ) -> Parity:
-    """Of final returns, a seed each. theirs_at_first: their returns before they learnt."""
+    """The parity of final returns, one a seed. theirs_at_first: their returns before learning."""
     found = interval(ours, theirs)
     came = abs(float(np.mean(theirs)) - float(np.mean(theirs_at_first)))
     return Parity(found, -share * came)

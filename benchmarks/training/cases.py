@@ -1,4 +1,4 @@
-"""What both sides train, as plain values: each side spells them in its own words. Imports nothing of either."""
+"""The settings that both sides train, as plain values. Each side translates them. Imports nothing of either side."""
 
 from __future__ import annotations
 

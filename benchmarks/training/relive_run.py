@@ -35,7 +35,7 @@ class Clock(Callback):
 
     @property
     def seconds(self) -> float:
-        """Of training, until it was asked last."""
+        """Seconds of training until the last call of `stop_when`."""
         return self._asked_s - self._began_s - self._apart_s
 
     def on_evaluation(self, point: CurvePoint) -> None:

@@ -32,7 +32,7 @@ class WholeRun:
 
     @property
     def name(self) -> str:
-        """Of the case and the variant."""
+        """The name of the case and the variant."""
         return f"{self.case}-{self.variant}" if self.variant else self.case
 
     def epsilon_at(self, num_steps: float) -> float:
@@ -41,7 +41,7 @@ class WholeRun:
 
     @property
     def num_updates(self) -> int:
-        """Of the whole run."""
+        """Updates of the whole run."""
         case = CASES[self.case]
         return max(1, round((self.num_steps - case.learning_starts) * case.updates_per_step))
 

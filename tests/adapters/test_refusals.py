@@ -1,4 +1,4 @@
-"""What the recorder does with a step that the table refuses: it says so once, cuts the episode, and goes on."""
+"""If the table refuses a step, the recorder warns once, cuts the episode, and goes on."""
 
 from __future__ import annotations
 
@@ -441,7 +441,7 @@ def test_a_deadline_that_is_none_drops_nothing(timeout_s: Any) -> None:
 
 
 def test_late_columns_are_refused_by_name() -> None:
-    """A recorder gives out no keys, so nobody could complete what it stores."""
+    """A recorder gives out no keys, so no caller could complete the steps that it stores."""
     world = World()
     spec = relive.StepSpec.from_spaces(
         world.observation_space, world.action_space, extras={"verdict": relive.ArraySpec((), "float32", late=True)}

@@ -61,7 +61,7 @@ MOST_FILES = 20  # of a folder
 CORE_USERS = {"config", "core", "reading", "table", "gpu", "service", "fleet", "train"}
 
 
-# Loaded by who asks for them alone: they are made of other people's classes.
+# Loaded only when a program asks for them: they are made of classes of other libraries.
 LOADED_ALONE = {SOURCE / "fleet" / name for name in ("torch.py", "ray.py")} | {SOURCE / "over" / "loading.py"}
 
 

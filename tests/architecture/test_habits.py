@@ -18,7 +18,7 @@ MACHINE_PATHS = re.compile("|".join(re.escape("/" + name + "/") for name in ("wo
 
 
 def tracked() -> list[Path]:
-    """What git holds or would hold; everything outside of build folders where there is no git."""
+    """The files that git tracks or would track. Without git: all files outside of build folders."""
     done = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )

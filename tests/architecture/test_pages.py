@@ -88,7 +88,7 @@ def test_a_picture_is_as_its_script_draws_it(name: str) -> None:
 
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda path: path.stem)
 def test_a_picture_is_shown_brings_its_own_paper_and_speaks(picture: Path) -> None:
-    """White paper below everything, so that a dark page does not swallow its ink; words for those who do not see it."""
+    """White paper below everything, so that a dark page does not swallow the ink; words for blind readers."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]
     assert any(f"images/{picture.name})" in page.read_text() for page in pages)
     head, below = picture.read_text().split("<rect", 1)

@@ -70,7 +70,7 @@ def test_the_table_room_has_no_friends(path: Path) -> None:
 
 
 def test_nobody_but_the_index_room_names_a_tree() -> None:
-    """What a leaf is to its index is the index room's alone: trees and leaf states have no other user."""
+    """Only the index room knows the meaning of a leaf: trees and leaf states have no other user."""
     named = re.compile(r"\b(Tree::|Tree&|trees_\b|states_\b|set_leaf\b|leaf\(|IndexView\b)")
     allowed = {"tree.hpp", "tree.cpp", "region.hpp", "region.cpp", "layout.cpp", "geometry_check.cpp"}  # where it lies
     allowed |= {"ranks.hpp", "ranks.cpp"}  # what follows from it, beside its inner nodes
@@ -85,6 +85,6 @@ def test_nobody_but_the_index_room_names_a_tree() -> None:
 
 
 def test_only_the_lock_makes_its_token() -> None:
-    """A Held is made where the lock is taken, or where nobody else can be; everything that takes one is under it."""
+    """A Held is made where the lock is taken, or where no other process can be, so its users are under the lock."""
     makers = {path.name for path in files() if re.search(r"\bHeld held_?\(|held_\(door", path.read_text())}
     assert makers <= {"lock.hpp", "lock.cpp"}, makers

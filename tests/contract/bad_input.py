@@ -205,7 +205,7 @@ class BadInputSuite(Suite):
                 writer.append(**seam)
 
     def test_wrong_names(self, filled: Any) -> None:
-        """What other libraries call it is answered with its name here; it stays the error that Python raises."""
+        """A name of another library is answered with relive's name. The error stays the one that Python raises."""
         table, writer, keys = filled
         with Unchanged(table, keys, errors.UnknownArgument, instead="num_items="):
             table.sample(batch_size=4)

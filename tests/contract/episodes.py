@@ -267,7 +267,7 @@ class AbandonSuite(Suite):
         table.check()
 
     def test_abandoned_items_count_as_deleted_ones_do(self, make_table: MakeTable) -> None:
-        """inserted says what was published; who waits for the limiter goes on by the same arithmetic."""
+        """`inserted` counts published items. A writer that waits for the limiter continues by the same arithmetic."""
         limiter = relive.SamplesPerInsert(1.0, min_size=2, tolerance=4.0)
         table = make_table(plain_spec(), 100, relive.Index(relive.Transitions(), limiter=limiter))
         with table.writer() as writer:

@@ -77,7 +77,7 @@ class ExplicitSuite(Suite):
                 table.gather(wrong, index=index)
 
     def test_columns_of_explicit_items(self, filled: Any) -> None:
-        """Of a window every column that rows have, by its name; of a window's name what comes by itself."""
+        """A window has every column of rows, by name. The name of a window alone stands for its usual columns."""
         table, writer, keys = filled
         made = table.create_items({"far": (keys[[14]], -2), "now": keys[[0]]}, **own(1))
         every = ("episode_step", "first", "terminated", "truncated", "discount", "lane", "num_steps")
@@ -255,7 +255,7 @@ class ExplicitSuite(Suite):
 
 
 class BadExplicitSuite(Suite):
-    """What is refused leaves the table as it was."""
+    """A refused call leaves the table as it was."""
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -35,7 +35,7 @@ def episode(first: int, count: int, prompt: int, **ends: Any) -> dict[str, Any]:
 
 
 def arrive(writer: Any) -> None:
-    """What a streaming writer was told is there; of other writers it is when a call returns."""
+    """Waits until the steps of a streaming writer are stored. Other writers have stored them when a call returns."""
     getattr(writer, "flush", lambda: None)()
 
 

@@ -39,7 +39,7 @@ def hindsight(sampler: Any = None, **more: Any) -> relive.Index:
 
 
 def state(episode: int, step: int) -> dict[str, Any]:
-    """What is achieved says where: episode * 100 + the number of the state."""
+    """The achieved goal names the state: episode * 100 + the number of the state."""
     place = episode * 100.0 + step
     return {"observation": np.full(3, place), "achieved_goal": np.full(2, place), "desired_goal": np.full(2, WANTED)}
 

@@ -35,7 +35,7 @@ def write(writer: Any, first: int, count: int, **last: Any) -> np.ndarray:
 
 
 def columns(values: Any) -> dict[str, Any]:
-    """What complete is given for these steps."""
+    """The arguments of complete for these steps."""
     values = np.asarray(values)
     return {
         "reward": values.astype(np.float32) / 4,
@@ -53,7 +53,7 @@ def check_batch(batch: Any, n_step: int = 1, length: int = 1 << 30) -> None:
 
 class LateSuite(Suite):
     def test_max_wait_s(self, make_table: MakeTable) -> None:
-        """What waits too long is no item of that index when somebody next changes the table; of the other one it is."""
+        """At the next change of the table, an index drops items that waited too long. The other index keeps them."""
         table = make_table(late_spec(), 1000, {"patient": transitions(), "timed": relive.Index(max_wait_s=0.02)})
         with table.writer() as writer:
             keys = write(writer, 0, 8)
@@ -129,7 +129,7 @@ class LateSuite(Suite):
             assert table.num_items() == 10
 
     def test_late_columns_come_once(self, make_table: MakeTable) -> None:
-        """What is refused changes nothing: neither a step that has its own, nor the others of the call."""
+        """A refused call changes nothing: neither the step that already has values, nor the other steps of the call."""
         table = make_table(late_spec(), 1000)
         with table.writer() as writer:
             keys = write(writer, 0, 10)

@@ -22,7 +22,7 @@ def bound(spi: float = 1.0, min_size: int = 10, tolerance: float = 10.0, **more:
 
 @contextlib.contextmanager
 def another_thread() -> Iterator[None]:
-    """Somebody who could change something: a thread that is alone would be told at once that it waits for itself."""
+    """A second thread that could change the table. A thread that is alone would be told that it waits for itself."""
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -272,7 +272,7 @@ class LimitsSuite(Suite):
             try:
                 writer.append(**step(20, 21), timeout_s=30.0)
             except errors.WaitsForItself:
-                pass  # where nobody else is attached, the only writer may be told at once
+                pass  # if no other process is attached, the only writer may be told at once
             thread.join()
         assert got == [5]
 

@@ -117,7 +117,7 @@ class MixturesSuite(Suite):
             assert (other.stats(), table.stats()) == before
 
     def test_all_or_none(self, make_table: MakeTable) -> None:
-        """A source that has not enough: the others' limiters and use counts are as though nobody had asked."""
+        """If one source has too few items, the limiters and use counts of the other sources stay as they were."""
         spec, queue = plain_spec(), relive.Index(limiter=relive.Queue(8), max_times_sampled=1)
         twice = relive.Index(max_times_sampled=2)
         table, other = make_table(spec, 100, twice), make_table(spec, 100, queue)
@@ -145,7 +145,7 @@ class MixturesSuite(Suite):
             other.check()
 
     def test_batches(self, make_table: MakeTable) -> None:
-        """What was drawn ahead and not handed out is given back, uses and shares too."""
+        """Batches that were drawn ahead and not handed out are given back, with their uses and shares."""
         spec = plain_spec()
         table, other = make_table(spec, 100, relive.Index(max_times_sampled=5)), make_table(spec, 100, transitions())
         for one in (table, other):

@@ -167,7 +167,7 @@ class OrdersSuite(Suite):
         ],
     )
     def test_what_goes(self, make_table: MakeTable, remover: Any, left: list[int]) -> None:
-        """Of ten items three may stay; the newcomer is judged like the others."""
+        """Three of ten items may stay. The remover judges the new item like the others."""
         index = {"few": relive.Index(remover=remover, max_items=3), "all": relive.Index()}
         table = make_table(plain_spec(), 100, index)
         with table.writer() as writer:
@@ -315,7 +315,7 @@ class OrdersSuite(Suite):
             np.testing.assert_allclose(fading.probabilities, masses / (2 * (2 - 2**-5)), rtol=1e-9)
             table.delete(keys)
             assert set(np.asarray(table.sample(50, index="last")["action"]).tolist()) == {9}
-            table.set_policy_version(5_000)  # further than masses reach without being told anew
+            table.set_policy_version(5_000)  # further than masses reach without being recomputed
             again = table.sample(200, index="fading", columns=["action"])
             versions = np.asarray(again["action"]) // 2
             np.testing.assert_allclose(again.probabilities, 0.5 ** (4.0 - versions) / (2 * (2 - 2**-4)), rtol=1e-9)
@@ -325,7 +325,7 @@ class OrdersSuite(Suite):
         table.check()
 
     def test_max_staleness(self, make_table: MakeTable) -> None:
-        """What is too stale goes when the version steps; what comes too late goes at once; the steps stay."""
+        """Items that become too stale leave with the version step, and items that come too late at once. Steps stay."""
         table = make_table(plain_spec(), 2_000, {"bounded": relive.Index(max_staleness=1), "all": relive.Index()})
         with table.writer() as writer:
             writer.set_policy_version(0)

@@ -1,7 +1,7 @@
 """The contract that a table over several shards holds on every path, the same suites.
 
-What such a table refuses of them (docs/fleet.md) is tested in the place of the cases that need it. Left out, with
-reasons (a table of these parts says NotOverShards; tests that make one skip with its sentence):
+If such a table refuses a case (docs/fleet.md), the refusal is tested in the place of the case. Left out, with reasons
+(a table of these parts says NotOverShards; tests that make one skip with its sentence):
 - explicit items, groups of episodes, ragged batches, Queue and StalenessBudget, where= of a draw.
 - Hindsight and PromptGroups: not tried over shards yet.
 - configurations of Table itself (BadConfigSuite): shards are made by their owners.
@@ -85,7 +85,7 @@ class ShardedRanksSuite(RanksSuite):
 
 class ShardedMixturesSuite(MixturesSuite):
     def test_conditions_of_all_sources_and_of_some(self, make_table: MakeTable) -> None:
-        """Of a source over shards; nothing of the other is drawn."""
+        """A source over shards refuses a condition. Nothing is then drawn from the other source."""
         table, other = (make_table(plain_spec(), 100, relive.Index()) for _ in range(2))
         for one in (table, other):
             with one.writer() as writer:
@@ -130,9 +130,9 @@ def classes_of(fleet: type, prefix: str) -> dict[str, type]:
 def making(
     stack: contextlib.ExitStack, shm_name: Callable[[], str], own: Callable[[int, Any, str], str], **attached: Any
 ) -> MakeTable:
-    """What make_table gives: tables over two shards of the capacity asked for; writers go to the first.
+    """A make_table for tables over two shards. Each shard has the requested capacity. Writers write to the first shard.
 
-    own(number, config, shm name): owns a shard until the stack ends, says where it is reached. attached: for attach().
+    own(number, config, shm name) owns a shard until the stack ends, and returns its address. attached: for attach().
     """
 
     def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> ShardedTable:

@@ -28,7 +28,7 @@ def write_episodes(writer: Any, lengths: Any = LENGTHS, first: int = 0) -> np.nd
 
 
 def numbers(batch: Any, name: str = "action") -> list[list[int]]:
-    """What each item's rows say."""
+    """The numbers in the rows of each item."""
     values = batch[name] if name == "action" else batch[name][..., 0]
     return [values[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
 
@@ -79,7 +79,7 @@ class RaggedSuite(Suite):
         check(named)
 
     def test_columns_of_ragged_episodes(self, make_table: MakeTable) -> None:
-        """What comes once an item is [B, ...]; all else has the rows' axis."""
+        """Columns with one value an item are [B, ...]. All other columns have the axis of rows."""
         spec = plain_spec(core=relive.ArraySpec((2,), "float32", kind="start"))
         table = make_table(spec, 1000, ragged(bootstrap=1, stack={"observation": 2}))
         with table.writer() as writer:

@@ -1,4 +1,4 @@
-"""Draws by the ranks of priorities: who comes, how often, and with which probabilities."""
+"""Draws by the ranks of priorities: which items are drawn, how often, and with which probabilities."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ class ReadingSuite(Suite):
         assert drawn == 100
 
     def test_what_is_drawn_does_not_depend_on_how_far_ahead(self, make_table: MakeTable) -> None:
-        """Batches that nobody was handed leave the next draw what it was."""
+        """Batches that were not handed out do not change the next draw."""
         drawn = []
         for prefetch in (1, 4, 2):
             table = make_table(plain_spec(), 200, prioritized(), seed=3)

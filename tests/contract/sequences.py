@@ -147,7 +147,7 @@ class SequencesSuite(Suite):
         assert action.tolist() == [0, 0, 0, 1, 2, 3, 4] and mask.tolist() == [False] * 2 + [True] * 5
         action, mask = row_of(table, first_keys[12], "action", "mask")
         assert action.tolist() == [10, 11, 12, 13, 14, 0, 0] and mask.tolist() == [True] * 5 + [False] * 2
-        with table.writer() as writer:  # the next lane counts anew, whatever page it goes on in
+        with table.writer() as writer:  # the next lane counts from 0, whatever page it continues in
             assert begins(table, write_steps(writer, 20, 9, truncated=True)) == [0, 4]
         table.check()
 
@@ -177,7 +177,7 @@ class SequencesSuite(Suite):
             assert table.num_items() == 1
 
     def test_the_lane_is_cut_in_a_sequence(self, make_table: MakeTable) -> None:
-        """What is there is published, shorter, as truncated."""
+        """The rows that exist are published as a shorter, truncated sequence."""
         table = make_table(plain_spec(), 1000, sequences(4, bootstrap=1))
         with table.writer() as writer:
             keys = write_steps(writer, 0, 6)

@@ -2,7 +2,7 @@
 
 Left out, with reasons:
 - what a table over shards leaves out on every path (over_shards.py).
-- "told at once" (WaitsForItself): as for every remote table, nobody here knows that nobody else is connected.
+- "told at once" (WaitsForItself): as for every remote table, a client cannot know that no other client is connected.
 - the same draws in every run: items are drawn with the random numbers of the shards' owners.
 """
 

@@ -2,7 +2,7 @@
 
 Left out, with reasons:
 - configurations of Table itself (BadConfigSuite): a remote table is connected to, never made, through the wire.
-- "told at once" (WaitsForItself): a client cannot know that nobody else is connected, so it waits to its deadline.
+- "told at once" (WaitsForItself): a client cannot know that no other client is connected, so it waits to its deadline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The contract, held by streaming writers: the same suites, with every writer opened by streaming=.
 
-What only the server can tell comes at a later call, as Unacknowledged; those rows are shown in tests/service, and the
-tests that expect them at the call itself are left out here, by name.
+Refusals that only the server can find come at a later call, as Unacknowledged. tests/service has the tests of those
+rows. Tests that expect the refusal at the call itself are left out here, by name.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ def test_a_name_that_is_taken(shm_name: Any) -> None:
 
 
 def test_a_name_given_again(shm_name: Any) -> None:
-    """overwrite=True: what nobody but this process has makes way, and its handles are closed."""
+    """overwrite=True replaces a table that only this process has open, and closes the handles on that table."""
     name = shm_name()
     table, _ = fill(name)
     storage = relive.SharedMemory(name, overwrite=True)

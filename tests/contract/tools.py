@@ -1,4 +1,4 @@
-"""What the suite writes and how it looks at a table from outside."""
+"""The steps that the suite writes, and functions that look at a table from outside."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class WritingSuite(Suite):
         assert len(table) == 12
 
     def test_arguments_that_differ_from_call_to_call(self, table: relive.Table) -> None:
-        """What one call named says nothing of the next: order, further columns and faults are looked at every time."""
+        """Every call is checked on its own: order, further columns and faults of an earlier call do not matter."""
         with table.writer() as writer:
             keys = [writer.append(**step(t, t + 1)) for t in range(3)]
             keys.append(writer.append(**dict(reversed(step(3, 4).items()))))

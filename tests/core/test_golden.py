@@ -35,7 +35,7 @@ def test_the_golden_region_says_what_it_always_said(tmp_path: Path) -> None:
 
 
 def test_the_golden_region_can_be_written_on(tmp_path: Path) -> None:
-    """Its writer is dead by now: whoever attaches cuts its lane, and goes on."""
+    """The writer of the region is dead: a process that attaches cuts its lane, and continues."""
     from core.tools import write_rows
 
     path = unpack(tmp_path)

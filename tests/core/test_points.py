@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> str:
 
 
 def test_point_1_every_page_moves_while_samplers_run() -> None:
-    """A page is not a frame: all of them move again and again, and nobody notices."""
+    """A page is not a frame: all pages move again and again, and no reader sees a difference."""
     table = make_core(indexes=[make_index(n_step=3, stack={"observation": 3})])
     keys = write_rows(table, 0, 900)
     order = np.argsort(keys)

@@ -12,7 +12,7 @@ namespace {
 
 bool is_within(size_t at, size_t begin, size_t count) { return at >= begin && at < begin + count; }
 
-// What a table changes while it lives. The checksum covers everything else.
+// Whether a table changes this byte while it lives. The checksum covers all other bytes.
 bool may_change(size_t at) {
   if (is_within(at, offsetof(Header, clean), sizeof(Header::clean))) return true;
   if (at >= offsetof(Header, indexes) + sizeof(Header::indexes)) return true;

@@ -55,7 +55,7 @@ def test_words_and_rows_are_read_by_volatile_loads_alone(rows: list[dict[str, An
 
 
 def test_tables_of_every_layout_share_what_is_compiled(rows: list[dict[str, Any]]) -> None:
-    """Another capacity, page length, stack, n-step, other columns, other items: nothing is compiled anew.
+    """Another capacity, page length, stack, n-step, other columns, other items: nothing is compiled again.
 
     Thirteen compilations an architecture: ten kernels, three of them in two variants.
     """

@@ -1,4 +1,4 @@
-"""What the kernels gather is what the core gathers, bit for bit."""
+"""The kernels gather the same bits as the core."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_other_ranks_share_what_comes_next(table: relive.Table, old: int, new: i
 
 
 def test_an_epoch_goes_on_with_other_ranks(shm_name: Any) -> None:
-    """Of Shuffle the table knows what was drawn: after the restart each item is still drawn once."""
+    """The table stores the progress of Shuffle: after the restart each item is still drawn once."""
     index = relive.Index(sampler=relive.Shuffle())
     with relive.Table(plain_spec(), 1000, index, storage=relive.SharedMemory(shm_name())) as table:
         with table.writer() as writer:

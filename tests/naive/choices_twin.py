@@ -1,6 +1,7 @@
-"""What any sampler may draw, with which chance, what any remover takes, and whom any limiter lets go on: from a list.
+"""A twin of samplers, removers and limiters over a plain list: the possible draws, their chances, removals and waits.
 
-It shares no code with the library. What it cannot know is what chance brings: it says what is possible, and how likely.
+The twin shares no code with the library. It cannot know a random choice: it says which choices are possible, and how
+likely each one is.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class NaiveChoices:
         self.ticket = self.version = 0
         self.largest = 1.0
         self.inserted = self.sampled = self.used = 0  # items that came, items that were drawn, items ever drawn
-        self.shift = 0.0  # of a corridor that began anew
+        self.shift = 0.0  # of a corridor that was started again
         self.base = 0  # the version from which a budget counts
         self.lacked: int | None = None  # items that counted when a draw found too few
 
@@ -105,7 +106,7 @@ class NaiveChoices:
         return bool((self.counted + 1) * ratio - self.sampled <= most)
 
     def insert(self, key: int, priority: float | None) -> None:
-        """A step of the present version. What goes for it, remove() says or is told."""
+        """Adds a step of the present version. remove() says, or is told, which item leaves for it."""
         self.largest = max(self.largest, priority or 0.0)
         ticket = self.take_ticket()
         given = self.largest if priority is None else priority
@@ -143,7 +144,7 @@ class NaiveChoices:
             self.live = {key: item for key, item in self.live.items() if self.version - item.version <= most}
 
     def change_limiter(self, limiter: Any) -> None:
-        """Its corridor begins anew, about what is there now."""
+        """Replaces the limiter. Its corridor starts again, around the items that are there now."""
         self.limiter, self.shift = limiter, 0.0
         if isinstance(limiter, relive.SamplesPerInsert):
             ratio = limiter.samples_per_insert
@@ -153,7 +154,7 @@ class NaiveChoices:
     # ---- drawing ---------------------------------------------------------------------------------------------------
 
     def chances(self) -> dict[int, float]:
-        """Of each item that may be drawn, the probability that a draw is it; of an order 1."""
+        """For each item that may be drawn, the probability that a draw returns it; 1 for an order."""
         items, sampler = list(self.live.values()), self.sampler
         if not items:
             return {}
@@ -216,7 +217,7 @@ class NaiveChoices:
         once = is_distinct or (is_counted and self.is_ordered and passing is not None)
         enough = len(found) >= count if once else not is_counted or uses >= count
         if is_counted and is_distinct:
-            # What is used up within the batch makes room among the best; and what has no use left cannot come again.
+            # An item that is used up within the batch makes room among the best, and cannot be drawn again.
             return True if enough else None if isinstance(self.sampler, relive.TopK) else False
         if is_counted and isinstance(self.sampler, relive.TopK) and not enough:
             return None

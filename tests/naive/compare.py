@@ -44,7 +44,7 @@ def trimmed(expected: dict[str, Any], items: NaiveItems, columns: dict[str, Any]
 
 
 def end_to_end(driver: Driver, expected: dict[str, Any], batch: Any, position: int) -> tuple[Cells, dict[str, Any]]:
-    """Of a batch whose items lie end to end: what it says of one of them, and what the twin does, without padding."""
+    """One item of a batch whose items lie end to end, and the same item of the twin, without padding."""
     begin, end = batch.offsets[position : position + 2]
     assert end - begin == expected["num_rows"], "another number of rows"
     once = {"num_steps", "policy_version", "num_rows"} | driver.twin.start_columns

@@ -1,4 +1,4 @@
-"""The law of RankBased and TopK, written anew: item by item, from a sorted list."""
+"""The law of RankBased and TopK, written a second time: item by item, from a sorted list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def class_of(priority: float) -> int:
 
 
 def masses(sampler: Any, n: int) -> Numbers:
-    """Of each rank, the best first; they sum to 1."""
+    """The mass of each rank, the best first. The masses sum to 1."""
     if isinstance(sampler, relive.RankBased):
         weights = np.arange(1, n + 1, dtype=np.float64) ** -sampler.priority_exponent
     else:

@@ -1,6 +1,6 @@
 """Tables of any options at all, by chance: every call answers by its deadline or refuses by name, and nothing breaks.
 
-What an item must be is held by the twins beside this; here it is options that meet: samplers, removers, limiters, use
+The twins in the other files check the contents of items. This test combines options: samplers, removers, limiters, use
 counts, bounds, conditions, times, versions, shapes of items, late columns. After each call the table checks itself.
 """
 
@@ -63,7 +63,7 @@ ITEMS = (
 )
 COLUMNS = ("number", "reward", "staleness")
 CONDITIONS = (None, None, None, "number > 20", "episode_step < 4", "lane == 0")
-# What a call may answer beside what was asked for.
+# The errors that a call may raise instead of its result.
 WAITS = (errors.DeadlineExceeded, errors.RequestTooLarge)
 REFUSALS = (*WAITS, errors.RareItems, errors.NoPriorities, errors.NoProbabilities, errors.InvalidConfig)
 CONFIGS_REFUSED = (errors.InvalidConfig, errors.CapacityTooSmall, errors.SpecError)

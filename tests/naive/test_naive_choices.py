@@ -1,4 +1,4 @@
-"""Any sampler with any remover and any limiter against a twin: what is drawn, what goes, and who waits."""
+"""Any sampler with any remover and any limiter against a twin: which items are drawn or leave, and which calls wait."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PRIORITIES = (0.0, 0.5, 1.0, 3.0)
 
 
 def test_nothing_is_left_out() -> None:
-    """Who adds a sampler, a remover or a limiter adds it here."""
+    """A new sampler, remover or limiter must be added to this test."""
     assert {type(sampler) for sampler, _ in SAMPLERS} == set(ALL_SAMPLERS)
     assert {type(remover) for remover in REMOVERS} == set(ALL_REMOVERS)
     assert {type(limiter) for limiter in LIMITERS} == set(relive.config.limiters.LIMITERS)
@@ -200,11 +200,11 @@ class ChoicesMachine(RuleBasedStateMachine):
         self.epochs.look(set(self.live))
 
     def look_at(self, draw: relive.Draw, passing: set[int] | None) -> None:
-        """What was drawn is what may be, with the chance that it had."""
+        """Every drawn item was possible, and was drawn with its probability."""
         chances = self.twin.chances()
         drawn, is_counted = draw.item_keys.tolist(), self.index.max_times_sampled is not None
         assert draw.num_live_items == max(1, len(self.live))
-        of_best = is_counted and isinstance(self.index.sampler, relive.TopK)  # who is used up leaves another his place
+        of_best = is_counted and isinstance(self.index.sampler, relive.TopK)  # a used-up item makes room for another
         assert set(drawn) <= set(self.live if of_best else chances)
         assert passing is None or set(drawn) <= passing
         assert self.index.replacement or len(set(drawn)) == len(drawn)

@@ -35,7 +35,7 @@ PRIORITIES = st.sampled_from((1.0, 2.0, 4.0, 8.0))
 
 
 def worth(number: int) -> float:
-    """What a step brought in, where groups are weighed by it: many sums are 0, and many members of a group alike."""
+    """The reward of a step, by which groups are weighed: many sums are 0, and many members of a group are equal."""
     return float((number * number + number // 3) % 3 - 1)
 
 
@@ -186,7 +186,11 @@ class GroupsMachine(RuleBasedStateMachine):
             self.end(self.chosen(held))
 
     def chosen(self, held: list[NaiveGroup]) -> NaiveGroup:
-        """What goes: used up; waiting while as many came as there may be; what the remover says; what waits longest."""
+        """The group that leaves.
+
+        Used-up groups leave first, and then a group that still waits after MAX_GROUPS others came. Otherwise the
+        remover chooses among the items. If there are no items, the group that has waited longest leaves.
+        """
         live = self.live()
         waiting = [group for group in held if not group.is_item]
         used_up = [group for group in held if group not in waiting and group not in live]
@@ -215,7 +219,7 @@ class GroupsMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """What goes on is cut off: no member."""
+        """An open episode is cut off, so it is no member of a group."""
         self.writer.close()
         self.open()
         self.look()
@@ -246,7 +250,7 @@ class GroupsMachine(RuleBasedStateMachine):
 
     @rule()
     def go_on(self) -> None:
-        """Time passes, and somebody takes the lock: what waits for members or late columns may have waited too long."""
+        """Time passes, and a call takes the lock: groups may have waited too long for members or late columns."""
         self.ahead_s += LATER_S
         _core.set_clock_ahead(self.ahead_s)
         self.table.check()
@@ -265,7 +269,7 @@ class GroupsMachine(RuleBasedStateMachine):
                 self.end(group)
 
     def is_there(self, row: NaiveRow) -> bool:
-        """Of a row that waits for its late column, and has no neighbours that tell, an item made on it does."""
+        """Whether the row is there. If its late column is missing and no neighbour tells, an item made on it tells."""
         told = self.twin.is_there(row, self.present)
         if told is not None:
             return told

@@ -68,7 +68,7 @@ class ItemsMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from(STEPS_S))
     def let_time_pass(self, seconds: float) -> None:
-        """What has waited so long for late columns is over when somebody next takes the lock."""
+        """Items that have waited too long for late columns end when a call next takes the lock."""
         self.ahead_s += seconds
         _core.set_clock_ahead(self.ahead_s)
         self.table.check()
@@ -269,7 +269,7 @@ class ItemsMachine(RuleBasedStateMachine):
             assert max(item.uses for item in self.twin.items) <= self.twin.max_times
 
     def settle(self) -> None:
-        """An item on rows that nobody can tell about is over if the table says so."""
+        """If the twin cannot know whether the rows of an item are there, the table decides whether the item is over."""
         for item in self.twin.items:
             if not (item.over or item.is_waiting) and any(
                 self.twin.is_there(row, self.present) is None for row in item.spanned
@@ -290,7 +290,7 @@ class ItemsMachine(RuleBasedStateMachine):
         self.table.check()
         self.settle()
         assert self.table.num_items("items") == len(self.twin.live())
-        # Nobody could tell of some that they had gone with a row before.
+        # Some items had gone with a row before, and the twin could not know.
         assert self.table.stats().indexes["items"].timed_out <= self.timed_out
         if not self.twin.items:
             return

@@ -36,7 +36,7 @@ def make_table() -> relive.Table:
 
 @dataclass
 class NaiveIndex:
-    """What one index knows: of what came, the priority that it came with or was given since."""
+    """The items of one index, each with the priority that it came with or was given since."""
 
     span: int
     initial: float | None

@@ -34,7 +34,7 @@ class NaivePriorities:
         self.live[key] = default if priority is None else priority
 
     def update(self, keys: list[int], priorities: list[float]) -> set[int]:
-        """Keys that were there; duplicates are one of them. What came too late was given all the same."""
+        """Returns the keys that were there, each once. A priority that came too late still counts as given."""
         there = set()
         self.largest = max(self.largest, *priorities)
         for key, priority in zip(keys, priorities, strict=True):

@@ -39,7 +39,7 @@ def is_drawn(seed: int, lane: int, before: int, start: int) -> bool:
 
 @dataclass
 class Episode:
-    """What was written, and where."""
+    """An episode that was written, and its place."""
 
     first: int  # number of its first step
     keys: np.ndarray
@@ -226,7 +226,7 @@ with table.writer() as writer:
 @needs_shared_memory
 @pytest.mark.parametrize("attempt", range(4))
 def test_what_a_killed_writer_left_is_decided_as_it_would_have(attempt: int, shm_name: Any) -> None:
-    """Whoever goes on comes to the same windows: of lane after lane, of whichever episodes are still there."""
+    """The next process chooses the same windows, lane after lane, of the episodes that are still there."""
     name = shm_name()
     index = {"parts": relive.Index(relive.Episodes(20, too_long="random"))}
     with relive.Table(PLAIN, 3000, index, storage=relive.SharedMemory(name), max_lanes=2, seed=attempt) as table:

@@ -1,6 +1,7 @@
 """Removers of explicit items against a twin: items come, wait, are used up, revalued, deleted, and lose their rows.
 
-What a remover by chance chose the table says; that it chose one it could see, and no more than it had to, is checked.
+The table says which items a random remover chose. The test checks that the remover could see each of these items, and
+that it removed no more items than it had to.
 """
 
 from __future__ import annotations

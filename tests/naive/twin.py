@@ -45,7 +45,7 @@ class NaiveEpisode:
 
 @dataclass(frozen=True)
 class NaiveWindow:
-    """What a sequence is, or an episode: then at_end says which part of a long one is kept, 'head' or 'tail'."""
+    """The window of a sequence or an episode. For an episode, at_end is the part of a long one that is kept."""
 
     length: int
     burn_in: int = 0
@@ -93,7 +93,7 @@ class NaiveWindow:
 
 @dataclass(frozen=True)
 class NaiveItems:
-    """What an index makes of the steps."""
+    """The items that an index makes of the steps."""
 
     n_step: int = 1
     gamma: float = 1.0
@@ -236,7 +236,7 @@ class NaiveReplay:
         episode.over = episode.cut = True
 
     def abandon(self, lane: int, all_items: tuple[NaiveItems, ...]) -> None:
-        """The open episode was never there. What began before it and has steps of it is deleted; the lane is over."""
+        """Removes the open episode, and ends the lane. Items that began earlier and contain its steps are deleted."""
         episode = self.open_episode(lane)
         if episode is None:
             return

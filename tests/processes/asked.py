@@ -13,7 +13,7 @@ PATIENCE_S = 60.0
 
 
 def answer_until_closed(pipe: Connection, answer: Callable[..., Any]) -> None:
-    """What answer(what, *arguments) gives, or the error that it raises, until the pipe closes."""
+    """Sends the result of answer(what, *arguments), or the error that it raises, until the pipe closes."""
     while True:
         try:
             what, arguments = pipe.recv()

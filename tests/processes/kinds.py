@@ -41,7 +41,7 @@ def write(pipe: Any, name: str, writer_id: int) -> None:
     """Steps in lanes and pieces over them; the keys of all steps go to the parent. Ends with its episodes."""
     table = relive.attach(name)
     pipe.send("ready")
-    is_told = pipe.recv() == "stop"  # one that was started anew may come too late
+    is_told = pipe.recv() == "stop"  # a process that was restarted may come too late
     random = np.random.default_rng(writer_id)
     done: Counter[str] = Counter()
     recent: deque[tuple[Numbers, Numbers]] = deque(maxlen=40)
@@ -193,7 +193,7 @@ def read(pipe: Any, name: str, seed: int, may_be_cut: bool) -> None:
 
 @final
 class _Past:
-    """What a reader knows to be gone: keys that it deleted, and lanes' rows that it found evicted."""
+    """Items that a reader knows to be gone: keys that it deleted, and rows of lanes that it found evicted."""
 
     def __init__(self) -> None:
         self.drawn: deque[tuple[Numbers, Numbers]] = deque(maxlen=200)  # keys and numbers of transitions

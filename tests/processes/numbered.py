@@ -1,4 +1,4 @@
-"""Steps that are known by their number: whoever reads a row can say what every byte of it, and of its window, must be.
+"""Steps that are known by their number: a reader of a row can check every byte of the row and of its window.
 
 A number is writer << 48 | lane << 40 | episode << 16 | step. Lengths of episodes, rewards and contents follow from it.
 """
@@ -97,7 +97,7 @@ def make_table(name: str, capacity: int, max_items: int, seed: int) -> relive.Ta
 
 
 def columns_of(index: str) -> list[str]:
-    """What a reader asks for to verify items of this index."""
+    """The columns that a reader needs to verify items of this index."""
     if index == "pieces":
         both = [f"{window}/{name}" for window in ("past", "far") for name in PIECE_COLUMNS]
         return [*both, "firsts", "seals"]

@@ -2,8 +2,8 @@
 
 Two processes write steps in lanes and make explicit items of them, one completes late columns in random order, one
 draws from all indexes, verifies every row, sets priorities and deletes. The table is small, so that eviction never
-stops. --kills: so many times one of them, by chance, is killed and started anew. Ends with status 1 where a row was
-not what it must be, an invariant is broken or the table's counters are not what the processes counted.
+stops. --kills: the number of times that a process, chosen at random, is killed and restarted. The programme ends with
+status 1 if a row was wrong, an invariant is broken or the table's counters differ from the counts of the processes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Programme:
         self._launch(role)
 
     def _carry(self, until: float) -> None:
-        """Until that time; one that was started anew begins when it is ready."""
+        """Passes messages until that time. A restarted process begins when it is ready."""
         roles = {child.pipe: role for role, child in self._children.items()}
         while (left := until - time.monotonic()) > 0:
             for pipe in connection.wait(list(roles), min(left, 0.2)):
@@ -132,14 +132,14 @@ def fill(table: relive.Table) -> dict[str, int]:
 
 
 def idle_in(stats: relive.TableStats) -> list[str]:
-    """What has not happened: without it the programme shows nothing."""
+    """The events that have not happened. Without them the programme shows nothing."""
     busy = {"evicted steps": stats.evicted, "incomplete items": stats.incomplete_items, "deletions": stats.deleted}
     busy |= {f"draws from {name}": index.sampled for name, index in stats.indexes.items()}
     return [f"no {what}" for what, count in busy.items() if not count]
 
 
 def faults_in(counts: Counter[str], stats: relive.TableStats, has_kills: bool) -> list[str]:
-    """What is wrong, in sentences. What a killed process counted is lost: then only the table's own numbers add up."""
+    """The faults, in sentences. The counts of a killed process are lost: then only the table's own numbers add up."""
     wrong = [f"{fault}: {counts[fault]}" for fault in FAULTS if counts[fault]]
     # A lane that is cut gives up its last step, whose next state never came: neither live nor evicted.
     given_up = stats.appended - stats.num_steps - stats.evicted

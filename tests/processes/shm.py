@@ -1,4 +1,4 @@
-"""What lies in shared memory."""
+"""Files in shared memory."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ needs_shared_memory = pytest.mark.skipif(
 
 
 def shared_files(name: str) -> list[Path]:
-    """What lies under /dev/shm for a table of that name."""
+    """The files under /dev/shm for a table of that name."""
     return sorted(path for path in SHM.iterdir() if name in path.name)

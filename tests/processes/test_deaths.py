@@ -1,4 +1,4 @@
-"""Processes killed and stopped at any moment: the table stays usable, nobody waits past a deadline."""
+"""Processes killed and stopped at any moment: the table stays usable, and no call waits past a deadline."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_writer_killed_in_mid_episode(shm_name: Any, gives_next: bool) -> None
         complete = 28 if gives_next else 27
         assert batch.present.tolist() == [True] * complete + [False] * (30 - complete)
         child.kill()
-        relive.attach(name).close()  # whoever attaches sweeps up after the dead
+        relive.attach(name).close()  # a process that attaches sweeps up after dead processes
         batch = table.gather(keys, columns=[*EVERYTHING, "terminated", "truncated"])
         items = 30 if gives_next else 29
         assert batch.present.tolist() == [True] * items + [False] * (30 - items)

@@ -161,7 +161,7 @@ def two_sources(shm_name: Any) -> Iterator[relive.Mixture]:
 
 
 def test_a_mixture_draws_beside_a_prefetch_that_waits(two_sources: relive.Mixture) -> None:
-    """In the parent, at once, and in a child, which inherits a lock that nobody there releases."""
+    """In the parent, at once, and in a child, which inherits a lock that no thread of the child releases."""
     with two_sources.batches(180, prefetch=2):
         time.sleep(0.2)
         for _ in range(5):

@@ -120,7 +120,7 @@ def test_batches_that_take_several_rounds_are_of_one_exponent(more: dict[str, An
 
 
 def change_once_a_draw(name: str, draws: Any) -> None:
-    """A change for each draw that begins. Who only reads cannot stop who changes: one that never rests starves it."""
+    """Makes one change for each draw that begins. Changes without rest would starve a read-only handle."""
     table = relive.attach(name)
     for turn in range(1_000_000):
         draws.acquire()

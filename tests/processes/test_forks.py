@@ -164,7 +164,7 @@ def test_a_table_that_is_gone_is_told_to_every_thread_of_a_child(shm_name: Any) 
 
 
 def test_forks_beside_threads_that_wait_for_what_never_comes(shm_name: Any) -> None:
-    """Calls of the parent's threads do not count in the child: closing there waits for nobody."""
+    """Calls of the parent's threads do not count in the child: a close in the child does not wait."""
     name = shm_name()
     with checked_table(name, index=relive.Index(limiter=relive.MinSize(200))) as table, children() as start:
         filled(table)

@@ -48,7 +48,7 @@ def test_a_local_table_in_a_forked_child_says_so() -> None:
 
 
 def test_a_fork_while_threads_are_at_work(shm_name: Any) -> None:
-    """A child forked while another thread is inside the table is not left with a lock that nobody holds."""
+    """If another thread is inside the table during a fork, the child does not inherit a lock without an owner."""
     name = shm_name()
     stop = threading.Event()
     with checked_table(name) as table, children() as start, table.writer() as writer:

@@ -1,4 +1,4 @@
-"""Who is the last to leave a shared table: writers and readers, one after the other and at once, and after a kill."""
+"""The last process that leaves a shared table: writers and readers, in sequence and at once, and after a kill."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_reader_that_leaves_last_removes_the_table(shm_name: Any) -> None:
 
 
 def test_a_reader_leaves_what_a_kill_left(shm_name: Any) -> None:
-    """It cleans up after nobody: the steps stay until the name is opened again, or removed."""
+    """A reader cleans up after no process: the steps stay until the name is opened again, or removed."""
     name = shm_name()
     with children() as start:
         child = start("fork", create_and_wait, name)
@@ -44,7 +44,7 @@ def test_a_reader_leaves_what_a_kill_left(shm_name: Any) -> None:
     assert shared_files(name)
     with relive.attach(name, read_only=True) as again:
         assert len(again) == 19
-    with relive.attach(name) as opened:  # sweeps: after that nobody is left who was killed
+    with relive.attach(name) as opened:  # sweeps: after that no killed process is left
         assert len(opened) == 19
         last = relive.attach(name, read_only=True)
     assert shared_files(name)

@@ -25,7 +25,7 @@ pytestmark = needs_shared_memory
 
 
 class HeardError(Exception):
-    """What the signal's handler of these tests raises."""
+    """The error that the signal's handler of these tests raises."""
 
 
 def check_for_ever(pipe: Any, name: str) -> None:
@@ -214,7 +214,7 @@ def test_a_wait_for_the_lock_hears_signals(shm_name: Any, call: str) -> None:
 
 @pytest.mark.parametrize("call", WAITING)
 def test_a_wait_for_the_lock_keeps_the_handles_deadline(shm_name: Any, call: str) -> None:
-    """The handle's own, where a call is given none, and the error says who has the lock."""
+    """A call without a deadline has the deadline of its handle. The error names the process that has the lock."""
     name = shm_name()
     with paced_table(name) as table, relive.attach(name, timeout_s=0.3) as other, other.writer() as writer:
         keys = seventeen_of_twenty(table, writer, timeout_s=5.0)

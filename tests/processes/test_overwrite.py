@@ -47,7 +47,7 @@ def wait_only(pipe: Any) -> None:
 
 
 def test_the_same_cell_again(shm_name: Callable[[], str]) -> None:
-    """The first table, forgotten and still open, makes way; whoever still has it is told that it is closed."""
+    """The new table replaces the first one, which was still open. A call on the old handle says that it is closed."""
     name = shm_name()
     first = make(name)
     fill(first, 7)

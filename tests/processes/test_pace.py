@@ -128,7 +128,7 @@ def test_a_queue_between_processes_hands_out_each_number_once(shm_name: Any) -> 
 
 
 def test_processes_killed_while_they_change_a_limiter(shm_name: Any) -> None:
-    """Whoever dies and when, what is left is one of those that were asked for, whole."""
+    """Whichever process dies, and when: the limiter that is left is one of the requested limiters, whole."""
     name = shm_name()
     with shared(name, relive.MinSize(1), times=None) as table, children() as start:
         for seed in range(12):
@@ -150,7 +150,7 @@ def test_processes_killed_while_they_change_a_limiter(shm_name: Any) -> None:
 
 @pytest.mark.parametrize("killed", ["sampler", "writer"])
 def test_a_budget_goes_on_beyond_a_kill(shm_name: Any, killed: str) -> None:
-    """Whoever is killed in the middle: each version still lets in what it uses, and the learner is never starved."""
+    """After any kill, each version still admits the items that it uses, and the learner is never starved."""
     name = shm_name()
     with shared(name, relive.StalenessBudget(0, 8)) as table, children() as start:
         version = 0

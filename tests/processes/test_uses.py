@@ -1,6 +1,6 @@
 """Use counts to the last use: four processes claim, by any way there is, and some of them die.
 
-Nothing is used once too often, nor is a use lost that nobody died with: who is killed has at most one batch in hand.
+No item is used once too often. Uses are lost only by a kill: a killed process has at most one batch in hand.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def own_draw(table: relive.Table, rng: np.random.Generator) -> relive.Draw:
 
 
 def draw_all(pipe: Any, name: str, way: str, path: str, number: int) -> None:
-    """Until nothing comes for a while. What was drawn is told by one write a batch, so that none is told in part."""
+    """Draws until nothing comes for a while. One write reports a batch, so that no batch is reported in part."""
     rng = np.random.default_rng(number)
     asked = {"where": "number >= 0"} if way == "with a condition" else {}
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

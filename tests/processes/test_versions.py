@@ -1,4 +1,4 @@
-"""Who is killed while a version steps leaves items that are too old to whoever takes the lock next."""
+"""If a process dies during a version step, the next process that takes the lock removes items that are too old."""
 
 from __future__ import annotations
 

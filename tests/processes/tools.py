@@ -142,7 +142,7 @@ def children() -> Iterator[Callable[..., Child]]:
 
 
 def answers(group: list[Child]) -> list[Any]:
-    """What each of a group sends next; then all hear that they may end."""
+    """The next message of each child of a group. Then all children are told that they may end."""
     told = [child.answer() for child in group]
     for child in group:
         child.pipe.send(None)

@@ -1,4 +1,4 @@
-"""What the children of these tests run. Each is told its table by a name or is given a handle."""
+"""The programs of the children of these tests. Each child gets its table as a name or as a handle."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def create_and_wait(pipe: Any, name: str) -> None:
 
 
 def use_inherited(pipe: Any, table: relive.Table, writer: Any, keys: Any) -> None:
-    """In a forked child: a handle attaches anew, a writer refuses."""
+    """In a forked child, a handle attaches again, and a writer refuses."""
     try:
         batch = table.gather(np.asarray(keys))
         draw = table.draw(8, timeout_s=5.0)
@@ -164,7 +164,7 @@ def hold_batches(pipe: Any, name: str, count: int) -> None:
 
 
 def write_blocks_by_parts(pipe: Any, name: str) -> None:
-    """Blocks of 16 rows for ever, told when the first are there; nobody else's death keeps them waiting."""
+    """Writes blocks of 16 rows for ever, and reports the first block. No death of another process makes it wait."""
     table = relive.attach(name)
     with table.writer() as writer:
         pipe.send("writes")

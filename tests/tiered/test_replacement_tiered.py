@@ -13,7 +13,7 @@ pytestmark = needs_tiers
 
 
 def test_what_goes_between_draw_and_gather_is_drawn_beside_the_rest(tmp_path: Any) -> None:
-    """A tiered table draws batches ahead: steps that are gone by the time the rows are read come anew, none twice."""
+    """A tiered table draws batches ahead. Steps that leave before the read are replaced, and no step comes twice."""
     spec = relive.StepSpec({"observation": relive.ArraySpec((300,), "float32")})
     storage = relive.Tiered(str(tmp_path), ram_bytes=1 << 19)
     table = relive.Table(spec, 400, relive.Index(replacement=False), storage=storage)

@@ -1,4 +1,4 @@
-"""What is particular to a table on disk: where its bytes are, what is planned, and what a failing disk does."""
+"""Tests for tables on disk alone: the place of their bytes, planned batches, and a disk that fails."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_every_row_is_read_back(table: relive.Table) -> None:
 
 
 def test_a_column_alone_does_not_touch_the_disk(table: relive.Table) -> None:
-    """What is in the records is in memory."""
+    """Columns in the records are in memory."""
     with table.writer() as writer:
         keys = write(writer, 0, 150)
     assert table.gather(keys, columns=["number"])["number"].tolist() == list(range(150))
@@ -166,7 +166,7 @@ def test_items_evicted_before_their_gather_are_drawn_anew(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("time_major", [False, True])
 def test_sequences_evicted_before_their_gather_are_drawn_anew(tmp_path: Path, time_major: bool) -> None:
-    """What replaces an item comes to its place of the batch, which is not one stretch where time comes first."""
+    """A replacement takes the place of its item in the batch. With time_major, that place is not contiguous."""
     index = relive.Index(relive.Sequences(2, time_major=time_major))
     with make_table(tmp_path, 80, 40, index) as table, table.writer() as writer:
         write(writer, 0, 40)
@@ -185,7 +185,7 @@ def test_sequences_evicted_before_their_gather_are_drawn_anew(tmp_path: Path, ti
 
 
 def test_use_counts_hold_over_planned_batches(tmp_path: Path) -> None:
-    """Each item at most once, and all of them: no page goes while somebody has yet to read of it."""
+    """Each item is drawn exactly once: no page leaves while a planned batch still has to read it."""
     index = relive.Index(max_times_sampled=1)
     with make_table(tmp_path, capacity=200, index=index) as table, table.writer() as writer:
         write(writer, 0, 160)
@@ -317,7 +317,7 @@ def test_a_really_full_file_system(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_cannot_be_read(table: relive.Table) -> None:
-    """Whoever needs the rows is told; nothing stays in flight, and it goes on when the disk does."""
+    """A call that needs the rows raises. Nothing stays in flight, and the table continues when the disk does."""
     with table.writer() as writer:
         keys = write(writer, 0, 150)
     table._core.fail_disk(errno.EIO, 0)

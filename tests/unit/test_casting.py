@@ -171,7 +171,7 @@ def test_a_scalar_priority_speaks_of_every_item() -> None:
 
 def test_tensors_are_taken() -> None:
     class Tensor:
-        """What torch's has of this: detach, cpu, and the array protocol."""
+        """The part of torch's Tensor that casting uses: detach, cpu, and the array protocol."""
 
         def detach(self) -> Tensor:
             return self

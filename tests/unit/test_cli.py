@@ -90,7 +90,7 @@ def test_ls_and_rm(shm_name: Callable[[], str]) -> None:
         assert "7" in row and "1,000" in row and "in use" in row
         refused = relive_command("rm", name)
         assert refused.returncode == 1 and refused.stderr.startswith("relive: ")
-        assert str(os.getpid()) in refused.stderr  # who has it
+        assert str(os.getpid()) in refused.stderr  # the process that has it
         assert relive_command("rm", "--force", name).returncode == 0
         assert name not in relive_command("ls").stdout
 
@@ -114,7 +114,7 @@ def test_rm_goes_on_with_the_other_names(shm_name: Callable[[], str]) -> None:
 
 
 def test_rm_of_all_unused(shm_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in use stays, and so does a file that is no table."""
+    """Tables in use stay, and so does a file that is no table."""
     used, left, no_table = shm_name(), shm_name(), shm_name()
     leave_behind(left)
     junk = relive.SharedMemory(no_table).path

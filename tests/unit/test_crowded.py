@@ -107,7 +107,7 @@ ITEMS = {
 @pytest.mark.parametrize("remover", [relive.Lifo(), relive.MinPriority(), relive.Uniform()], ids=str)
 @pytest.mark.parametrize("name", sorted(ITEMS))
 def test_all_calls_in_any_order(name: str, remover: Any, uses: int | None) -> None:
-    """Of items of any window: every rank is true behind each call, and what stays is drawn whole."""
+    """For items of any window: every rank is right after each call, and the items that stay are drawn whole."""
     rng = random.Random(f"{name}{uses}")
     first = relive.Index(ITEMS[name], remover=remover, max_items=12, max_times_sampled=uses)
     index = {"kept": first, "all": relive.Index(relive.Transitions())}

@@ -17,7 +17,7 @@ from relive.errors import extras
 
 
 def installed(folder: Path, origin: dict[str, Any] | None) -> None:
-    """What pip leaves behind: the metadata of a distribution, and where it came from unless that is an index."""
+    """Writes the files of an installation by pip: the metadata, and the origin unless that is a package index."""
     metadata = folder / "relive-0.1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: relive\nVersion: 0.1.0\n")

@@ -1,4 +1,4 @@
-"""What a first programme runs into, and what it is told: shapes, dtypes, spaces, values in the wrong place."""
+"""The mistakes of a first programme, and their errors: shapes, dtypes, spaces, values in the wrong place."""
 
 from __future__ import annotations
 

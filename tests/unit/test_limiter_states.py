@@ -213,7 +213,7 @@ def test_an_exponent_of_0_gives_every_item_a_mass() -> None:
 
 
 def test_what_went_unused_is_no_insert() -> None:
-    """Items that nobody drew would hold the writers back, and no draw could make up for them."""
+    """Items that left without a draw would make writers wait, and no draw could make up for them."""
     table = table_of(index_of(relive.SamplesPerInsert(1.0, 2, 8.0)))
     writer = table.writer()
     for _ in range(50):

@@ -1,7 +1,7 @@
 """No limiter lets writers and learner wait for each other: a walk over limiters, kinds of items and ends of episodes.
 
 One thread plays several writers and the learner. All its calls have timeout_s=0. After each part of the walk the actors
-try to go on: every writer with its next row, then the learner with a draw. If nobody can, both sides would wait for
+try to go on: every writer with its next row, then the learner with a draw. If no actor can, both sides would wait for
 ever. The walk fails unless stats() says so (`stuck`).
 """
 
@@ -153,7 +153,7 @@ class Walk:
             self.table.update_priorities(keys, some)
 
     def part(self) -> None:
-        """Some calls of everybody."""
+        """Some calls of all actors."""
         for _ in range(self.random.randint(1, 40)):
             actor = self.random.choice(self.actors)
             chance = self.random.random()
@@ -172,7 +172,7 @@ class Walk:
             self.table.delete(keys[0][: self.random.randint(1, 4)])
 
     def is_locked(self) -> bool:
-        """Whether nobody can go on, whatever the others owe is answered."""
+        """Whether no actor can go on, even after the late columns and priorities of all rows are given."""
         for _ in range(2):  # a draw that lacks items may let a writer in
             if any([actor.go_on() for actor in self.actors]) or self.learn():
                 return False

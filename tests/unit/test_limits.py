@@ -104,7 +104,7 @@ def largest_draw(table: relive.Table, index: str, wanted: int, window: float) ->
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_pair_waits_for_itself(seed: int) -> None:
-    """Random limits, blocks, lanes, batches, writers, indexes: whoever is let in at all comes to the end."""
+    """Random limits, blocks, lanes, batches, writers, indexes: every call that a limiter accepts can finish."""
     rng = np.random.default_rng(seed)
     for _ in range(15):
         spi = float(rng.choice([0.25, 0.7, 1.0, 1.5, 3.0, 8.0]))
@@ -189,7 +189,7 @@ def test_a_block_that_stops_in_the_middle_says_what_is_stored() -> None:
 
 
 class HeardError(Exception):
-    """What a signal's handler may raise."""
+    """An error that a signal's handler may raise."""
 
 
 @contextlib.contextmanager
@@ -274,7 +274,7 @@ def test_an_error_thrown_into_a_thread_that_counts_threads_ends_its_call(monkeyp
 
 
 def test_a_step_of_many_lanes_goes_in_lane_by_lane() -> None:
-    """Window 20: no step of 12 lanes fits it beside a draw of 15. What is stored of it are its first lanes."""
+    """Window 20: a step of 12 lanes does not fit together with a draw of 15. The first lanes of the step are stored."""
     with relive.Table(SPEC, 200, paced(1.0, 10, 10.0), max_lanes=12) as table, table.writer(12) as writer:
         step = {"state": np.zeros(12, np.float32), "number": np.arange(12), "next_state": np.zeros(12, np.float32)}
         writer.append(**step)
@@ -373,7 +373,7 @@ def test_the_largest_min_size_is_reached_and_a_larger_one_refused(n_step: int, s
 
 
 def test_stacks_of_other_indexes_cost_an_index_nothing() -> None:
-    """What an index reaches back over is kept from it alone."""
+    """Rows that the stacks of an index reach back over reduce the items of that index alone."""
 
     def indexes(min_size: int) -> dict[str, relive.Index]:
         stacked = relive.Transitions(stack={"state": 4})

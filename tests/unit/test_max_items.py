@@ -135,7 +135,7 @@ def test_other_bounds_that_do_not_go_with_it() -> None:
 
 @pytest.mark.parametrize("max_items", [1, 3, 17])
 def test_long_programmes_against_a_list(max_items: int) -> None:
-    """What lives is a list in the order in which items were complete, cut at its front."""
+    """The live items are a list in the order in which items became complete, cut at its front."""
     rng = random.Random(max_items)
     keys: list[int] = []
     waiting: list[int] = []

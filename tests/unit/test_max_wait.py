@@ -49,7 +49,7 @@ def go_on() -> Iterator[Callable[[float], None]]:
 
 
 def told(table: relive.Table, index: str = "default") -> tuple[int, int, int]:
-    """What its stats say: items, those that wait, those that waited too long."""
+    """Three numbers of stats(): items, items that wait, items that waited too long."""
     stats = table.stats().indexes[index]
     return stats.num_items, stats.pending, stats.timed_out
 
@@ -144,7 +144,7 @@ def test_explicit_items(go_on: Callable[[float], None]) -> None:
 
 
 def test_room_of_the_limiter_comes_back(go_on: Callable[[float], None]) -> None:
-    """Items that wait hold the limiter's room; who waits for it alone is not told that it waits for itself."""
+    """Waiting items take room of the limiter. A thread that waits for that room does not raise WaitsForItself."""
     limiter = relive.SamplesPerInsert(1.0, 10, 10.0)
     index = relive.Index(limiter=limiter, max_wait_s=0.3)
     with relive.Table(LATE, 300, index) as table, table.writer() as writer:
@@ -158,7 +158,7 @@ def test_room_of_the_limiter_comes_back(go_on: Callable[[float], None]) -> None:
 
 
 def test_room_of_what_is_overdue_is_there_at_once(go_on: Callable[[float], None]) -> None:
-    """Also for who does not wait: what is overdue goes before a call gives up."""
+    """A call with timeout_s=0 gets this room, too: overdue items leave before the call gives up."""
     limiter = relive.SamplesPerInsert(1.0, 10, 10.0)
     with relive.Table(LATE, 1_000, relive.Index(limiter=limiter, max_wait_s=5.0)) as table, table.writer() as writer:
         writer.extend(**block(0, 20))
@@ -171,7 +171,7 @@ def test_room_of_what_is_overdue_is_there_at_once(go_on: Callable[[float], None]
 
 
 def test_a_draw_does_not_wait_for_what_will_be_dropped() -> None:
-    """Nobody but this thread could bring an item, and time brings none."""
+    """Only this thread could bring an item, and time brings none."""
     with relive.Table(LATE, 300, relive.Index(max_wait_s=50.0)) as table, table.writer() as writer:
         writer.extend(**block(0, 5))
         with pytest.raises(errors.WaitsForItself):
@@ -180,7 +180,7 @@ def test_a_draw_does_not_wait_for_what_will_be_dropped() -> None:
 
 @needs_shared_memory
 def test_another_process_s_items(shm_name: Callable[[], str]) -> None:
-    """Whoever changes the table next drops what is overdue, whoever wrote it."""
+    """The next process that changes the table drops overdue items, whichever process wrote them."""
     index = relive.Index(max_wait_s=0.05)
     assert relive.Index.from_dict(index.to_dict()) == index and "max_wait_s=0.05" in repr(index)
     name = shm_name()
@@ -218,7 +218,7 @@ def test_completers_beside_a_clock(go_on: Callable[[float], None]) -> None:
                         if first % 1_000 == 0:
                             go_on(60.0)
                         if first % 200 == 0 and first < 3_200:
-                            # Nobody hears of these before their time is over, however fast the completers are.
+                            # No completer hears of these before their time is over, however fast the completers are.
                             go_on(200.0)
                         written.append(np.concatenate((keys, writer.extend(**block(first + 19, 1)))))
             finally:

@@ -37,7 +37,7 @@ BY_CHANCE = (relive.Uniform, relive.Prioritized, relive.Reservoir)
 
 
 class Item:
-    """What a twin knows of one: its priority, its place among those that came, and among those that were updated."""
+    """An item of the twin: its priority, its place in the order of arrival, and its place in the order of updates."""
 
     def __init__(self, number: int, priority: float, ticket: int) -> None:
         self.number, self.priority, self.came, self.changed, self.uses = number, priority, ticket, ticket, 0
@@ -147,7 +147,7 @@ def test_beside_a_twin(sampler: Any, remover: Any, uses: int | None) -> None:
     ("remover", "expected"), [(relive.Uniform(), "older less"), (relive.Reservoir(), "all the same")], ids=str
 )
 def test_how_long_items_stay(remover: Any, expected: str) -> None:
-    """Of 40 items 10 stay. Uniform: each newcomer ends each of 11 with 1/11; a reservoir keeps each with 1/4."""
+    """10 of 40 items stay. Uniform: each new item ends each of 11 items with 1/11. A reservoir keeps each with 1/4."""
     tables, kept = 1200, np.zeros(40)
     for seed in range(tables):
         index = relive.Index(remover=remover, max_items=10)
@@ -161,7 +161,7 @@ def test_how_long_items_stay(remover: Any, expected: str) -> None:
 
 
 def test_a_prioritized_remover_goes_by_shares() -> None:
-    """Of two items and a newcomer one goes, with its share of the masses; zeros only where nothing else is."""
+    """One of two items and a new item leaves, with its share of the masses. A mass of 0 leaves only if all are 0."""
     gone = np.zeros(3)
     for seed in range(2_000):
         index = relive.Index(remover=relive.Prioritized(2.0), max_items=2)
@@ -230,7 +230,7 @@ def test_large_batches_have_no_item_twice_while_others_are_left() -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS[2:], ids=lambda one: type(one).__name__)
 def test_batches_beside_a_writer_are_in_order_and_have_no_item_twice(sampler: Any) -> None:
-    """Items go while they are drawn; a batch is of one moment, or is drawn anew."""
+    """Items leave during draws. A batch shows one moment, or is drawn again."""
     index = relive.Index(sampler=sampler, max_items=600)
     with relive.Table(SPEC, 1_200, index) as table:
         is_over = threading.Event()

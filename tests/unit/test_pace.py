@@ -1,4 +1,4 @@
-"""Queues, staleness budgets, limiters that change while they are in use, and who waits for whom."""
+"""Queues, staleness budgets, limiters that change while they are in use, and threads that wait for each other."""
 
 from __future__ import annotations
 

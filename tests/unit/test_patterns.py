@@ -83,7 +83,7 @@ WHERE = {3: lambda number: number % 7 >= 5}
 
 
 def expected(episode: list[int], ends: bool) -> list[tuple[Any, ...]]:
-    """What the patterns say of an episode whose newest step is its last; ends: it is over with it."""
+    """The items that the patterns make at the newest step of an episode. ends: whether that step ends the episode."""
     items = []
     t = len(episode) - 1
     for number, pattern in enumerate(PATTERNS):
@@ -154,7 +154,7 @@ def test_an_end_that_comes_later(table: Any) -> None:
 
 
 def test_an_episode_that_is_given_up(table: Any) -> None:
-    """What was made of it goes, and the next episode begins with no history."""
+    """The items that were made of the episode leave, and the next episode begins with no history."""
     pair = Pattern({"past": 2}, columns={"score": "reward"})
     with PatternWriter(table, table.writer(), pair) as writer:
         for number in range(3):

@@ -122,7 +122,7 @@ class TestTorch:
         assert pytree.tree_structure(one) == pytree.tree_structure(two)
         assert pytree.tree_structure(one) != pytree.tree_structure(table.sample(8, columns=["reward"]))
         names = list(one.flat())
-        assert pytree.tree_structure(one) == pytree.tree_structure(table.sample(2, columns=names))  # resolved anew
+        assert pytree.tree_structure(one) == pytree.tree_structure(table.sample(2, columns=names))  # resolved again
         both = pytree.tree_map(lambda *arrays: np.concatenate(arrays), one, two)
         assert both["reward"].shape == (16,) and not hasattr(both, "item_keys")
 

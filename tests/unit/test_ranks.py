@@ -1,4 +1,4 @@
-"""RankBased and TopK beside their law, which is written here anew: item by item, at rest and while others write."""
+"""RankBased and TopK compared with a second implementation of their law: item by item, at rest and during writes."""
 
 from __future__ import annotations
 

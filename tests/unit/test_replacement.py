@@ -27,7 +27,7 @@ def table_of(index: relive.Index, priorities: Any = None, num_items: int = 5, **
 
 
 def likelihoods(masses: Any, num_items: int) -> dict[tuple[int, ...], float]:
-    """Of each set of items, that a batch is it: the sum over its orders of each item's share of what is left."""
+    """The probability of each set of items as a batch: the sum over its orders of each item's share of the rest."""
     chances: dict[tuple[int, ...], float] = {}
     for order in itertools.permutations(range(len(masses)), num_items):
         chance = 1.0
@@ -133,7 +133,7 @@ def test_what_faded_long_ago_comes_too() -> None:
 
 
 def test_by_steep_ranks_the_last_ones_come_as_their_ranks_say() -> None:
-    """Of what is left when the best are in the batch: ranks 50 and 51 weigh nothing beside rank 1, and 1.2 to 1."""
+    """When the best items are in the batch, ranks 50 and 51 are left: 1.2 to 1, and tiny compared with rank 1."""
     table = table_of(relive.Index(sampler=relive.RankBased(10.0), replacement=False), 2.0 ** -np.arange(51), 51)
     last = [int(set(range(51)).difference(table.sample(50)["score"].astype(int)).pop()) for _ in range(3_000)]
     share = np.mean([score == 50 for score in last])

@@ -147,7 +147,7 @@ def test_a_claimed_draw_pickles_and_has_rows() -> None:
 
 @pytest.mark.parametrize("num_keys", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.soak)])
 def test_an_epoch_of_many_keys_brings_each_once(num_keys: int) -> None:
-    """What the sampler knows of it is one number, the turns taken; else the table is as large as without it."""
+    """The sampler stores one number, its progress. Otherwise the table is as large as without Shuffle."""
     sizes = []
     for sampler in (relive.Uniform(), relive.Shuffle()):
         with relive.Table(SPEC, num_keys, relive.Index(sampler=sampler), max_lanes=1) as table:

@@ -1,4 +1,4 @@
-"""What users of other libraries write first is answered with relive's word for it; the table of these words is true."""
+"""A name of another library is answered with relive's name for it. Each row of the table of names is true."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_signatures_stay_what_they_are(called: Callable[..., Any]) -> None:
 
 
 def callees() -> dict[str, Callable[..., Any]]:
-    """What stands in the public face under a name that a row of the table may have."""
+    """The public classes and functions, by the names that a row of the table may have."""
     methods = [getattr(relive.Table, name) for name in ("sample", "draw", "gather", "batches", "update_priorities")]
     methods += [relive.Table.delete, relive.Table.writer, relive.Batch.weights, relive.Batch.to_torch]
     public = [getattr(relive, name) for name in relive.__all__]
@@ -287,7 +287,7 @@ def test_wrong_names_of_the_library() -> None:
 
 
 def test_rows_of_attributes_are_true(table: relive.Table) -> None:
-    """What is told is there; what is tried is not."""
+    """The suggested attribute exists. The attribute of the other library does not."""
     batch, draw = table.sample(2), table.draw(2)
     with table.writer() as writer:
         there = {"Table": table, "Batch": batch, "Draw": draw, "Writer": writer, "relive": relive}
@@ -299,7 +299,7 @@ def test_rows_of_attributes_are_true(table: relive.Table) -> None:
         for (owner, wrong), _ in slips._ATTRIBUTE_OF.items():
             usually_there = {"item_keys", "num_items", "present", "probabilities", "num_live_items"}
             if owner == "relive" and wrong in ("service", "gpu", "adapters"):
-                continue  # there where somebody imported it
+                continue  # there if a test imported it
             assert wrong in usually_there or wrong not in dir(there[owner]), (owner, wrong)
 
 

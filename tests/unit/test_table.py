@@ -1,4 +1,4 @@
-"""What a Table does around the core: configuration, plans of columns, arguments, pickling."""
+"""The work of a Table around its core: configuration, plans of columns, arguments, pickling."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_what_changes_by_itself_is_told() -> None:
 
 
 def test_a_program_that_is_none_is_refused_by_the_core(table: Any) -> None:
-    """Whoever comes by another way than relive.config.where cannot make it read what is not there."""
+    """A program that does not come from relive.config.where cannot make the core read missing columns."""
     one, column = ("whole", "", 0.0, 1), ("column", "a", 0.0, 0)
     programs: list[list[tuple[Any, ...]]] = [
         [],

@@ -1,4 +1,4 @@
-"""What a Writer does before the core: names, nesting, lanes, deadlines. The core here only writes down its calls."""
+"""The work of a Writer before its core: names, nesting, lanes, deadlines. This core only records its calls."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_a_request_too_large_is_explained() -> None:
 
 
 def test_a_table_that_closes_while_a_writer_opens() -> None:
-    """The writer is opened or the table is closed; nobody reads what is not mapped any more."""
+    """Either the writer is opened or the table is closed. No thread reads memory that is no longer mapped."""
     program = """
 import threading, relive
 spec = relive.StepSpec({"x": relive.ArraySpec((), "int64")})

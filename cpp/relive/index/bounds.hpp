@@ -18,7 +18,7 @@ class Bounds final : public IndexView {
 
   // The second leaf of a slot, 0 if the index is not bounded.
   double order(uint64_t slot) const { return is_bounded() ? orders().leaf(slot) : 0.0; }
-  // Whether the remover sees the item of a slot. Of bounded indexes.
+  // Whether the remover sees the item of a slot. Call this on bounded indexes only.
   bool has_order(uint64_t slot) const { return orders().leaf(slot) != orders().identity(); }
   // Whether sampler and remover see the item of a slot at the same priority, if both look at priorities (rule R3).
   bool is_of_one_priority(uint64_t slot) const;

@@ -20,7 +20,7 @@ class DrawRounds final {
   const DrawCall& call() const { return call_; }
   DrawScratch& scratch() { return s_; }
   MissingRows& missing() { return missing_; }
-  // What a round reads of the items that it draws: their rows or, if items lie end to end, their lengths.
+  // The request that a round makes for the items that it draws: their rows or, if items lie end to end, their lengths.
   const DrawRequest& first_request() const { return first_; }
 
   // Begins a batch, whose random numbers follow from draw_number.

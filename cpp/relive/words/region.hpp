@@ -185,8 +185,8 @@ struct IndexState {
   // For the first index, if it is of rows: items that went because every page had some (rule D8). Such an index has no
   // ring.
   std::atomic<uint64_t>& crowded_out() { return next_item; }
-  // PRIMARY. Of an index that draws among the items that came last, whose masses do not fade: the tickets that went to
-  // items that were revalued, and not to newcomers (rule Z4).
+  // PRIMARY. For an index that draws among the items that came last and whose masses do not fade: the tickets that went
+  // to items that were revalued, and not to newcomers (rule Z4).
   std::atomic<uint64_t>& tickets_renewed() { return base; }
   const std::atomic<uint64_t>& tickets_renewed() const { return base; }
   uint64_t arrivals() const {

@@ -44,7 +44,7 @@ MAX_STALENESS = 2**32 - 1  # versions are below 2^32
 @final
 @dataclass(frozen=True)
 class Index:
-    """One way to sample the steps of a table. A table may have several indexes over the same steps.
+    """Defines the items of a table and how they are drawn. A table may have several indexes over the same steps.
 
     Args:
         items: the kind of its items: Transitions, Sequences, Episodes or Explicit.
@@ -52,55 +52,57 @@ class Index:
             or Shuffle; for Transitions also Hindsight, for groups also PromptGroups.
         limiter: when draws and inserts wait: MinSize, SamplesPerInsert, Queue or StalenessBudget. table.set_limiter
             replaces it. A limiter that asks for more samples of an item than max_times_sampled allows is refused.
-        remover: which item leaves when there is one more than max_items: Fifo, Lifo, MinPriority, MaxPriority, Uniform,
-            Prioritized or Reservoir. If the remover and the sampler both use priorities, give `initial` to the sampler
-            only, or the same value to both.
-        max_times_sampled: an item leaves after so many draws, counted exactly; None: no limit.
+        remover: which item leaves when the index has more than max_items: Fifo, Lifo, MinPriority, MaxPriority,
+            Uniform, Prioritized or Reservoir. If the remover and the sampler both use priorities, give `initial` to the
+            sampler only, or the same value to both.
+        max_times_sampled: an item leaves after this many draws, counted exactly; None: no limit.
         max_items: the most items that live at a time; None: one for each stored step. Every remover except Fifo needs
             a number.
-        max_wait_s: an item that waits longer than this many seconds is dropped; None: it waits for ever.
+        max_wait_s: an item that waits longer than this many seconds is dropped; None: items wait for ever.
         where: a condition such as 'reward > 0 and lane < 4' (docs/where.md). Items that do not meet it never enter this
             index.
         max_staleness: an item leaves when its staleness is above this number; None: never.
-        replacement: whether an item may come twice in a batch.
+        replacement: whether an item may occur twice in a batch.
 
-    max_items: the remover chooses among all items, the newcomer included. The step of a removed item stays, for other
-    indexes and for the windows of its neighbours. Explicit items and groups have their own number:
-    Explicit(max_items=), Episodes(max_groups=). An explicit item or group that still waits, for late columns, a
-    priority or members, counts toward that number, but the remover never chooses it. It leaves once that many other
-    items were added. Items that are used up leave before all others. While a call adds items, a sampler may see up to
-    256 items above the number.
+    max_items: the remover chooses among all items, and the new item is one of them. The step of a removed item stays in
+    the table, for other indexes and for the windows of its neighbours. Items that were drawn max_times_sampled times
+    leave before all others. While a call adds items, a sampler may see up to 256 items more than max_items.
 
-    At the table's capacity, the remover of the first index decides which steps leave. With Fifo they are the oldest.
-    With any other remover they are pages, runs of steps of one lane, that no item of that index needs (see
-    steps_to_hold). The items of all indexes end with their steps.
+    Explicit items and groups have their own limit: Explicit(max_items=), Episodes(max_groups=). An explicit item or a
+    group that still waits (for late columns, a priority or members) counts toward that limit, but the remover never
+    chooses it. With a limit of m, an item that still waits leaves after m other items were added.
+
+    The remover of the first index also decides which steps leave a full table. With Fifo, the oldest steps leave. With
+    any other remover, the table drops pages (runs of steps of one lane) that no item of that index needs; see
+    steps_to_hold. When a step leaves, the items of all indexes that contain this step leave, too.
 
     max_wait_s: an item waits for late columns, or for its priority if initial='given'. A group waits for members, or
-    for their late columns. A dropped item never becomes an item of this index and no longer makes the limiter wait;
-    stats() counts it as timed_out. Its steps stay. Time runs from the step that completed the item's window (for a
-    group, from the end of its first member). The next time that any process changes the table or waits on the table,
-    the item is dropped.
+    for the late columns of its members. The time starts at the step that completed the item's window (for a group, at
+    the end of its first member). An item that waited too long is dropped the next time that any process changes the
+    table or waits on the table. A dropped item never enters this index, and the limiter no longer counts it. The
+    steps of the item stay in the table. stats() counts the item as timed_out.
 
-    where: stats() counts each step that does not meet the condition as filtered. The step stays for other indexes. The
-    condition is checked once, when the item enters the index, on the step that its key names. It is refused for
-    Explicit items, for groups, and with `staleness`, which changes.
+    where: the condition is checked once, when the item enters the index, on the step that the item's key names. stats()
+    counts each step that does not meet the condition as filtered. Such a step stays in the table for other indexes. A
+    condition is refused for Explicit items, for groups, and with `staleness`, which changes.
 
     max_staleness: the staleness of an item is the version of table.set_policy_version minus the version of the item's
-    oldest row. An item that is already too stale when it enters the index is removed at once, under the same lock. Its
-    steps stay; stats() counts it as expired. set_policy_version returns when all items above the limit have left; until
-    then draws may still return some of them. 0: only items of the present version.
+    oldest row. With 0, the index has only items of the present version. set_policy_version returns when all items above
+    the limit have left; until then draws may still return some of them. An item that is already too stale when it
+    enters the index is removed at once, in the same critical section. The steps of a removed item stay in the table.
+    stats() counts the item as expired.
 
-    replacement=False: for samplers that draw by chance (Uniform, Prioritized, RankBased, TopK, Fresh with last or
-    decay, PromptGroups by mean or variance). Items are drawn one after another, each in proportion to its share of the
-    items that the batch does not have yet. batch.probabilities are mass / total of all items. If a draw asks for
-    more items than the index has, it waits. A draw of more items than the index has room for raises RequestTooLarge.
-    Samplers with an order, and Shuffle, draw each item once in any case.
+    replacement=False: for samplers that draw at random (Uniform, Prioritized, RankBased, TopK, Fresh with last or
+    decay, PromptGroups by mean or variance). Items are drawn one after another, each in proportion to its mass among
+    the items that are not in the batch yet. batch.probabilities are mass / total of all items. A draw waits if it asks
+    for more items than the index has. A draw that asks for more items than the index can ever have raises
+    RequestTooLarge. Samplers with an order, and Shuffle, draw each item once in any case.
 
     Cost:
         max_items: 9.2 bytes a step and O(log8 steps) an item. For explicit items and groups, a remover other than Fifo
             costs 18.3 bytes an item.
-        max_wait_s: 9.2 bytes for each step; with explicit items or groups, for each of those.
-        max_staleness: the same, and a look at each row of an item when it is published.
+        max_wait_s: 9.2 bytes a step. With explicit items or groups: 9.2 bytes an item.
+        max_staleness: the same bytes. Each row of an item is read once more when the item is published.
 
     Raises:
         InvalidConfig: an argument has another type or value, or two arguments do not go together.

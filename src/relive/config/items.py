@@ -192,31 +192,31 @@ class Sequences(_OverLanes):
     | loss_mask, if named | bool[B, T]: true for the steps that carry loss, false for burn-in and bootstrap rows |
     | next_<state>, if named | [B, T, ...] |
 
-    After the last step of an episode, the window has one more row if bootstrap has room. The state columns of that row
-    contain the last state. Its other columns are zero, and its mask is False. The key of an item is the key of its
-    first step that carries loss.
+    The state after the last step of an episode is one more row of the window, if bootstrap has room for that row. The
+    state columns of the row contain the last state, its other columns are zero, and its mask is False. The key of an
+    item is the key of its first step that carries loss.
 
     Args:
         length: steps that carry loss.
-        burn_in: rows before those steps, to warm up a recurrent state. Burn-in that would begin before the episode is
-            always padded in front: state columns repeat the first state, all other columns are zeros.
-        bootstrap: rows after those steps, to bootstrap from.
+        burn_in: rows before the steps with loss, to warm up a recurrent state. If burn-in would begin before the
+            episode, it is padded in front: state columns repeat the first state, all other columns are zeros.
+        bootstrap: rows after the steps with loss, to bootstrap from.
         period: the distance between windows. The steps with loss begin at episode_step 0, period, 2 * period, and so
             on. None: `length`, so that no step carries loss in two windows (except with at_end='shift').
-        at_end: the fate of a window that the end of its episode cuts short. 'pad': the window is padded. 'shift':
-            one window that ends with the episode replaces all windows that are cut short. 'drop': the window is
-            dropped. 'cross': the window runs on into the next episodes of the lane, as described below. Episodes that
-            are shorter than `length` are padded, except with 'drop'.
+        at_end: how to treat a window that the end of its episode cuts short. 'pad': the window is padded. 'shift': one
+            window that ends with the episode replaces all windows that are cut short. 'drop': the window is dropped.
+            'cross': the window continues into the next episodes of the lane, as described below. Episodes that are
+            shorter than `length` are padded, except with 'drop'.
         pad: where padding goes: 'right', after the rows, or 'left', before them. Padding of burn-in is always in front.
         gamma: discount factor in [0, 1].
         stack: as for Transitions.
         stack_pad: as for Transitions.
         time_major: arrays with a time axis are [T, B, ...], also mask and stacked columns; all others stay [B, ...].
 
-    With at_end='cross' loss begins at every period-th step of the lane, counted over its episodes. The column `first`
-    says where episodes begin, and all rows are steps. The state after an episode's last step is not a row: it is the
-    next_<state> of that step. Padding appears only where the lane ends, or where burn-in begins before the lane. T is
-    at most 2,048.
+    With at_end='cross', the steps with loss begin at every period-th step of the lane, counted over all its episodes.
+    The column `first` marks the first step of each episode. All rows are steps: the state after an episode's last step
+    is the next_<state> of that step, and not a row. Padding appears only if the lane ends within the window, or if
+    burn-in begins before the lane. T is at most 2,048.
 
     Raises:
         InvalidConfig: an argument has another type or value. The table checks the columns that are named.
@@ -323,18 +323,19 @@ class Episodes(_OverLanes):
     Args:
         max_length: the most steps of an item.
         bootstrap: 1: one more row, which has the state after the last step; 0: none.
-        too_long: the fate of an episode with more steps. 'refuse': the step too many raises EpisodeTooLong. 'head':
-            the first max_length steps; the item exists as soon as these are written, also if the lane is cut later.
-            'tail': the last max_length steps. 'random': max_length steps from a random one on; each start has the same
-            probability, and the same seed and calls give the same start.
+        too_long: how to treat an episode with more steps. 'refuse': step max_length + 1 raises EpisodeTooLong. 'head':
+            the item is the first max_length steps; the item exists as soon as these steps are written, also if the lane
+            ends before the episode does. 'tail': the item is the last max_length steps. 'random': the item is
+            max_length steps from a random start; each start has the same probability, and the same seed and calls give
+            the same start.
         pad: as for Sequences.
         gamma: discount factor in [0, 1].
         stack: as for Transitions.
         stack_pad: as for Transitions.
         time_major: as for Sequences.
         layout: 'padded': columns are [B, T, ...] with a mask, and T is trimmed to the longest episode of the batch.
-            'ragged': the rows of the episodes lie end to end, [rows, ...], without padding. batch.offsets, int64[B +
-            1], has the first row of each episode, and last the number of all rows. Ragged items have no pad and no
+            'ragged': the rows of the episodes lie end to end, [rows, ...], without padding. batch.offsets is int64[B +
+            1]: the first row of each episode, then the number of all rows. A ragged layout takes no pad and no
             time_major.
         group_by: an int64 column of kind 'episode', shape (): an item is a group of episodes, as described below.
         group_size: episodes of a group, 1 to 64.
@@ -345,12 +346,14 @@ class Episodes(_OverLanes):
 
     - Columns are [B, G, T, ...], those of kind 'episode' and 'start' [B, G, ...]; mask bool[B, G, T]; batch.lengths,
       lane, num_steps and staleness [B, G]; policy_version [B, G, 2].
-    - When one group more than max_groups opens, the oldest group goes, or the group that the index's remover chooses.
-    - A group also goes with its first step that makes room for newer ones. stats().dropped_groups counts the groups
-      that went before they were complete.
-    - An episode is in one group at most. An episode whose first step is gone when it ends is in none.
-    - The key of a group is its own and not the key of a step.
-    - too_long chooses the steps of a longer episode when the episode has ended.
+    - When there are more than max_groups groups, the oldest group leaves, or the group that the index's remover
+      chooses.
+    - When any step of a group leaves the table, the group leaves, too. stats().dropped_groups counts the groups that
+      left before they were complete.
+    - An episode is in at most one group. If the first step of an episode has left the table before the episode ends,
+      the episode is in no group.
+    - A group has a key of its own, which is not the key of a step.
+    - too_long chooses the steps of a longer episode after the episode has ended.
     - Groups have no bootstrap, stack, pad, time_major or ragged layout.
 
     Raises:

@@ -84,15 +84,18 @@ class Uniform(SamplerKind, RemoverKind):
 class Prioritized(_LooksAtPriorities, SamplerKind, RemoverKind):
     """Draws items by priority as a sampler, or removes items by priority as a remover.
 
-    The mass of an item is priority ** priority_exponent. It is drawn, or removed, with the probability mass / sum of
-    all masses. As a sampler it draws with replacement, and table.set_priority_exponent changes its exponent while it is
-    in use. As a remover it removes some item, whichever, if all masses are 0.
+    The mass of an item is priority ** priority_exponent. The item is drawn, or removed, with this probability:
+
+        p(item) = mass / sum of all masses
+
+    A sampler draws with replacement, except in an Index(replacement=False). table.set_priority_exponent changes the
+    exponent of a sampler that is in use. If all masses are 0, a remover removes an arbitrary item.
 
     Args:
         priority_exponent: exponent of the priorities, >= 0.
-        initial: the priority of an item that came without one. 'max': the largest priority that was ever given (1 at
-            first). 'given': the item waits, unpublished, until update_priorities or append gives one. Or a number >= 0
-            that float32 can represent.
+        initial: the priority of an item that was added without a priority. A number >= 0 that float32 can represent, or
+            'max': the largest priority that was ever given (1 at first), or 'given': the item waits, unpublished, until
+            update_priorities or append gives its priority.
 
     Raises:
         InvalidConfig: an argument has another type or value.

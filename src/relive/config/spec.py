@@ -113,10 +113,10 @@ class StepSpec:
 
     Args:
         columns: {name: ArraySpec}. A value may also be a dict or a tuple of more columns. A name is any text without
-            '/'. A column at the top level cannot have one of these names: terminated, truncated and discount, which are
-            arguments of append; done, dones, next_*, lanes, priority, timeout_s, self; and the derived names
-            episode_step, first, lane, policy_version, staleness and num_steps. n-step returns add up the column
-            'reward', a step column at the top level.
+            '/'. n-step returns add up the column 'reward', which is a step column at the top level. These names are
+            reserved at the top level: terminated, truncated and discount, which are arguments of append; done, dones,
+            next_*, lanes, priority, timeout_s and self; and the derived columns episode_step, first, lane,
+            policy_version, staleness and num_steps.
         unstack: {state column: k}, for an environment that returns a stack of the last k values, the newest last.
             append then takes the stack [k, *shape] and stores the newest value only. The name of a group
             ('observation') stands for all columns below it.

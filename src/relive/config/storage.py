@@ -53,18 +53,19 @@ class SharedMemory:
 
     Other processes attach by the name or by a pickled handle.
 
-    - The last clean close removes the file. So does the end of the last process, if that process did not close its
-      handle.
-    - After a kill the file stays until the name is opened again, or until `relive rm`.
-    - A reader that closes last leaves the file if a writer was killed, or if the reader may not write the file.
+    - The file is removed when the last handle is closed, or when the last process with an open handle exits normally.
+    - After a kill the file stays. A process can attach again; the last handle that is then closed removes the file. A
+      new table of the same name replaces the file, and `relive rm` removes it.
+    - If the last handle to close is read-only, the file stays in two cases: a process with a writing handle was killed,
+      or the reader has no permission to write the file.
     - In containers /dev/shm is often 64 MB: use docker run --shm-size.
 
     Args:
         name: 1 to 200 bytes of text without '/'.
-        overwrite: a new table replaces a table of this name that no other process is attached to. Handles of this
-            process on the old table are closed first, so that a notebook cell can run again. If another process is
-            attached, NameTaken names it, and nothing changes. False: only a table that no process is attached to is
-            replaced.
+        overwrite: True: a new table replaces the table of this name, also if this process has handles on the old table.
+            These handles are closed first, so that a notebook cell can run again. False: a new table replaces the old
+            table only if no process is attached to it. In both cases, if another process is attached, Table(...)
+            raises NameTaken, which names that process, and changes nothing.
 
     Raises:
         InvalidConfig: an argument has another type or value.

@@ -45,37 +45,38 @@ class Reading(Bound):
     ) -> Batch:
         """Draws num_items items and returns their rows as a batch.
 
-        Items that are drawn by chance are in random order, so any slice of the batch is a fair sub-batch. Samplers with
-        an order keep that order. Items are drawn with replacement; with Index(replacement=False), no item comes twice
-        in a batch.
+        Randomly drawn items are in random order, so any slice of the batch is a fair sub-batch. Samplers with an order
+        keep that order. Items are drawn with replacement. With Index(replacement=False), no item occurs twice in a
+        batch.
 
-        If a drawn item does not meet `where`, the table draws another. Limiters and max_times_sampled count only the
-        items of the batch, which come in proportion to their masses. batch.probabilities still divide by the mass of
-        all items, because the mass of the items that meet `where` is unknown. So every probability of the batch is too
-        small by the same factor. weights() divides by the largest weight of the batch, so that the factor cancels. With
-        normalize=None it does not cancel.
+        If a drawn item does not meet `where`, the table draws another item. Limiters and max_times_sampled count only
+        the items of the batch. These items are drawn in proportion to their masses. batch.probabilities divides each
+        mass by the mass of all items, because the mass of the items that meet `where` is unknown. Every probability of
+        the batch is therefore too small by the same factor. The factor cancels in weights(), which divides by the
+        largest weight of the batch. The factor does not cancel in weights(normalize=None).
 
         Args:
             num_items: items of the batch, B.
             columns: names of columns, see below. 'a/b' is a nested column, and 'a' all columns below it. None: the
-                usual ones.
+                usual columns.
             timeout_s: how long to wait for the limiter and for items, in seconds; 0 tries once, inf waits for ever,
                 None is the table's default.
             index: the name of an index; None: the first.
-            where: a condition such as 'reward > 0 and lane < 4'. Every item of the batch meets it. It reads scalar
-                columns and derived columns of the step that the item's key names. For explicit items and groups see
-                docs/where.md.
+            where: a condition such as 'reward > 0 and lane < 4'. Every item of the batch meets the condition. The
+                condition reads scalar columns and derived columns of the step that the item's key names. For explicit
+                items and groups see docs/where.md.
             reward: for an index with Hindsight, function(achieved [R, ...], goal [R, ...], batch) -> rewards [R] of the
                 R items that got another goal. `achieved` is their next_<achieved>. `goal` is their new goal. `batch`
                 has only these items. The function is called if R > 0.
 
-        The names for `columns`:
+        The names for `columns`, and the usual columns:
 
         - Transitions: declared columns, next_<state>, discount, terminated, truncated, episode_step, first, lane,
           policy_version, staleness, num_steps. Usual: declared columns, next_<state> and discount.
-        - Sequences and Episodes: the names above, mask and loss_mask. Usual: declared columns, discount and mask.
-        - Groups of Episodes: the same without next_<state> and loss_mask.
-        - Ragged Episodes: always have offsets, too.
+        - Sequences and Episodes: the names of Transitions, mask and loss_mask. Usual: declared columns, discount and
+          mask.
+        - Groups of Episodes: the names of Episodes without next_<state> and loss_mask.
+        - Ragged Episodes: the names of Episodes. The batch always contains offsets, too.
         - Explicit: 'window/column', the name of a window, and the items' own columns. Usual: the columns and the mask
           of each window, and the items' own columns.
 
@@ -245,14 +246,14 @@ class Reading(Bound):
         where: str | None = None,
         reward: RewardFunction | None = None,
     ) -> Batches:
-        """An iterator of batches that a background thread draws and gathers ahead; use it in a `with` block.
+        """Returns an iterator of batches that a background thread draws and gathers ahead. Use it in a `with` block.
 
         Args:
             num_items: items of a batch.
-            prefetch: batches that may wait, at least 1. On a Tiered table `prefetch` also counts batches with rows that
-                are still being read: with a larger number, more rows are read once for several batches, and the draws
-                are older. From a remote table up to `prefetch` batches are requested before the first is used, on one
-                stream.
+            prefetch: the most batches that are ready and not yet taken, at least 1. On a Tiered table `prefetch` also
+                counts batches with rows that are still being read. A larger number then lets several batches share the
+                reading of a row, but the draws are older. On a remote table up to `prefetch` batches are requested
+                before the first is used, on one stream.
             columns: as for sample.
             device: for example 'cuda': batches have torch tensors on that device; 'cpu': torch tensors; None: numpy
                 arrays.

@@ -34,17 +34,17 @@ _handles: set[weakref.ref[Table]] = set()  # open handles of this process; list(
 @names_arguments
 @final
 class Table(TableHandle):
-    """A bounded store of experience: steps go in, items come out in one or more ways.
+    """A store of a bounded number of steps. Writers append steps, and samplers draw items of these steps.
 
     A Table object is a handle on the stored steps. Several threads may use one handle. A handle on SharedMemory can be
-    pickled: the copy attaches to the same table.
+    pickled: the unpickled handle attaches to the same table.
 
     Args:
         spec: the columns of a step.
         capacity: the most steps that the table keeps, or an amount of memory such as "40GiB". A full table drops its
             oldest steps, unless the first index has another remover.
-        index: an Index, or {name: Index} for several over the same steps; None: one Index(). In a reading call, index=
-            gives the name of an index; the default is the first one.
+        index: an Index, or {name: Index} for several indexes over the same steps; None: one Index(). Calls that read
+            take the name of an index as index=; their default is the first index.
         storage: LocalMemory() (default), SharedMemory(name) or Tiered(directory, ram_bytes).
         max_lanes: lanes that may be open at once, over all writers.
         timeout_s: the default deadline of every blocking call, in seconds.
@@ -55,7 +55,7 @@ class Table(TableHandle):
         InvalidConfig: an argument has another type or value.
         CapacityTooSmall: the limiter of an index waits for more items than the capacity can have.
         NameTaken: another process is attached to the shared table of this name.
-        StorageFull, SystemFailure: the memory or the file cannot be had.
+        StorageFull, SystemFailure: the memory or the file cannot be allocated.
     """
 
     def __init__(
@@ -102,7 +102,11 @@ class Table(TableHandle):
 
     @names_arguments
     def writer(self, num_lanes: int | None = None) -> Writer:
-        """Opens num_lanes lanes, one for each environment. With None, append takes arrays without a lane axis.
+        """Opens a writer with num_lanes lanes, one for each environment.
+
+        Args:
+            num_lanes: the number of lanes L. append and extend then take arrays with a lane axis [L, ...]. None: one
+                lane, and arrays without a lane axis.
 
         Raises:
             TooManyLanes: more lanes than max_lanes would be open.
