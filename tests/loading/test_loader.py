@@ -271,3 +271,30 @@ def test_a_batch_that_does_not_come_is_a_deadline(shm_name: Any) -> None:
         with empty.writer() as writer:
             write_steps(writer, 0, 10)
         assert len(keys(iter(loader), 2)) == 2
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize(("old", "new", "every"), [(0, 2, 1), (1, 2, 1), (1, 0, 3), (2, 3, 3), (2, 1, 1)])
+def test_the_number_of_workers_changes(table: relive.Table, old: int, new: int, every: int) -> None:
+    """The dataset takes the state of a StatefulDataLoader, which itself takes only one of its own number of workers."""
+    expected = keys(iter(relive.loader(table, 8)), 11)
+    loader = stateful(relive.loader(table, 8), num_workers=old, snapshot_every_n_steps=every)
+    batches = iter(loader)
+    assert keys(batches, 5) == expected[:5]
+    state = loader.state_dict()
+    del batches
+    dataset = relive.loader(table, 8)
+    dataset.load_state_dict(state)
+    assert keys(iter(stateful(dataset, num_workers=new)), 6) == expected[5:]
+    assert dataset.restored == "continued"
+
+
+def test_a_state_is_for_any_number_of_workers_that_come_later(table: relive.Table) -> None:
+    """In the main process nobody knows yet how many workers the DataLoader will have."""
+    expected = keys(iter(relive.loader(table, 8)), 9)
+    first = relive.loader(table, 8)
+    assert keys(iter(first), 3) == expected[:3]
+    again = relive.loader(table, 8)
+    again.load_state_dict(first.state_dict())
+    batches = iter(torch.utils.data.DataLoader(again, batch_size=None, num_workers=2))
+    assert keys(batches, 6) == expected[3:]

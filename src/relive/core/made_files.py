@@ -18,8 +18,11 @@ _made: dict[str, tuple[int, int, int]] = {}  # path: process, device and inode o
 
 
 def note_made(path: str) -> None:
-    """Notes that this process made the file."""
-    told = os.stat(path)
+    """Notes that this process made the file. Does nothing if another process removed its name at once."""
+    try:
+        told = os.stat(path)
+    except FileNotFoundError:
+        return
     _made[path] = (os.getpid(), told.st_dev, told.st_ino)
 
 

@@ -179,23 +179,26 @@ class Loader(IterableDataset[dict[str, Any]]):
         All ranks give states of one moment, between the same two batches. If the number of ranks is another one now,
         the state of any rank will do.
 
+        Call it in the main process, before the DataLoader is made, to continue with another number of workers. A
+        StatefulDataLoader itself accepts only a state of its own number of workers.
+
         Args:
-            state: the result of state_dict().
+            state: the result of state_dict(), of this dataset or of a StatefulDataLoader with any number of workers.
 
         Raises:
             InvalidConfig: the state is none, or is of another table, index or batch size. Or the number of ranks or
                 workers changed, and the state is that of one of several workers, which does not know how far its rank
                 was. Nothing changes.
         """
-        given = _checked(state)
+        given = _checked(_of_whole(state))
         for what, expected in (("table", self._digest), ("num_items", self.num_items)):
             if given[what] != expected:
                 raise InvalidConfig(f"{what} in the loader's state", f"{expected!r}, as this loader has", given[what])
         worker, num_workers = _worker()
         is_same = (given["world"], given["num_workers"]) == (self._ranks, num_workers)
-        if is_same and (given["batch"] - worker) % num_workers == 0:
+        if is_same and get_worker_info() is not None and (given["batch"] - worker) % num_workers == 0:
             first, batch = given["first"], given["batch"]
-        elif given["num_workers"] == 1:
+        elif given["num_workers"] == 1:  # also in the main process, whose DataLoader may have any number of workers
             stride = 1 if self._is_group else given["world"]
             first, batch = given["first"] + given["batch"] * stride, None
         else:
@@ -272,6 +275,25 @@ class ErrorOfWorker(Exception):
 def _worker() -> tuple[int, int]:
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def _of_whole(state: Any) -> Any:
+    """The state of the dataset in that of a StatefulDataLoader, after the last batch that was handed out.
+
+    The workers of a StatefulDataLoader make the batches in turn, so the next batch is the first of those that they
+    would make next. The steps since the snapshot were handed out after it.
+    """
+    if not isinstance(state, Mapping) or not isinstance(state.get("_snapshot", state), Mapping):
+        return state
+    if "_snapshot" not in state:
+        return state.get("dataset_state", state)
+    workers = state["_snapshot"].get("_worker_snapshots")
+    parts = [part.get("dataset_state") for part in workers.values()] if isinstance(workers, Mapping) else []
+    steps = state.get("_steps_since_snapshot")
+    if not parts or type(steps) is not int:
+        return state
+    following = min((_checked(part) for part in parts), key=lambda part: int(part["batch"]))
+    return following | {"batch": following["batch"] + steps, "num_workers": 1}
 
 
 def _checked(state: Any) -> dict[str, Any]:
