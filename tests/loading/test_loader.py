@@ -207,6 +207,24 @@ def test_a_state_that_is_none_of_this_loader_changes_nothing(table: relive.Table
     assert loader.restored is None and loader.state_dict() == state
 
 
+def test_errors_of_a_worker_have_their_fields(table: relive.Table, shm_name: Any) -> None:
+    """Also those of opening the table, and of a state that is refused."""
+    with relive.Table(plain_spec(), 100, storage=relive.SharedMemory(shm_name())) as other:
+        dataset, path = relive.loader(other, 4), other.path
+    with pytest.raises(errors.NoSuchTable) as gone:
+        next(iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1)))
+    assert gone.value.path == path
+    loader = stateful(relive.loader(table, 4), num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    del batches
+    again = stateful(relive.loader(table, 5), num_workers=1)
+    again.load_state_dict(state)
+    with pytest.raises(errors.InvalidConfig, match="num_items"):
+        next(iter(again))
+
+
 # ---- with a group ----------------------------------------------------------------------------------------------------
 
 

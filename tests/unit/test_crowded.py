@@ -166,3 +166,19 @@ def test_the_best_of_all_that_came_are_there(remover: Any, sign: int, n_step: in
                 there = table.gather(keys, index="best").present
                 assert sorted(np.flatnonzero(there)) == sorted(best)
             table.check()
+
+
+def test_a_group_is_sound_after_the_page_of_its_tail_has_gone() -> None:
+    """The episode fills its page, and its last state stands on the next one, which no item needs."""
+    kinds = {"prompt": relive.ArraySpec((), "int64", kind="episode"), "number": relive.ArraySpec((), "int64")}
+    spec = relive.StepSpec({"observation": relive.ArraySpec((), "float32", kind="state"), **kinds})
+    groups = relive.Episodes(8, group_by="prompt", group_size=1, max_groups=8)
+    index = {"best": relive.Index(remover=relive.MinPriority(), max_items=2), "groups": relive.Index(groups)}
+    with relive.Table(spec, 40, index) as table, table.writer() as writer:
+        for episode in range(20):
+            priority = np.where((np.arange(8) < 2) & (episode == 0), 9.0, 1.0)
+            values = {"prompt": np.full(8, episode), "number": np.arange(8) + 10 * episode}
+            writer.extend(observation=np.arange(9.0), **values, truncated=True, priority=priority)
+            table.check()
+        batch = table.gather(np.concatenate([*table.keys(index="groups")]), index="groups")
+        assert (batch["number"][:, 0] == 10 * batch["prompt"] + np.arange(8)).all()

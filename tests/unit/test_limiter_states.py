@@ -288,6 +288,13 @@ def test_hindsight_keeps_the_steps_of_an_open_episode_back() -> None:
         relive.Index(relive.Sequences(10, period=10), remover=relive.Lifo(), max_items=50),
         relive.Index(relive.Sequences(10, burn_in=5, period=10), remover=relive.Uniform(), max_items=50),
         relive.Index(relive.Sequences(4, period=40), remover=relive.Reservoir(), max_items=50),
+        relive.Index(remover=relive.Lifo(), max_items=60, where="episode_step == 0"),
+        relive.Index(
+            sampler=relive.Hindsight("goal", "at", max_length=50),
+            remover=relive.Uniform(),
+            max_items=60,
+            where="episode_step == 20",
+        ),
     ],
 )
 def test_steps_to_hold_is_enough_for_what_items_reach(index: relive.Index) -> None:

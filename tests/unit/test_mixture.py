@@ -173,3 +173,38 @@ def test_four_processes_that_draw_and_die(shm_name: Any) -> None:
         table.sample(1)
         table.check()
         table.close()
+
+
+def test_a_lack_of_memory_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts are drawn, and there is no room for the batch."""
+
+    def refuse(*arguments: Any) -> Any:
+        raise MemoryError
+
+    with table_of(0, 40, max_times_sampled=1) as table, relive.Mixture({"default": 1.0}, table) as mixture:
+        expected = mixture.sample(8)["number"].tolist()
+        position = mixture._draws.at
+        monkeypatch.setattr("relive.over.mixed_draws.join", refuse)
+        with pytest.raises(MemoryError):
+            mixture.sample(8)
+        stats = table.stats().indexes["default"]
+        assert (stats.sampled, stats.in_flight, stats.num_items) == (8, 0, 32) and mixture._draws.at == position
+        monkeypatch.undo()
+        assert len({*expected, *mixture.sample(32)["number"].tolist()}) == 40
+
+
+@needs_shared_memory
+def test_a_child_draws_whatever_a_thread_of_its_parent_did(shm_name: Any) -> None:
+    """The lock of the generator that places items is copied as it is."""
+    with (
+        relive.Table(SPEC, 100, storage=relive.SharedMemory(shm_name())) as table,
+        relive.Mixture({"default": 1.0}, table) as mixture,
+        table.writer() as writer,
+    ):
+        writer.extend(number=np.arange(40))
+        with mixture._draws._rng.bit_generator.lock:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                os._exit(0 if mixture.sample(8, timeout_s=5.0).num_items == 8 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

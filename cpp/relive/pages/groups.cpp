@@ -194,8 +194,8 @@ bool ends_an_episode(const Region& r, int64_t key, uint32_t num_rows) {
   if (r.geometry->has_state == 0)
     return (r.head_of(r.slot_of(last.page, last.offset)).load(kRelaxed) & (kTerminatedBit | kTruncatedBit)) != 0;
   if (last.offset + 1 < r.page_len) return r.is_tail(last.page, last.offset + 1);
-  const uint64_t next = r.alive(r.pages[last.page].next.load(kRelaxed));
-  return next != kNoPage && r.is_tail(next, 0);
+  const uint64_t ref = r.pages[last.page].next.load(kRelaxed), next = r.alive(ref);
+  return next != kNoPage ? r.is_tail(next, 0) : ref != 0;  // the page of the tail may be gone: no item needs the tail
 }
 
 // Checks one member, whose rows exist.

@@ -210,12 +210,18 @@ class Index:
         s/(8 + r)) with Uniform, and s x max_items with Lifo. With Hindsight r reaches to the end of an episode. Added
         are some pages for each open lane, and 256 steps, for which room is made at once. None where the oldest steps
         leave in any case: Fifo, Explicit items, groups.
+
+        With a condition (where), items lie apart as rarely as it is met, so that every remover needs max_items x (8 +
+        r). Items that still wait for late columns or a priority need room besides.
         """
         between = self.items.steps_between
         rows = _PAGE_ROWS + max(self.items.kept_back, self.items.num_rows, self.sampler.reach)
-        an_item = self.remover.steps_per_item(math.ceil(rows / between))
+        most = math.ceil(rows / between)
+        an_item = self.remover.steps_per_item(most)
         if self.max_items is None or an_item is None:
             return None
+        if self.where is not None:
+            an_item = most
         return math.ceil(self.max_items * an_item * between) + 2 * rows + _ROWS_OF_A_HOLD
 
     @property

@@ -13,6 +13,7 @@ slices of one draw, that numbering applies.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import pickle
@@ -115,7 +116,8 @@ class Loader(IterableDataset[dict[str, Any]]):
     # ---- batches ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return _Iteration(self)
+        with _carrying():
+            return _Iteration(self)
 
     def _handle(self) -> tuple[TableHandle, bool]:
         """The handle to draw with, and whether it belongs to the loader."""
@@ -190,7 +192,10 @@ class Loader(IterableDataset[dict[str, Any]]):
                 workers changed, and the state is that of one of several workers, which does not know how far its rank
                 was. Nothing changes.
         """
-        given = _checked(_of_whole(state))
+        with _carrying():
+            self._go_on_from(_checked(_of_whole(state)))
+
+    def _go_on_from(self, given: dict[str, Any]) -> None:
         for what, expected in (("table", self._digest), ("num_items", self.num_items)):
             if given[what] != expected:
                 raise InvalidConfig(f"{what} in the loader's state", f"{expected!r}, as this loader has", given[what])
@@ -243,12 +248,8 @@ class _Iteration(Iterator[dict[str, Any]]):
     def __next__(self) -> dict[str, Any]:
         loader = self._loader
         position = self._worker if loader._batch is None else loader._batch
-        try:
+        with _carrying():
             batch = loader._numbered(self._table, position, self._is_own)
-        except ReliveError as error:
-            if get_worker_info() is None:
-                raise
-            raise ErrorOfWorker.carrying(error) from None
         loader._batch = position + self._num_workers  # before it is handed out, so that a state taken then counts it
         return batch
 
@@ -270,6 +271,17 @@ class ErrorOfWorker(Exception):
     def carrying(cls, error: ReliveError) -> ErrorOfWorker:
         """An error whose text carries another one."""
         return Exception.__new__(cls, _CARRIED + pickle.dumps(error).hex())
+
+
+@contextlib.contextmanager
+def _carrying() -> Iterator[None]:
+    """In a worker process, errors of relive leave the block as torch carries them whole."""
+    try:
+        yield
+    except ReliveError as error:
+        if get_worker_info() is None:
+            raise
+        raise ErrorOfWorker.carrying(error) from None
 
 
 def _worker() -> tuple[int, int]:

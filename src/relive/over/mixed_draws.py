@@ -71,7 +71,9 @@ class MixedDraws:
         self.closed = False
         self.at = shares.begun
         self._num_batches = 0
+        self._seed = seed
         self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._making: Mixed | None = None  # of drawing(): counted in the position, and not in the sources
         self._turn = Turn()
         self._pid = os.getpid()
         self._draws = self.held_draws()
@@ -93,8 +95,8 @@ class MixedDraws:
 
         Waits for the call of another thread at least _LEAST_WAIT_S, so that two calls that try once both try.
         """
-        if os.getpid() != self._pid:  # in the child of a fork: a thread of the parent may have had its turn
-            self._turn, self._draws, self._pid = Turn(), self.held_draws(), os.getpid()
+        if os.getpid() != self._pid:
+            self._begin_in_child()
         ends = time.monotonic() + seconds
         is_inner = False
         try:
@@ -110,6 +112,12 @@ class MixedDraws:
             if not is_inner:
                 self._turn.release()
 
+    def _begin_in_child(self) -> None:
+        """The fork copied the locks of the turn and of the generator, which a thread of the parent may have taken."""
+        self._pid = os.getpid()
+        self._turn, self._draws, self._making = Turn(), self.held_draws(), None
+        self._rng = np.random.Generator(np.random.PCG64([self._seed, self._pid]))
+
     @contextmanager
     def drawing(self, seconds: float) -> Iterator[float]:
         """As alone(), for a call that draws. If it does not come to its end it leaves nothing in flight."""
@@ -117,13 +125,18 @@ class MixedDraws:
             try:
                 yield ends
             except BaseException:
+                if self._making is not None:
+                    self.give_back(self._making.drawn)
+                    self.go_back(self._making)
                 for draws in self._draws:
                     with suppress(ReliveError):
                         draws.close()
                 raise
+            finally:
+                self._making = None
 
     def take(self, requests: list[DrawRequest], num_items: int, ends: float) -> Mixed:
-        """All parts of a batch, counted.
+        """All parts of a batch, in flight until commit(). At the end of drawing() the parts that are left go back.
 
         While it waits it has nothing in flight: it waits for the source that refused, alone.
         """
@@ -133,9 +146,8 @@ class MixedDraws:
         while True:
             drawn = self.attempt(self._draws, requests, parts, wanted, max(ends - time.monotonic(), 0.0))
             if not isinstance(drawn, Lack):
-                mixed = self.counted(parts, drawn, after)
-                self.commit(mixed)
-                return mixed
+                self._making = self.counted(parts, drawn, after)
+                return self._making
             if drawn.number == wanted[0] or time.monotonic() >= ends:
                 raise self.worded(drawn, time.monotonic() - start)
             wanted.remove(drawn.number)
@@ -195,6 +207,7 @@ class MixedDraws:
 
         A signal's handler that raises leaves no batch half counted: all parts are counted, and then the error goes on.
         """
+        self._making = None
         try:
             for one in mixed.drawn.values():
                 one.hold.commit()

@@ -117,7 +117,9 @@ class Mixture(Closing):
         rewarded = self._rewarded(selections, reward)
         requests = self._requests(selections, where)
         with self._draws.drawing(self._seconds(timeout_s)) as ends:
-            batch = self._draws.batch(self._draws.take(requests, count, ends), selections[0].columns)
+            mixed = self._draws.take(requests, count, ends)
+            batch = self._draws.batch(mixed, selections[0].columns)
+            self._draws.commit(mixed)  # last: a lack of memory before it counts nothing
         return batch if rewarded is None else rewarded(batch)
 
     @names_arguments
@@ -128,14 +130,15 @@ class Mixture(Closing):
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         requests = self._requests(None, where)
         with self._draws.drawing(self._seconds(timeout_s)) as ends:
-            taken = self._draws.take(requests, count, ends)
-            places, source = self._draws.places(taken)
+            mixed = self._draws.take(requests, count, ends)
+            places, source = self._draws.places(mixed)
             keys, probabilities = np.empty(count, np.int64), np.empty(count, np.float64)
-            for number, drawn in taken.drawn.items():
+            for number, drawn in mixed.drawn.items():
                 keys[places[number]] = drawn.item_keys
                 probabilities[places[number]] = drawn.probabilities * self._shares.shares[number]
-            made = Draw(keys, probabilities, self._draws.num_live(taken), "")
-            return made.of_sources(source, self.names)
+            made = Draw(keys, probabilities, self._draws.num_live(mixed), "").of_sources(source, self.names)
+            self._draws.commit(mixed)
+            return made
 
     @names_arguments
     def gather(
