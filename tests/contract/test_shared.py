@@ -318,6 +318,14 @@ def test_a_handle_pickles_as_an_address(shm_name: Any) -> None:
         assert table.gather(more).present.all()
 
 
+@pytest.mark.parametrize("flag", ["no", 0, None, [], np.zeros(3)], ids=repr)
+def test_read_only_is_a_flag(shm_name: Any, flag: Any) -> None:
+    name = shm_name()
+    with relive.Table(plain_spec(), 10, storage=relive.SharedMemory(name)):
+        with pytest.raises(errors.InvalidConfig, match="read_only"):
+            relive.attach(name, read_only=flag)
+
+
 def test_read_only(shm_name: Any) -> None:
     """Draws and gathers; changes nothing and counts nothing."""
     name = shm_name()

@@ -52,6 +52,26 @@ int room_after_unused() {
   return num_passing(rig);
 }
 
+// A draw has claimed all items of a full queue and gives them back: they keep their places.
+int room_of_undecided() {
+  Rig rig(counted(kQueue));
+  CHECK_EQ(num_passing(rig), 4);
+  int64_t keys[4];
+  double probabilities[4];
+  std::vector<Claimed> claims;
+  DrawRequest request;
+  request.num_items = 4;
+  request.keys = keys;
+  request.probabilities = probabilities;
+  request.hold = true;
+  request.claims = &claims;
+  CHECK(relive::sample(*rig.table, request, 0.0).ok() && claims.size() == 4);
+  const int room = num_passing(rig);
+  CHECK(give_back_batch(*rig.table, 0, 4, claims).ok());
+  CHECK(relive::check(*rig.table).ok());
+  return room;
+}
+
 int room_of_version_9() {
   Rig rig(counted(make_staleness_budget(0.0, 2.0)));
   CHECK(relive::set_policy_version(*rig.table, 9).ok());
@@ -98,6 +118,11 @@ TEST(items_without_mass_make_room) {
 TEST(items_that_went_unused_are_no_inserts) {
   CHECK_EQ(room_after_unused(), 5);
   without(testing::Rule::P2_unused, [] { CHECK_EQ(room_after_unused(), 1); });
+}
+
+TEST(items_that_may_come_back_keep_their_places) {
+  CHECK_EQ(room_of_undecided(), 0);
+  without(testing::Rule::P7_places, [] { CHECK_EQ(room_of_undecided(), 4); });
 }
 
 TEST(a_budget_has_the_version_of_an_empty_table_as_its_base) {

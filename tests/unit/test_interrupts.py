@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import relive
+from relive import errors
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timer that sends signals")
 SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
@@ -110,3 +112,30 @@ def test_blocks_of_batches_that_begin_and_end(interrupted: Callable[[Callable[[]
             time.sleep(0.01)
         assert counts(table)[0] // 8 <= 300
         table.check()
+
+
+def test_a_handler_that_asks_for_the_next_batch_within_next() -> None:
+    """It is refused in words: the batch that was interrupted is not handed out twice."""
+    said: list[object] = []
+
+    with filled() as table, table.batches(8, prefetch=2) as batches:
+        hand_out = batches._hand_out
+
+        def interrupted_once(was_late: bool) -> relive.Batch:
+            commit = batches._bringer.ready[0].hold.commit
+
+            def then_ask(was_late: bool = False) -> None:
+                commit(was_late)
+                try:
+                    said.append(next(batches))
+                except errors.WaitsForItself as problem:
+                    said.append(problem)
+
+            taken = batches._bringer.ready[0]
+            hold = types.SimpleNamespace(commit=then_ask, give_back=taken.hold.give_back)
+            batches._bringer.ready[0] = taken._replace(hold=hold)
+            return hand_out(was_late)
+
+        batches._hand_out = interrupted_once  # type: ignore[method-assign]
+        assert next(batches).num_items == 8
+        assert len(said) == 1 and isinstance(said[0], errors.WaitsForItself)

@@ -208,3 +208,30 @@ def test_a_child_draws_whatever_a_thread_of_its_parent_did(shm_name: Any) -> Non
                 signal.alarm(20)
                 os._exit(0 if mixture.sample(8, timeout_s=5.0).num_items == 8 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_queue_keeps_the_places_of_parts_that_go_back() -> None:
+    """The other source has nothing, so each part is drawn and given back while a writer waits for room."""
+    full = relive.Index(sampler=relive.Fifo(), limiter=relive.Queue(8), max_times_sampled=1, max_items=8)
+    with relive.Table(SPEC, 1_000, full) as table, table_of(0, 0) as empty, table.writer() as writer:
+        stopped = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not stopped.is_set():
+                try:
+                    writer.append(number=number, timeout_s=0.05)
+                    number += 1
+                except errors.DeadlineExceeded:
+                    continue
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        with relive.Mixture({"a": 0.5, "b": 0.5}, {"a": table, "b": empty}) as mixture:
+            for _ in range(300):
+                with pytest.raises(errors.DeadlineExceeded):
+                    mixture.sample(14, timeout_s=0.0)
+        stopped.set()
+        thread.join()
+        assert table.stats().indexes["default"].inserted == 8
+        assert table.sample(8)["number"].tolist() == list(range(8))

@@ -325,10 +325,11 @@ def test_devices_refuse_it_with_the_reason() -> None:
         ({"max_items": 7}, 7, "may have"),
         ({"max_items": 64}, 64, "may have"),
         ({"sampler": relive.Fresh(last=9)}, 9, "Fresh"),
+        ({"sampler": relive.TopK(7)}, 7, "TopK"),
         ({"limiter": relive.Queue(5), "max_times_sampled": 1}, 5, "Queue"),
         ({"limiter": relive.SamplesPerInsert(4.0, 12, 1_000.0)}, 12, "min_size"),
     ],
-    ids=["capacity", "max_items", "as many as the capacity", "last", "queue", "samples per insert"],
+    ids=["capacity", "max_items", "as many as the capacity", "last", "best", "queue", "samples per insert"],
 )
 def test_a_draw_that_could_wait_for_ever_is_refused_with_what_bounds_it(more: Any, most: int, bound: str) -> None:
     table = relive.Table(SPEC, 64, relive.Index(replacement=False, **more))

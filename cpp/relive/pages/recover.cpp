@@ -244,6 +244,7 @@ bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     if (RELIVE_RULE(E4_credit)) r.credit(participant, i).in_flight.store(0, kRelaxed);
     r.credit(participant, i).reserved.store(0, kRelaxed);
+    r.credit(participant, i).undecided.store(0, kRelaxed);
     r.credit(participant, i).refused_draw.store(0, kRelaxed);
     r.credit(participant, i).sampler_wait.count.store(0, kRelaxed);
     r.credit(participant, i).writer_wait.count.store(0, kRelaxed);

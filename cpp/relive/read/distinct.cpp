@@ -149,6 +149,12 @@ MostDistinct most_distinct(const Region& r, uint32_t index, const LimiterConfig&
   if (limiter.kind == LimiterConfig::kSamplesPerInsert)
     bound(static_cast<uint64_t>(limiter.min_size), "min_size of SamplesPerInsert, up to which writers never wait");
   if (limiter.kind == LimiterConfig::kQueue) bound(static_cast<uint64_t>(limiter.hi), "max_size of Queue");
+  // Items that share the last class may be more. Their number is not known before.
+  if (config.best_items != 0) bound(config.best_items, "k of TopK");
+  if (config.best_share > 0.0) {
+    const double share = std::floor(config.best_share * static_cast<double>(most.num_items) + 0.5);
+    bound(static_cast<uint64_t>(std::fmax(share, 1.0)), "the share k of TopK");
+  }
   return most;
 }
 

@@ -26,6 +26,7 @@ struct Claimed {
   double mass;
   double order;     // for an index with max_items: the leaf in its remover's tree
   double exponent;  // exponent of the mass
+  bool is_last;     // no use is left: the item is used up
 };
 
 struct DrawRequest {

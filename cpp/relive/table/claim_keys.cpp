@@ -28,9 +28,8 @@ Status claim_each(const DrawCall& call, std::vector<Claimed>* claimed, int64_t* 
       request.taken[i] = is_there && leaves.is_drawable(leaves.state(slot)) ? 1 : 0;
       if (!request.taken[i]) continue;
       *num_taken += 1;
-      if (r.max_times(index) != 0) claim_use(locked.held(), index, slot, word, claimed);
+      if (r.max_times(index) != 0) claim_use(call.table, locked.held(), index, slot, word, claimed);
     }
-    if (call.is_queue()) locked.room_came();
   }
   return {};
 }
@@ -51,6 +50,7 @@ Status claim_keys(const DrawCall& call, std::vector<Claimed>* claimed) {
     claimed->clear();
     num_taken = 0;
   } else {
+    free_places(call.table, index, *claimed);
     decide_claims(call.table, index, *claimed, false);
   }
   if (num_taken < call.num_items()) return_credit(call.table, index, call.num_items() - num_taken);

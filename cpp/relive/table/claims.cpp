@@ -1,5 +1,7 @@
 #include "relive/table/claims.hpp"
 
+#include <algorithm>
+
 #include "relive/index/leaves.hpp"
 #include "relive/pages/eviction_order.hpp"
 #include "relive/pages/pages.hpp"
@@ -13,17 +15,28 @@ bool counts_claims(const Region& r, uint32_t index) { return !r.map(index).is_ex
 
 }  // namespace
 
-void claim_use(Held& held, uint32_t index, uint64_t slot, uint64_t word, std::vector<Claimed>* claimed) {
+void claim_use(Table& table, Held& held, uint32_t index, uint64_t slot, uint64_t word, std::vector<Claimed>* claimed) {
   Region& r = held.region;
   const Leaves leaves(r, index);
   // The mass as it is now: a new priority may have come since the draw.
-  claimed->push_back({slot, word, leaves.mass(slot), Bounds(leaves).order(slot), exponent_of(leaves.config())});
+  claimed->push_back({slot, word, leaves.mass(slot), Bounds(leaves).order(slot), exponent_of(leaves.config()), false});
   const bool is_of_row = !r.map(index).is_explicit;
   const uint64_t page = is_of_row ? r.page_of(slot) : 0;
   if (counts_claims(r, index)) note_claim(held, page);
-  if (!Leaves::use(held, index, slot) || !is_of_row) return;
+  const bool is_last = Leaves::use(held, index, slot);
+  claimed->back().is_last = is_last;
+  if (is_last) r.credit(table.participant(), index).undecided.fetch_add(1, std::memory_order_relaxed);
+  if (!is_last || !is_of_row) return;
   r.pages[page].live -= 1;
   note_loss(held, page);
+}
+
+void free_places(Table& table, uint32_t index, const std::vector<Claimed>& claimed) {
+  const auto num_last = std::count_if(claimed.begin(), claimed.end(), [](const Claimed& c) { return c.is_last; });
+  if (num_last == 0 || !table.is_of_this_process()) return;
+  Region& r = table.region();
+  r.credit(table.participant(), index).undecided.fetch_sub(num_last, std::memory_order_acq_rel);
+  if (r.limiter(index).kind == LimiterConfig::kQueue) notify(&r.header->room_event);
 }
 
 void decide_claims(Table& table, uint32_t index, const std::vector<Claimed>& claimed, bool is_read) {
@@ -44,7 +57,7 @@ void undo_claims(Table& table, uint32_t index, const std::vector<Claimed>& claim
   RELIVE_FAIL_POINT(claim_undone);
   Region& r = table.region();
   Locked locked(table.door(), deadline.deaf());  // no signal stops it; without the lock the items stay used
-  if (!locked.status().ok()) return;
+  if (!locked.status().ok()) return free_places(table, index, claimed);
   const ItemMap& map = r.map(index);
   const bool has_counts = counts_claims(r, index);
   const double exponent = exponent_of(r.header->indexes[index]);
@@ -61,11 +74,13 @@ void undo_claims(Table& table, uint32_t index, const std::vector<Claimed>& claim
     forget_claim(locked.held(), page);
     free_if_lifeless(locked.held(), page);  // if all of its items have ended
   }
+  free_places(table, index, claimed);  // under the lock: the items have their places again
 }
 
 Status commit_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims, bool is_read) {
   Entered entered(table, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
+  free_places(table, index, claims);
   decide_claims(table, index, claims, is_read);
   commit_credit(table, index, num_items);
   return {};

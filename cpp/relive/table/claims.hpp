@@ -16,7 +16,10 @@
 namespace relive {
 
 // Counts one use of an item that is there and can be drawn, and notes the values that are needed to give it back.
-void claim_use(Held& held, uint32_t index, uint64_t slot, uint64_t word, std::vector<Claimed>* claimed);
+// The place of an item that is used up stays taken in a queue until the claim is decided (rule P7).
+void claim_use(Table& table, Held& held, uint32_t index, uint64_t slot, uint64_t word, std::vector<Claimed>* claimed);
+// The claims will not be given back: the places of items that are used up are free. decide_claims() frees the pages.
+void free_places(Table& table, uint32_t index, const std::vector<Claimed>& claimed);
 // The batch was handed out. is_read: pages whose items are all used up are freed. If the rows are still to be read,
 // such pages stay until a later call frees them. If the lock is not available, pages go at their usual time.
 

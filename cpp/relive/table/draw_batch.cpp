@@ -61,8 +61,9 @@ Status Draw::run() {
   }
   if (request.claims != nullptr) {
     request.claims->insert(request.claims->end(), s_.claimed.begin(), s_.claimed.end());
-  } else if (!request.is_planned) {
-    decide_claims(call_.table, request.index, s_.claimed, request.plan != nullptr);
+  } else {
+    free_places(call_.table, request.index, s_.claimed);
+    if (!request.is_planned) decide_claims(call_.table, request.index, s_.claimed, request.plan != nullptr);
   }
   is_in_flight_ = false;
   if (!request.hold) commit_credit(call_.table, request.index, call_.num_items());

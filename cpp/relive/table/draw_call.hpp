@@ -28,7 +28,6 @@ struct DrawCall {
   bool is_distinct() const { return relive::is_distinct(r, request.index); }
   // The draw does not take every item that it meets: it looks for items.
   bool is_sifted() const { return request.where != nullptr || is_distinct(); }
-  bool is_queue() const { return r.limiter(request.index).kind == LimiterConfig::kQueue; }
 };
 
 }  // namespace relive

@@ -79,7 +79,6 @@ bool PinnedFill::choose(Locked& locked) {
   for (uint32_t round = 0; !missing.empty(); ++round) {
     if (round > kMostRounds || !rounds_.draw(choice_, attempt_++)) return false;
     if (call_.takes_claims()) rounds_.claim_locked(locked.held());
-    if (call_.is_queue()) locked.room_came();
     Leaves::flush_all(locked.held());  // the next round descends by these sums
     missing.end_round();
   }

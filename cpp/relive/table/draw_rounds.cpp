@@ -139,7 +139,6 @@ Status DrawRounds::claim() {
     Locked locked(call_.table.door(), call_.deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     claim_locked(locked.held());
-    if (call_.is_queue()) locked.room_came();  // a queue counts the items that it has, not reservations (rule P2)
   } else {
     Alone pretended(call_.table.door());
     claim_locked(pretended.held());
@@ -156,7 +155,7 @@ void DrawRounds::claim_locked(Held& held) {
       call_.r.header->counters.redraws_claimed.fetch_add(1, kRelaxed);
       return false;
     }
-    claim_use(held, index, w.slot, w.word, &s_.claimed);
+    claim_use(call_.table, held, index, w.slot, w.word, &s_.claimed);
     return true;
   });
 }

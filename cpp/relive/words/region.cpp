@@ -292,7 +292,7 @@ LimiterCounts Region::inserted_counts(uint32_t index, const LimiterConfig& limit
   const IndexState& state = header->index_state[index];
   const int64_t coming = state.pending.load(std::memory_order_relaxed) + reserved;
   const int64_t live = state.live_items.load(std::memory_order_relaxed) + coming;
-  if (limiter.kind == LimiterConfig::kQueue) return {live, state.drawable() + coming + under_way, 0};
+  if (limiter.kind == LimiterConfig::kQueue) return {live, state.drawable() + coming + under_way + undecided(index), 0};
   if (limiter.kind == LimiterConfig::kSamplesPerInsert)
     return {live, inserted(index) + coming, sampled(index), lacks_items(index)};
   return {live, inserted(index) + coming + under_way, 0};
@@ -306,6 +306,14 @@ int64_t Region::sampled(uint32_t index) const {
     sum += c.in_flight.load(std::memory_order_acquire);
     sum += c.done.load(std::memory_order_relaxed);
   }
+  return sum;
+}
+
+int64_t Region::undecided(uint32_t index) const {
+  if (max_times(index) == 0 || !RELIVE_RULE(P7_places)) return 0;
+  int64_t sum = 0;
+  for (uint32_t p = 0; p < geometry->max_participants; ++p)
+    sum += credit(p, index).undecided.load(std::memory_order_relaxed);
   return sum;
 }
 

@@ -147,8 +147,10 @@ struct alignas(64) Credit {
   // together with it is admitted in parts.
   std::atomic<int64_t> refused_draw;
   WaitWords sampler_wait, writer_wait;
+  // Items whose last use a draw has claimed and may still give back. They keep their places in a queue (rule P7).
+  std::atomic<int64_t> undecided;
 };
-static_assert(sizeof(Credit) == 64);
+static_assert(sizeof(Credit) == 128);
 
 // Start cells, placed by CellGeometry. A cell is free, or hangs at the page that took it.
 struct CellState {
@@ -435,6 +437,7 @@ struct Region {
   // Sums over all participants; exact under the lock.
   int64_t sampled(uint32_t index) const;
   int64_t reserved_rows() const;
+  int64_t undecided(uint32_t index) const;  // over all participants
   int64_t refused_draw(uint32_t index) const;  // the largest over all participants
   // The items that the limiter counts as published. Where uses are counted these are the items that were ever drawn, and
   // those that a draw may still find (rule P2).

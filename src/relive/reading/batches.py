@@ -20,6 +20,7 @@ from relive.reading.holds import BatchSource, Taken
 
 __all__ = ["SLICE_S", "Batches"]
 
+_START_S = 30.0  # how long a thread may take to start
 SLICE_S = 0.2  # how long a source waits for the limiter in one call
 _running: dict[_Bringer, threading.Thread] = {}  # ended with the interpreter, which must not find a thread in the core
 
@@ -61,6 +62,7 @@ class _Bringer:
         self.error: BaseException | None = None  # for next() to raise
         self.starved: DeadlineExceeded | None = None  # the reason why the next batch does not come
         self.stopping = False
+        self.is_handing_out = False  # under the lock, so it is true for a handler within next() only
         self._source = source
         self._prefetch = prefetch
         self._device = device
@@ -166,7 +168,8 @@ class Batches(Closing):
         try:
             _start(thread)
         except RuntimeError:  # Python does not say why
-            del _running[self._bringer]
+            self._bringer.stop()  # the thread may still start, and then ends
+            _running.pop(self._bringer, None)
             self._thread = None
             raise SystemFailure("starting the thread that draws ahead", errno.EAGAIN) from None
         return self
@@ -184,6 +187,10 @@ class Batches(Closing):
             with bringer.lock:
                 if self._thread is None and not bringer.stopping:
                     raise InvalidConfig("batches()", "use in a `with` block", "next() outside of it")
+                if bringer.is_handing_out:
+                    raise WaitsForItself(
+                        "the call of next() that this signal's handler interrupted", "a call within it"
+                    )
                 if bringer.ready and not bringer.stopping:
                     return self._hand_out(was_late)
                 self._raise_if_over()
@@ -220,9 +227,13 @@ class Batches(Closing):
 
     def _hand_out(self, was_late: bool) -> Batch:
         bringer = self._bringer
-        taken = bringer.ready[0]
-        taken.hold.commit(was_late)
-        bringer.ready.popleft()
+        try:
+            bringer.is_handing_out = True
+            taken = bringer.ready[0]
+            taken.hold.commit(was_late)
+            bringer.ready.popleft()
+        finally:
+            bringer.is_handing_out = False
         bringer.wanted.ring()
         if bringer.ready or bringer.error is not None:
             bringer.came.ring()  # another consumer may wait
@@ -252,7 +263,7 @@ def _start(thread: threading.Thread) -> None:
     for which the new thread would wait for ever. Here the main thread waits in one call of C.
 
     Raises:
-        RuntimeError: the system starts no more threads.
+        RuntimeError: the system starts no more threads, or the thread does not start within _START_S.
     """
     problems: list[RuntimeError] = []
     is_done = _thread.allocate_lock()
@@ -267,7 +278,8 @@ def _start(thread: threading.Thread) -> None:
             is_done.release()
 
     _thread.start_new_thread(start, ())
-    is_done.acquire()
+    if not is_done.acquire(timeout=_START_S):  # the new thread had no memory for its first call
+        raise RuntimeError("the thread did not start")
     if problems:
         raise problems[0]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, final
 
 from relive import _core
 from relive.checks.names import names_arguments
-from relive.checks.values import integer, timeout
+from relive.checks.values import flag, integer, timeout
 from relive.config.index import Index
 from relive.config.spec import StepSpec
 from relive.config.storage import SharedMemory, Storage, Tiered
@@ -207,7 +207,9 @@ def attach_path(
     """A handle on the shared table in this file. relive.attach finds the file by its name, and lists the errors."""
     told = None if stream is None else integer("stream", stream, 0, 2**64 - 1)
     given = None if timeout_s is None else timeout(timeout_s)
-    return table_over(_core.attach_table(path, bool(read_only), told, 60.0 if given is None else given), given)
+    return table_over(
+        _core.attach_table(path, flag("read_only", read_only), told, 60.0 if given is None else given), given
+    )
 
 
 def table_over(core: _core.CoreTable, timeout_s: float | None) -> Table:
