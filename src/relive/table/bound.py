@@ -123,7 +123,7 @@ class Bound(Closing, Loadable):
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the arithmetic of the index's limiter; without an index, of the narrowest limiter."""
-        if error.none_twice:
+        if error.none_twice or (index is None and error.arithmetic):  # the core says which index refused a block
             return error
         names = self._index_names if index is None else (index,)
         limiters = [self._index_limiter(self.index_number(name)) for name in names]
