@@ -176,7 +176,7 @@ class NaiveChoices:
     def is_too_large(self, count: int) -> bool:
         """Whether a draw is refused, whatever comes."""
         limiter, is_distinct = self.limiter, not self.index.replacement
-        if is_distinct and count > min(self.index.max_items or count, getattr(self.sampler, "last", None) or count):
+        if is_distinct and count > self._most_distinct(count):
             return True
         if isinstance(limiter, relive.Queue):
             return count > limiter.max_size
@@ -185,6 +185,17 @@ class NaiveChoices:
         return count > 2 * limiter.tolerance - limiter.samples_per_insert + 1 or (
             is_distinct and count > limiter.min_size
         )
+
+    def _most_distinct(self, count: int) -> int:
+        """The items that are sure to exist, as far as index and sampler bound them."""
+        bounds = [self.index.max_items or count, getattr(self.sampler, "last", None) or count]
+        if isinstance(self.sampler, relive.TopK):
+            k = self.sampler.k
+            limits = [bounds[0], getattr(self.limiter, "max_size", 10**9)]
+            if isinstance(self.limiter, relive.SamplesPerInsert):
+                limits.append(self.limiter.min_size)
+            bounds.append(k if isinstance(k, int) else max(1, int(k * min(limits) + 0.5)))
+        return min(bounds)
 
     def limiter_lets_draw(self, count: int) -> bool:
         limiter, live = self.limiter, len(self.live)
