@@ -26,9 +26,21 @@ def main() -> None:
     try:
         sys.exit(run(sys.argv[1:]))
     except (ReliveError, OSError) as problem:  # an OSError names its file
+        _drop_output_that_fails()
         sys.exit(f"relive: {problem}")
     except KeyboardInterrupt:
+        _drop_output_that_fails()
         sys.exit(EXIT_STOPPED)
+
+
+def _drop_output_that_fails() -> None:
+    """The interpreter writes the rest of the output as it ends, and would print a traceback if that fails again."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
 
 
 def run(arguments: Sequence[str]) -> int:

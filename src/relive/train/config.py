@@ -17,6 +17,7 @@ from typing import Any, Literal
 from relive.agents.config import AgentConfig, require
 from relive.agents.registry import config_class, entry_of
 from relive.errors import InvalidConfig
+from relive.train.run_directory import write_whole
 from relive.train.sections import (
     ActingConfig,
     EnvironmentConfig,
@@ -34,8 +35,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True)
@@ -138,9 +137,7 @@ class TrainConfig:
 
     def save(self, path: Path) -> None:
         """Writes the options as JSON, whole or not at all: a reader finds the old file or the new one."""
-        beside = path.with_name(path.name + ".new")
-        beside.write_text(json.dumps(self.to_tree(), indent=2) + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        write_whole(path, (json.dumps(self.to_tree(), indent=2, allow_nan=False) + "\n").encode())
 
     def to_tree(self) -> dict[str, Any]:
         """Returns all options as nested dicts that JSON can hold; the name of the agent is among its options."""
