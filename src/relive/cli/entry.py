@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,14 +24,16 @@ def main() -> None:
     """
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    status: int | str
     try:
-        sys.exit(run(sys.argv[1:]))
+        status = run(sys.argv[1:])
     except (ReliveError, OSError) as problem:  # an OSError names its file
-        _drop_output_that_fails()
-        sys.exit(f"relive: {problem}")
+        status = f"relive: {problem}"
     except KeyboardInterrupt:
-        _drop_output_that_fails()
-        sys.exit(EXIT_STOPPED)
+        status = EXIT_STOPPED
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # libraries end with the interpreter, and would show a traceback
+    _drop_output_that_fails()
+    sys.exit(status)
 
 
 def _drop_output_that_fails() -> None:

@@ -6,6 +6,7 @@ A run directory keeps its options in `config.json`, so that `--resume` needs the
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -28,13 +29,16 @@ from relive.train.sections import (
     ReplayConfig,
     ServingConfig,
 )
-from relive.train.settings import changed, flat, to_tree
+from relive.train.settings import changed, flat, options, to_tree
 from relive.train.topology import Actors, Topology
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+_LARGEST = 1e15  # of all numbers: a float and a 64-bit integer have them exactly, and JSON has neither nan nor infinity
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,11 @@ class TrainConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
+        for option in options(self):
+            for value in option.value if isinstance(option.value, tuple) else (option.value,):
+                if isinstance(value, (int, float)):
+                    fits = math.isfinite(value) and abs(value) <= _LARGEST
+                    require(fits, f"option {option.path!r}", f"in [-{_LARGEST:g}, {_LARGEST:g}]", value)
         number, size = self.topology.num_slices, self.agent.batch_size
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
         several = self.topology.num_hosts > 1 and self.serving.address is not None
@@ -97,7 +106,7 @@ class TrainConfig:
             f">= environment.num_envs_per_actor = {each}, which come together",
             None if closing is None else closing.max_batch,
         )
-        require(self.threads >= 0, "threads", ">= 0", self.threads)
+        require(0 <= self.threads <= _MOST_THREADS, "threads", f"in [0, {_MOST_THREADS}]", self.threads)
         shared = self.topology.acts_inline or self.topology.num_slices > 1
         require(not self.acting.inline or shared, "acting.inline", f"false where topology = {self.topology}", True)
         may_have_none = self.serving.address is not None and not self.acts_inline and closing is None

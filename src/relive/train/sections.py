@@ -11,7 +11,6 @@ from relive.agents.config import require
 _MOST_ENVS = 4096  # the seeds of an actor's environments lie next to each other
 _MOST_ACTORS = 1024  # as of a topology
 _MOST_EPISODES = 4096  # of an evaluation, whose environments step together
-_MOST_STEPS = 2**62
 _MOST_RATIO = 1e6
 _LONGEST_MINUTES = 1e6
 _LONGEST_S = 1e9
@@ -149,7 +148,7 @@ class LimitConfig:
     checkpoint_period_s: float = 30.0
 
     def __post_init__(self) -> None:
-        require(1 <= self.max_steps <= _MOST_STEPS, "max_steps", f"in [1, {_MOST_STEPS}]", self.max_steps)
+        require(self.max_steps >= 1, "max_steps", ">= 1", self.max_steps)
         _require_minutes("limits.max_minutes", self.max_minutes)
         fits = 0 < self.checkpoint_period_s <= _LONGEST_S
         require(fits, "checkpoint_period_s", f"in (0, {_LONGEST_S:g}]", self.checkpoint_period_s)
@@ -198,8 +197,8 @@ class ServingConfig:
         if self.address is not None:
             where_to_serve(self.address)
         require(1 <= self.max_lanes <= 2**16, "serving.max_lanes", "in [1, 65536]", self.max_lanes)
-        fits = 1.0 <= self.max_staleness_s < math.inf
-        require(fits, "serving.max_staleness_s", ">= 1, finite", self.max_staleness_s)
+        fits = 1.0 <= self.max_staleness_s <= _LONGEST_S
+        require(fits, "serving.max_staleness_s", f"in [1, {_LONGEST_S:g}]", self.max_staleness_s)
 
 
 @dataclass(frozen=True)
