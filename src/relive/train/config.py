@@ -29,7 +29,7 @@ from relive.train.sections import (
     ReplayConfig,
     ServingConfig,
 )
-from relive.train.settings import changed, flat, options, to_tree
+from relive.train.settings import changed, flat, to_tree
 from relive.train.topology import Actors, Topology
 
 if sys.version_info >= (3, 11):
@@ -84,11 +84,11 @@ class TrainConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
-        for option in options(self):
-            for value in option.value if isinstance(option.value, tuple) else (option.value,):
-                if isinstance(value, (int, float)):
-                    fits = math.isfinite(value) and abs(value) <= _LARGEST
-                    require(fits, f"option {option.path!r}", f"in [-{_LARGEST:g}, {_LARGEST:g}]", value)
+        for path, value in flat(to_tree(self)).items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, (int, float)):
+                    fits = math.isfinite(number) and abs(number) <= _LARGEST
+                    require(fits, f"option {path!r}", f"in [-{_LARGEST:g}, {_LARGEST:g}]", number)
         number, size = self.topology.num_slices, self.agent.batch_size
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
         several = self.topology.num_hosts > 1 and self.serving.address is not None
