@@ -47,6 +47,18 @@ def test_the_first_is_noted_and_the_second_raises_once(first: signal.Signals, se
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before and not in_a_hurry()
 
 
+def test_an_interrupt_that_a_destructor_drops_is_raised_by_the_next_signal() -> None:
+    class Dropping:
+        def __del__(self) -> None:
+            send(signal.SIGINT)
+
+    with ended_by_an_interrupt(), stop_signals():
+        send(signal.SIGINT)
+        Dropping()  # Python drops what is raised in there
+        assert in_a_hurry()
+        send(signal.SIGINT)
+
+
 def test_what_gives_back_is_not_interrupted() -> None:
     done: list[str] = []
 

@@ -18,6 +18,7 @@ In other threads Python delivers no signals: there the functions of this module 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -81,6 +82,7 @@ class _Listening:
         self._say, self._has_raised, self._heard_s = say, False, 0.0
         self._main = threading.get_ident()
         self._before: dict[int, Any] = {}
+        self._hook = sys.unraisablehook
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="relive-signals", daemon=True)
 
@@ -93,12 +95,14 @@ class _Listening:
                 signal.signal(number, self._take)
         self._before[_KICK] = signal.getsignal(_KICK) or signal.SIG_DFL
         signal.signal(_KICK, self._interrupt)
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._lose
         self._thread.start()
 
     def end(self) -> None:
         """Gives the handlers back. The thread ends by itself: it may be in the middle of a line."""
         self._over.set()
         self._thread.join(_LOOK_S)
+        sys.unraisablehook = self._hook
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -113,6 +117,13 @@ class _Listening:
                 before(number, frame)
             elif before != signal.SIG_IGN:
                 raise KeyboardInterrupt
+
+    def _lose(self, unraisable: Any) -> None:
+        """An exception in a destructor, which Python drops. If it is a signal's, the next signal raises again."""
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            self._has_raised = False
+        elif not issubclass(unraisable.exc_type, _Overdue):
+            self._hook(unraisable)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.call is not None and self._is_overdue(self.call):
