@@ -72,7 +72,8 @@ def main(descriptor: int) -> None:
     gc.freeze()  # a warm process does not look at what the libraries have made
     server = socket.socket(fileno=descriptor)
     server.sendall(b"r")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to the whole group
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # those of a terminal come to the whole group
+        signal.signal(number, signal.SIG_IGN)
     while True:
         request, descriptors = _serve(server)
         server.detach()
@@ -168,6 +169,8 @@ def _become(request: Request, descriptors: list[int]) -> None:
     if request.has_own_session:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     for number in request.ignored:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request.mask)

@@ -44,8 +44,9 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"ray"},
     ],
     "train": [
-        {"settings", "child", "parts", "signals", "run_directory"},
-        {"topology", "sections", "errors"},
+        {"errors", "settings", "parts", "run_directory"},
+        {"signals", "topology", "sections"},
+        {"child"},
         {"config"},
         {"memory"},
         {"watching"},

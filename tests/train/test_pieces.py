@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import multiprocessing
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 
 from relive.agents.agent import Agent  # noqa: E402
 from relive.agents.config import LinearSchedule, OptimizerConfig  # noqa: E402
+from relive.agents.registry import AGENTS  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train.acting.actor_pool import ActorPool  # noqa: E402
 from relive.train.acting.environments import acting_seed, describe, evaluation_seeds, final_seeds  # noqa: E402
@@ -27,6 +29,7 @@ from relive.train.memory.scoreboard import Scoreboard  # noqa: E402
 from relive.train.memory.shared_block import SharedBlock  # noqa: E402
 from relive.train.run import train  # noqa: E402
 from relive.train.sections import ActingConfig, EnvironmentConfig, ReplayConfig  # noqa: E402
+from relive.train.settings import changed, options  # noqa: E402
 from relive.train.watching.checkpoint import FILE_NAME, CurvePoint, Progress, load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.watching.curve import draw_curve  # noqa: E402
 from train.batches import discrete_batch, discrete_spaces  # noqa: E402
@@ -249,3 +252,29 @@ def test_a_view_outlives_the_close_of_its_memory() -> None:
     block.close()
     block.close()
     assert view.sum() == 24.0
+
+
+WORDS = ["", "nan", "inf", "-1", "0", "0.5", "1e308", "1" * 40, "none", "true", "x", "1,2"]
+
+
+@pytest.mark.parametrize("agent", list(AGENTS))
+def test_every_value_of_an_option_is_refused_or_kept(agent: str) -> None:
+    """A value that is kept is written as JSON, which has neither nan nor infinity, and read back."""
+    num_kept, usual = 0, preset(agent, AGENTS[agent].environment)
+    for option in options(usual):
+        for word in WORDS:
+            try:
+                config = changed(usual, {option.path: word})
+            except InvalidConfig:
+                continue
+            num_kept += 1
+            written = json.dumps(config.to_tree(), allow_nan=False)
+            assert TrainConfig.from_tree(json.loads(written)) == config, (option.path, word)
+    assert num_kept > 50
+
+
+def test_a_number_that_json_does_not_have_is_refused_in_any_part() -> None:
+    config = preset("dqn", "CartPole-v1")
+    optimizer = dataclasses.replace(config.agent.optimizer, max_gradient_norm=float("inf"))  # type: ignore[attr-defined]
+    with pytest.raises(InvalidConfig, match=r"agent\.optimizer\.max_gradient_norm"):
+        dataclasses.replace(config, agent=dataclasses.replace(config.agent, optimizer=optimizer))  # type: ignore[call-arg]

@@ -23,7 +23,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 from processes.shm import needs_shared_memory  # noqa: E402
 
 from relive.train import load_profile  # noqa: E402
-from train.test_run import SHM, Run, run_of, tables_of  # noqa: E402
+from train.runs import SHM, Run, run_of, tables_of  # noqa: E402
 
 pytestmark = needs_shared_memory
 SMALL = (

@@ -56,6 +56,37 @@ def test_a_directory_is_one_runs_at_a_time(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
+@pytest.mark.parametrize("is_active", [True, False])
+def test_a_directory_in_another_runs_or_above_it_is_refused(is_active: bool, tmp_path: Path) -> None:
+    """The other run goes on, or has ended and left its files."""
+    outer, inner, beside = tmp_path / "runs", tmp_path / "runs" / "deep" / "a", tmp_path / "beside"
+    with contextlib.ExitStack() as stack:
+        if is_active:
+            stack.enter_context(alone_in(inner))
+        else:
+            relive.train.train(small(), inner)
+        with pytest.raises(InvalidConfig, match="deep/a in it is the directory of another run"):
+            relive.train.train(small(), outer, moving_aside=True)
+        with pytest.raises(InvalidConfig, match="it lies in .*deep/a, the directory of another run"):
+            relive.train.train(small(), inner / "b" / "c")
+        assert not (inner / "b").exists() and not (outer / LOCK_FILE).exists()
+        assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+        with alone_in(beside), alone_in(tmp_path / "runs" / "deep" / "aa"):
+            pass
+    if not is_active:
+        assert relive.train.train(run_dir=inner, resume=True).num_sessions == 2
+
+
+def test_of_two_runs_that_begin_at_once_one_finds_the_other(tmp_path: Path) -> None:
+    """Each has taken its lock before it looks."""
+    outer, inner = alone_in(tmp_path / "runs"), alone_in(tmp_path / "runs" / "a")
+    with outer, pytest.raises(InvalidConfig), inner:
+        pass
+    outer, inner = alone_in(tmp_path / "runs"), alone_in(tmp_path / "runs" / "a")
+    with inner, pytest.raises(InvalidConfig), outer:
+        pass
+
+
 def test_a_lock_that_a_killed_run_left_is_nobodys(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:

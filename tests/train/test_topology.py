@@ -199,7 +199,8 @@ def test_a_topology_does_not_change_what_a_policy_does(tmp_path: Path, monkeypat
     """A policy that stays as it is, and explores: the same actions, so that the same episodes, by whoever inferred."""
     found = {}
     settings: dict[str, object] = {
-        **SMALL, "replay.min_size": 5_000, "agent.epsilon_start": 0.4, "agent.epsilon_end": 0.4,
+        **SMALL, "replay.min_size": 5_000, "limits.max_steps": 10**6,
+        "agent.epsilon_start": 0.4, "agent.epsilon_end": 0.4,
         "environment.seed": 3, "environment.num_envs_per_actor": 3,
     }  # fmt: skip
     for topology in ("inline", "actors", "central(4, 300)", "double"):
@@ -207,7 +208,7 @@ def test_a_topology_does_not_change_what_a_policy_does(tmp_path: Path, monkeypat
         folder.mkdir()
         monkeypatch.setenv("RELIVE_TEST_STREAMS", str(folder))
         config = preset("dqn", "train.worlds:Acted-v0", {**settings, "topology": topology})
-        result = train(config, tmp_path / f"run of {topology}")
+        result = train(config, tmp_path / f"run of {topology}", stop_when=lambda steps, updates: steps >= 600)
         assert result.num_updates == 0 and result.num_steps >= 600
         found[topology] = streams_of(folder)
     inline = found.pop("inline")

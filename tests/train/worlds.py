@@ -108,3 +108,47 @@ class Acted(Written):
 
 
 gymnasium.register("Acted-v0", entry_point=Acted)
+
+
+class Willed(World):
+    """Fails as the environment variable RELIVE_TEST_WILL says, such as `raise acting 150` or `hang evaluation 3`.
+
+    The words: the fault, the side, and the step of this copy. Faults: raise, hang, nan (a reward, in the first
+    evaluation alone), chdir (to the folder RELIVE_TEST_STREAMS); `made` and `closed` raise when it is made or closed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fault, self._side, number = (os.environ.get("RELIVE_TEST_WILL", "") + " - - 0").split()[:3]
+        self._number, self._seed = int(number) if number.isdigit() else 0, -1
+        if self._fault == "made":
+            raise ArithmeticError("it cannot be made")
+        if self._fault == "chdir":
+            os.chdir(os.environ["RELIVE_TEST_STREAMS"])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._seed = seed
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, *ends = super().step(action)
+        side = "evaluation" if self._seed >= 2**30 else "acting"
+        if side == self._side and self._all_steps >= self._number:
+            if self._fault == "raise":
+                raise ArithmeticError(f"it fails in step {self._all_steps}")
+            while self._fault == "hang":
+                try:
+                    time.sleep(600)
+                except Exception as problem:  # it does not let go for an Exception
+                    del problem
+        if self._fault == "nan" and 2**30 <= self._seed < 2**30 + 2:
+            reward = float("nan")
+        return observation, reward, *ends
+
+    def close(self) -> None:
+        if self._fault == "closed":
+            raise ArithmeticError("it cannot be closed")
+
+
+gymnasium.register("Willed-v0", entry_point=Willed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,12 +24,26 @@ def main() -> None:
     """
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    status: int | str
     try:
-        sys.exit(run(sys.argv[1:]))
+        status = run(sys.argv[1:])
     except (ReliveError, OSError) as problem:  # an OSError names its file
-        sys.exit(f"relive: {problem}")
+        status = f"relive: {problem}"
     except KeyboardInterrupt:
-        sys.exit(EXIT_STOPPED)
+        status = EXIT_STOPPED
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # libraries end with the interpreter, and would show a traceback
+    _drop_output_that_fails()
+    sys.exit(status)
+
+
+def _drop_output_that_fails() -> None:
+    """The interpreter writes the rest of the output as it ends, and would print a traceback if that fails again."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
 
 
 def run(arguments: Sequence[str]) -> int:

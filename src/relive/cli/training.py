@@ -152,7 +152,8 @@ def _require_free(settings: Mapping[str, object], resume: Path | None) -> None:
 
 def _resumed(agent: str, run_dir: Path, file: Path | None, settings: Mapping[str, object]) -> TrainConfig:
     """The configuration of the run in a directory, with the options of the file and then the settings."""
-    from relive.train.config import CONFIG_FILE, TrainConfig, file_settings
+    from relive.train.config import TrainConfig, file_settings
+    from relive.train.run_directory import CONFIG_FILE
     from relive.train.settings import changed
 
     config = TrainConfig.load(run_dir / CONFIG_FILE)

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from relive.train.config import TrainConfig, load_config, preset
     from relive.train.errors import (
         ActorsKeepDying,
+        EnvironmentHangs,
         EnvironmentRaised,
         HostGone,
         InferenceKeepsDying,
         LearnersKeepDying,
         NonFiniteLoss,
         ReplicasDiffer,
+        TooFewUpdates,
     )
     from relive.train.evaluating.playing import Evaluation, NoDisplay, ShownEpisode, evaluate_run, play_run
     from relive.train.evaluating.policy import TrainedPolicy, load_policy
@@ -41,6 +43,7 @@ __all__ = [
     "CentralInference",
     "CurvePoint",
     "DoubleBuffered",
+    "EnvironmentHangs",
     "EnvironmentRaised",
     "Evaluation",
     "HostGone",
@@ -56,6 +59,7 @@ __all__ = [
     "RunResult",
     "ShownEpisode",
     "Snapshot",
+    "TooFewUpdates",
     "Topology",
     "TrainConfig",
     "TrainedPolicy",
@@ -72,6 +76,7 @@ __all__ = [
 
 _HOMES = {
     "ActorsKeepDying": "errors",
+    "EnvironmentHangs": "errors",
     "EnvironmentRaised": "errors",
     "HostGone": "errors",
     "Hosts": "topology",
@@ -79,6 +84,7 @@ _HOMES = {
     "Profile": "watching.profile",
     "LearnersKeepDying": "errors",
     "ReplicasDiffer": "errors",
+    "TooFewUpdates": "errors",
     "Actors": "topology",
     "CentralInference": "topology",
     "DoubleBuffered": "topology",

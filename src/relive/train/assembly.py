@@ -99,7 +99,8 @@ class Assembly:
         """See PartMaker."""
         one = self._session
         watch = one.profiling.watch
-        actors = InlineActors(one.config, one.agent.policy(), one.table, one.board, one.scoreboard, watch)
+        policy = one.agent.policy()
+        actors = InlineActors(one.config, policy, one.table, one.board, one.scoreboard, watch, one.ends_s)
         self._act = actors.step
         return actors
 

@@ -3,14 +3,16 @@
 The protocol of a child and of its parent, the process that calls `train`:
 
   start    The parent starts a fresh Python by spawn: a fork would copy the locks of the parent's threads in whatever
-           state they are. SIGINT and SIGTERM are masked in the parent during the start, and the child inherits the
-           mask: a Ctrl-C cannot kill a child that is half started. The parent receives such a signal as soon as the
-           start is over. The child unmasks both signals when it has its task, before any code of the run is called.
-  Ctrl-C   A terminal sends SIGINT to the parent and to all children. The children ignore it: the parent decides, and
-           asks its children to end. A SIGTERM to a child kills that child alone.
+           state they are. SIGINT, SIGTERM and SIGHUP are masked in the parent during the start, and the child inherits
+           the mask: a Ctrl-C cannot kill a child that is half started. multiprocessing's resource tracker runs before:
+           its start would undo the mask. The parent receives such a signal as soon as the start is over. The child
+           unmasks the signals when it has its task, before any code of the run is called.
+  Ctrl-C   A terminal sends SIGINT to the parent and to all children, and SIGHUP when it closes. The children ignore
+           both: the parent decides, and asks its children to end. A SIGTERM to a child kills that child alone.
   end      The parent asks by closing its end of the child's pipe. Children without a pipe are asked by the stop word of
            the run (`Scoreboard.stop`). The parent waits for all of them until one common deadline (5 s where the
-           caller gives none), then kills those that still run. After `end_all` no child is left.
+           caller gives none; at once after a second signal), then kills those that still run. After `end_all` no child
+           is left, whatever interrupts it.
   parent   If the parent dies, by whatever signal, a child with a pipe reads the end of that pipe, and a child without
   dies     one finds `Parent.is_gone`, which it asks every 0.2 s at least. Both end by themselves.
   child    The parent finds that a child is dead, or that it has been silent for too long. It kills the child if it
@@ -30,13 +32,16 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, final
+
+from relive.train.signals import STOP_SIGNALS, in_a_hurry, uninterrupted
 
 START_METHOD = "RELIVE_START_METHOD"  # environment variable: see process_context
 END_S = 5.0  # from the wish to end to the kill
 MOST_DEATHS = 3
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_LOOK_S = 0.1
 _PRELOADED = ["torch", "gymnasium", "relive.train.acting.actor", "relive.train.learners.follower"]
 
 
@@ -105,25 +110,26 @@ class Child:
     def start(self, task: Any) -> None:
         """Starts the process, which calls run(task) with the environment variables of this moment."""
         limited = one_thread_for_numerics() if self._one_thread else nullcontext()
-        with signals_masked(), limited:
+        with uninterrupted(), signals_masked(), limited:
             arguments = (task, self._run, dict(os.environ))
             process = self._context.Process(target=_main, args=arguments, name=self.name, daemon=True)
             process.start()
+            self._process = process
+            self.num_starts += 1
         if self._far_end is not None:
             self._far_end.close()  # an end that stays open here would hide the child's death
             self._far_end = None
-        self._process = process
-        self.num_starts += 1
 
     def reap(self) -> int | None:
         """Kills the process if it still runs, waits for its death, and frees it. Returns its exit code."""
-        process, self._process = self._process, None
         exit_code: int | None = None
-        if process is not None:
-            process.kill()
-            process.join()
-            exit_code = process.exitcode
-            process.close()
+        if self._process is not None:
+            with uninterrupted():
+                self._process.kill()
+                self._process.join()
+                exit_code = self._process.exitcode
+                self._process.close()
+                self._process = None
         self.hang_up()  # after the kill: a child that is reaped does not end by itself
         return exit_code
 
@@ -134,21 +140,30 @@ class Child:
                 end.close()
         self._near_end = self._far_end = None
 
-    def join(self, deadline_s: float) -> None:
-        """Waits for the end of the process until deadline_s on time.monotonic(), then kills and frees it."""
-        if self._process is not None:
-            self._process.join(max(0.0, deadline_s - time.monotonic()))
-        self.reap()
+    def wait(self, deadline_s: float) -> None:
+        """Waits for the end of the process until deadline_s on time.monotonic(), or until a second signal comes."""
+        while self._process is not None and not in_a_hurry():
+            self._process.join(max(0.0, min(_LOOK_S, deadline_s - time.monotonic())))
+            if self.has_died or time.monotonic() >= deadline_s:
+                return
 
 
 def end_all(children: Iterable[Child], timeout_s: float = END_S) -> None:
-    """Ends children: hangs up, waits for all of them together, kills those that still run after timeout_s."""
+    """Ends children: hangs up, waits for all of them together, kills those that still run after timeout_s.
+
+    A second signal to the run ends the wait. No child is left, whatever interrupts the call.
+    """
     children = list(children)
-    for child in children:
-        child.hang_up()
     deadline_s = time.monotonic() + timeout_s
-    for child in children:
-        child.join(deadline_s)
+    with uninterrupted():
+        try:
+            for child in children:
+                child.hang_up()
+            for child in children:
+                child.wait(deadline_s)
+        finally:
+            for child in children:
+                child.reap()
 
 
 @final
@@ -177,8 +192,9 @@ def _main(task: Any, run: Callable[[Any], None], environment: Mapping[str, str])
     os.environ.clear()  # of a fork server they are those of its own start
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     run(task)
 
 
@@ -206,8 +222,9 @@ class Parent:
 
 @contextmanager
 def signals_masked() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the block is over; a process that is started meanwhile inherits the mask."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    """The signals wait until the block is over; a process that is started meanwhile inherits the mask."""
+    resource_tracker.ensure_running()  # its start, which the first start of a process would cause, unblocks them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:

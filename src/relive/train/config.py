@@ -6,6 +6,7 @@ A run directory keeps its options in `config.json`, so that `--resume` needs the
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from relive.agents.config import AgentConfig, require
 from relive.agents.registry import config_class, entry_of
 from relive.errors import InvalidConfig
+from relive.train.run_directory import write_whole
 from relive.train.sections import (
     ActingConfig,
     EnvironmentConfig,
@@ -35,7 +37,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-CONFIG_FILE = "config.json"
+_LARGEST = 1e15  # of all numbers: a float and a 64-bit integer have them exactly, and JSON has neither nan nor infinity
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ class TrainConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
+        for path, value in flat(to_tree(self)).items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, (int, float)):
+                    fits = math.isfinite(number) and abs(number) <= _LARGEST
+                    require(fits, f"option {path!r}", f"in [-{_LARGEST:g}, {_LARGEST:g}]", number)
         number, size = self.topology.num_slices, self.agent.batch_size
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
         several = self.topology.num_hosts > 1 and self.serving.address is not None
@@ -98,7 +106,7 @@ class TrainConfig:
             f">= environment.num_envs_per_actor = {each}, which come together",
             None if closing is None else closing.max_batch,
         )
-        require(self.threads >= 0, "threads", ">= 0", self.threads)
+        require(0 <= self.threads <= _MOST_THREADS, "threads", f"in [0, {_MOST_THREADS}]", self.threads)
         shared = self.topology.acts_inline or self.topology.num_slices > 1
         require(not self.acting.inline or shared, "acting.inline", f"false where topology = {self.topology}", True)
         may_have_none = self.serving.address is not None and not self.acts_inline and closing is None
@@ -138,9 +146,7 @@ class TrainConfig:
 
     def save(self, path: Path) -> None:
         """Writes the options as JSON, whole or not at all: a reader finds the old file or the new one."""
-        beside = path.with_name(path.name + ".new")
-        beside.write_text(json.dumps(self.to_tree(), indent=2) + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        write_whole(path, (json.dumps(self.to_tree(), indent=2, allow_nan=False) + "\n").encode())
 
     def to_tree(self) -> dict[str, Any]:
         """Returns all options as nested dicts that JSON can hold; the name of the agent is among its options."""

@@ -33,20 +33,67 @@ class NonFiniteLoss(ReliveError):
 
 @final
 class EnvironmentRaised(ReliveError):
-    """The environment of an actor raised an error in a step, or returned values that the table refuses.
+    """An environment raised an error, or returned values that the table refuses.
 
     Attributes:
-        actor: Number of the actor.
-        step: Step of this actor, counted from 1 over all of its environments; 0: the first reset.
-        traceback: The traceback of the actor, as text.
+        actor: Number of the actor; None: the environment belongs to no actor (it was described, evaluated or shown).
+        step: Step of this actor or evaluation, counted from 1 over all of its environments; 0: the first reset; -1: no
+            step, the environment was made or closed.
+        traceback: The traceback of the error, as text.
     """
 
-    def __init__(self, actor: int, step: int, traceback: str) -> None:
+    def __init__(self, actor: int | None, step: int, traceback: str, doing: str = "") -> None:
+        """doing: the call, if it is not a step or reset of an actor."""
         self.actor = actor
         self.step = step
         self.traceback = traceback
-        where = f"in its step {step:,}" if step else "in its first reset"
-        super().__init__(f"the environment of actor {actor} raised {where}:\n{traceback.rstrip()}")
+        self.doing = doing
+        owner = "" if actor is None else f" of actor {actor}"
+        where = f"in its step {step:,}" if step > 0 else "in its first reset" if step == 0 else "when it was made"
+        super().__init__(f"the environment{owner} raised {doing or where}:\n{traceback.rstrip()}")
+
+
+@final
+class EnvironmentHangs(ReliveError):
+    """A call of an environment did not return in time. A checkpoint is written if the run had begun to learn.
+
+    Attributes:
+        what: The call.
+        waited_s: Seconds since the call began.
+    """
+
+    def __init__(self, what: str, waited_s: float) -> None:
+        self.what = what
+        self.waited_s = waited_s
+        super().__init__(
+            f"{what} did not return within {waited_s:.1f} s, and the time of the run or of the evaluation is over;"
+            " make the environment in one process to see where it waits"
+        )
+
+
+@final
+class TooFewUpdates(ReliveError):
+    """A run reached its limit without the updates that its replay ratio asks for. A checkpoint was written.
+
+    Attributes:
+        num_updates: Updates of the run.
+        num_missing: Updates that the steps of this session ask for, and that were not made; 0 if only the first update
+            is missing.
+        num_items: Items in the table at the end.
+        min_size: Items that an update waits for.
+    """
+
+    def __init__(self, num_updates: int, num_missing: int, num_items: int, min_size: int) -> None:
+        self.num_updates = num_updates
+        self.num_missing = num_missing
+        self.num_items = num_items
+        self.min_size = min_size
+        expected = f"{num_updates + num_missing:,}" if num_missing else "at least one"
+        super().__init__(
+            f"updates at the limit of the run: expected {expected}, got {num_updates:,}; an update waits for"
+            f" replay.min_size = {min_size:,} items, and the table has {num_items:,}: give a smaller min_size, a larger"
+            " replay.capacity, or a longer limit"
+        )
 
 
 @final

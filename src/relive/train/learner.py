@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -12,17 +13,18 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive import Table
+from relive import SamplesPerInsert, Table
 from relive.agents.agent import Agent
 from relive.train.acting.environments import evaluation_seeds
 from relive.train.config import TrainConfig
-from relive.train.errors import NonFiniteLoss, ReplicasDiffer
+from relive.train.errors import NonFiniteLoss, ReplicasDiffer, TooFewUpdates
 from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learners.host_group import EndedElsewhere
 from relive.train.learners.updates import Updates
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.parts import Part
+from relive.train.signals import uninterrupted
 from relive.train.watching.callbacks import Listeners
 from relive.train.watching.checkpoint import FILE_NAME, CurvePoint, Progress, save_checkpoint
 from relive.train.watching.profile import Profiling
@@ -96,13 +98,15 @@ class Learner:
     def run(self) -> Ending:
         """Starts the parts and learns until the run is solved, at a limit, or stopped. Writes a checkpoint at the end.
 
-        The checkpoint is also written after an error, except for NonFiniteLoss and ReplicasDiffer.
+        The checkpoint is also written after an error, except for NonFiniteLoss and ReplicasDiffer. It is written before
+        the last figures are shown: the output may be what failed.
 
         Returns:
             Why the loop ended.
 
         Raises:
             NonFiniteLoss: Learning has led to nan or infinity. The last checkpoint stays.
+            TooFewUpdates: The run is at its limit, without the updates that its replay ratio asks for.
         """
         acting, learning = self._parts.acting, self._parts.learning
         if learning.begin(self._progress.solved):
@@ -115,23 +119,48 @@ class Learner:
             with learning.running() as update_once:
                 ending = self._ended(update_once)
         except (NonFiniteLoss, ReplicasDiffer):
-            self._look(at_once=True)
+            self._end_after_error(saves=False)
             raise
         except BaseException:
-            self._look(at_once=True)
-            if self._not_finite(self._agent.parameters()) is None:
-                self.save()
+            self._end_after_error(saves=self._not_finite(self._agent.parameters()) is None)
             raise
-        self._look(at_once=True)
         self.save()
+        self._look(at_once=True)
+        if ending is Ending.LIMIT:
+            self._check_updates()
         return ending
+
+    def _end_after_error(self, *, saves: bool) -> None:
+        """Writes the checkpoint and shows the last figures, each if it can be. The error of the run is raised after."""
+        for step in ([self.save] if saves else []) + [lambda: self._look(at_once=True)]:
+            try:
+                step()
+            except Exception as problem:
+                with suppress(OSError, ValueError):  # the output may be what failed
+                    self._parts.reporter.say(f"the end of the run is not complete: {problem}")
+
+    def _check_updates(self) -> None:
+        """Raises TooFewUpdates if the run has learnt nothing, or much less than the limiter of the table asks for.
+
+        The limiter lets steps in that the learner has not made up for while the table has fewer than min_size items:
+        else nothing could ever be learnt. If the table never has so many, it lets in all of them.
+        """
+        (index,) = self._parts.table.stats().indexes.values()
+        limiter, num_updates = index.limiter, self._agent.num_updates
+        assert isinstance(limiter, SamplesPerInsert)
+        ratio, batch_size = limiter.samples_per_insert, self._config.agent.batch_size
+        behind = (index.inserted - limiter.min_size) * ratio - index.sampled  # samples; at most half_window otherwise
+        num_missing = int(behind / batch_size) if behind > limiter.half_window + limiter.window else 0
+        if num_missing or num_updates == 0:
+            raise TooFewUpdates(num_updates, num_missing, index.num_items, limiter.min_size)
 
     def save(self) -> None:
         """Writes the checkpoint. Raises NonFiniteLoss if the agent is not finite; the last checkpoint stays."""
-        self._check_finite(self._agent.parameters())
-        self._update_progress()
         write = self._parts.profiling.timed("checkpoint", save_checkpoint)
-        write(self._run_dir, self._agent.state_dict(), self._progress)
+        with uninterrupted():
+            self._check_finite(self._agent.parameters())
+            self._update_progress()
+            write(self._run_dir, self._agent.state_dict(), self._progress)
         self._saved_s = time.monotonic()
         path, num_updates = self._run_dir / FILE_NAME, self._agent.num_updates
         self._parts.listeners.tell(lambda one: one.on_checkpoint(path, num_updates))
@@ -227,13 +256,13 @@ class Learner:
             return False
         mean, num_cut = float(played.returns.mean()), played.num_cut
         wanted = math.inf if evaluation.stop_return is None else evaluation.stop_return
-        good = mean >= wanted and num_cut == 0
+        good = wanted <= mean < math.inf and num_cut == 0
         if good:
             # A lucky score is not enough: the same policy plays again, on other seeds.
             again = self._played(parameters, evaluation.num_confirm_episodes)
             if again is None:
                 return False
-            good = float(again.returns.mean()) >= wanted and again.num_cut == 0
+            good = wanted <= float(again.returns.mean()) < math.inf and again.num_cut == 0
             mean, num_cut = float(np.concatenate([played.returns, again.returns]).mean()), again.num_cut
         self._note_evaluation(mean, num_cut, parameters)
         return good
@@ -253,7 +282,7 @@ class Learner:
             return now_s < self._evaluates_until_s and not self._stopping()
 
         try:
-            played = evaluator.play(parameters, seeds, go_on)
+            played = evaluator.play(parameters, seeds, go_on, self._evaluates_until_s)
         finally:
             self._doing = ""
         return None if self._stopping() else played
@@ -271,14 +300,24 @@ class Learner:
             num_cut,
         )
         progress.curve.append(point)
-        # With negative rewards a cut episode looks better than it is: it never replaces a whole one.
-        first, is_cut = not progress.kept_parameters, num_cut > 0
-        better = mean >= progress.kept_return if is_cut == progress.kept_cut else progress.kept_cut
-        if first or better:
+        if not math.isfinite(mean):
+            text = f"evaluation after update {point.num_updates:,}: expected a finite return, got {mean}"
+            self._parts.reporter.say(f"{text}: the policy is not kept")
+        elif self._is_better(mean, num_cut > 0):
             progress.kept_return, progress.kept_updates = mean, self._agent.num_updates
-            progress.kept_parameters, progress.kept_cut = parameters, is_cut
+            progress.kept_parameters, progress.kept_cut = parameters, num_cut > 0
         self._parts.reporter.evaluated(mean, progress.num_steps)
         self._parts.listeners.tell(lambda one: one.on_evaluation(point))
+
+    def _is_better(self, mean: float, is_cut: bool) -> bool:
+        """Whether an evaluation with this finite return replaces the policy that is kept.
+
+        With negative rewards a cut episode looks better than it is: it never replaces a whole one.
+        """
+        progress = self._progress
+        if not progress.kept_parameters or not math.isfinite(progress.kept_return):
+            return True
+        return mean >= progress.kept_return if is_cut == progress.kept_cut else progress.kept_cut
 
     # ---- a few times a second --------------------------------------------------------------------------------------
 

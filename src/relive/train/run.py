@@ -9,25 +9,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import final
 
+import numpy as np
 from rich.console import Console
 
 from relive.errors import InvalidConfig
 from relive.train.acting.environments import final_seeds
 from relive.train.assembly import Assembly
-from relive.train.config import CONFIG_FILE, TrainConfig, path_of
+from relive.train.config import TrainConfig, path_of
 from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
 from relive.train.learners.host_group import host_number
 from relive.train.learners.numerics import learner_numerics
-from relive.train.run_directory import alone_in, move_aside
+from relive.train.run_directory import CONFIG_FILE, alone_in, move_aside
 from relive.train.settings import changed, options
 from relive.train.setup import Setup, learner_threads, open_session, prepare
-from relive.train.signals import stop_signals
+from relive.train.signals import owning, stop_signals
 from relive.train.watching.callbacks import Callback, Listeners
 from relive.train.watching.checkpoint import FILE_NAME, Progress, load_checkpoint
 from relive.train.watching.curve import draw_curve
@@ -38,6 +38,7 @@ from relive.train.watching.result import Ending, RunResult, save_result, show_re
 
 CURVE_FILE = "curve.png"
 _BETWEEN_HOSTS = 1_000_003  # between the seeds of two hosts
+_SESSIONS = 2**21  # the first number of the key from which a resumed session gets its seed
 _SAY_PERIOD_S = 2.0
 
 
@@ -54,12 +55,13 @@ def train(
     """Trains an agent until it reaches its return, meets a limit, or is stopped. Then no process and no table is left.
 
     Unless config.topology is Inline(), it starts processes by spawn: call it under `if __name__ == "__main__":`. In the
-    main thread it handles SIGINT and SIGTERM: the first signal stops the run, the next one acts as it did before. While
-    the run lasts, torch uses `config.threads` threads and flushes denormal numbers.
+    main thread it handles SIGINT, SIGTERM and SIGHUP: the first signal stops the run, and the second one ends it at
+    once, by KeyboardInterrupt or the handler that the program had before. While the run lasts, torch uses
+    `config.threads` threads and flushes denormal numbers.
 
     Args:
         config: Options of the run, such as `preset(agent, env_id, settings)`; None with resume: those in the directory.
-        run_dir: Directory of the run; None: runs/AGENT-ENV-sSEED.
+        run_dir: Directory of the run; None: runs/AGENT-ENV-sSEED. A relative path is that of the moment of the call.
         callbacks: Called about steps, updates, evaluations and checkpoints; see Callback.
         resume: Go on with the run in the directory.
         moving_aside: Rename a directory that is not empty, instead of refusing a new run in it; None: if run_dir is
@@ -72,12 +74,19 @@ def train(
         The result of the run.
 
     Raises:
-        InvalidConfig: The directory has a run already (without resume) or none (with resume), or another run uses it;
-            the address is taken; or the agent cannot act in the environment. A refused run leaves no directory.
+        InvalidConfig: The directory has a run already (without resume) or none (with resume); another run uses it, or
+            lies in it or above it; the address is taken; the table cannot hold replay.min_size items; or the agent
+            cannot act in the environment. A refused run leaves no directory.
         StorageFull: /dev/shm is too small for the table. Making the table may raise other errors, too.
         MissingPackage: An option needs an extra that is not installed.
         NonFiniteLoss: Learning has led to nan or infinity. The last good checkpoint stays.
-        EnvironmentRaised: The environment of an actor raised an error. A checkpoint is written.
+        EnvironmentRaised: The environment raised an error. A checkpoint is written if the run had begun to learn.
+        EnvironmentHangs: A call of the environment in this process did not return by the time limit. A checkpoint is
+            written.
+        TooFewUpdates: The run reached its limit without the updates that its replay ratio asks for. A checkpoint is
+            written.
+        OSError: A file or the output cannot be written. A checkpoint is written if it can be; else the old one stays.
+        KeyboardInterrupt: A second signal came.
 
     Blocks:
         As long as the run takes, which config.limits bounds.
@@ -90,18 +99,22 @@ def train(
         folder, console = folder.with_name(f"{folder.name}-host{host}"), None
         resume = resume and (folder / CONFIG_FILE).exists()  # else this host is new, and gets the state of the first
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    with logging_of(config.logging, listeners), ExitStack() as stack:
-        with learner_numerics(learner_threads(config)), stop_signals() as signalled:
 
-            def stopping() -> bool:
-                return signalled() or listeners.stops
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
 
+    with stop_signals(say) as signalled, logging_of(config.logging, listeners), owning() as stack:
+
+        def stopping() -> bool:
+            return signalled() or listeners.stops
+
+        with learner_numerics(learner_threads(config)):
             setup = prepare(config)
             if not resume and (run_dir is None if moving_aside is None else moving_aside):
                 move_aside(folder, console)
             stack.enter_context(alone_in(folder))
             progress = _begun(setup, folder, resume)
-            run = _Run(_with_streams_of(host, setup), progress, folder, console, listeners)
+            run = _Run(setup, host, progress, folder, console, listeners)
             listeners.tell(lambda one: one.on_start(config, folder))
             is_over = progress.solved and config.topology.num_hosts == 1  # of several hosts the first one says so
             ending = Ending.SOLVED if is_over else run.learn(stopping, stop_when)
@@ -111,10 +124,21 @@ def train(
     return result
 
 
-def _with_streams_of(host: int, setup: Setup) -> Setup:
-    """Returns the run with the streams of this host. The agent has been made with the seed of the run on all hosts."""
+def with_streams_of(setup: Setup, host: int, session: int) -> Setup:
+    """Returns the run with the random streams of a host and a session: those of environments, noise and draws.
+
+    A resumed session plays no episode of a session before it. The agent has been made with the seed of the run on all
+    hosts, and a checkpoint has its generators.
+
+    Args:
+        setup: The run.
+        host: Number of this host.
+        session: Number of the session, from 1: the sessions before it, and itself.
+    """
     environment = setup.config.environment
     seed = (environment.seed + host * _BETWEEN_HOSTS) % 2**31
+    if session > 1:
+        seed = int(np.random.SeedSequence(seed, spawn_key=(_SESSIONS, session)).generate_state(1)[0] % 2**31)
     return replace(setup, config=replace(setup.config, environment=replace(environment, seed=seed)))
 
 
@@ -134,7 +158,8 @@ def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: boo
     if not isinstance(config, TrainConfig):
         expected = "a TrainConfig for a new run, such as relive.train.preset(agent, env_id)"
         raise InvalidConfig(what="config", expected=expected, got=config)
-    return config, folder or default_run_dir(config)
+    # As it is now: an environment may change the directory of the process.
+    return config, Path(os.path.abspath(folder or default_run_dir(config)))
 
 
 def _begun(setup: Setup, run_dir: Path, resume: bool) -> Progress:
@@ -164,12 +189,14 @@ class _Run:
     def __init__(
         self,
         setup: Setup,
+        host: int,
         progress: Progress,
         run_dir: Path,
         console: Console,
         listeners: Listeners,
     ) -> None:
         self._setup, self._config, self._agent = setup, setup.config, setup.agent
+        self._streams = with_streams_of(setup, host, progress.num_sessions)
         self._progress = progress
         self._run_dir = run_dir
         self._console = console
@@ -178,12 +205,13 @@ class _Run:
     def learn(self, stopping: Callable[[], bool], stop_when: Callable[[int, int], bool]) -> Ending:
         """Makes the parts of the run, and learns until something ends it."""
         config, run_dir = self._config, self._run_dir
-        with ExitStack() as stack:
-            session = stack.enter_context(open_session(self._setup, self._progress, run_dir / PROFILE_FILE))
+        with owning() as stack:
+            session = stack.enter_context(open_session(self._streams, self._progress, run_dir / PROFILE_FILE))
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
             title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"
-            reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir))
+            resumed_at = None if self._progress.num_sessions == 1 else self._progress.num_steps
+            reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir, resumed_at))
             reporter.options({option.path: option.value for option in options(config)})
             made = Assembly(session, stack, reporter.say, self._keep_choice)
             scoreboard, profiling = session.scoreboard, session.profiling
@@ -234,7 +262,8 @@ class _Run:
 
         try:
             kept = self._progress.kept_parameters or self._agent.evaluation_parameters()
-            played = evaluator.play(kept, final_seeds(config.environment.seed, num_episodes), go_on)
+            seeds = final_seeds(config.environment.seed, num_episodes)
+            played = evaluator.play(kept, seeds, go_on, began_s + config.evaluation_s)
         finally:
             evaluator.close()
         return None if stopping() else played
@@ -265,15 +294,15 @@ class _Run:
         )
 
     def finish(self, result: RunResult) -> None:
-        """Draws the curve, writes and shows the result, and calls the callbacks for the last time."""
+        """Writes the result, draws the curve, shows both, and calls the callbacks for the last time."""
         curve = self._progress.curve
+        if result.returns:
+            save_result(result, self._run_dir)
         if curve:
             title = f"{result.agent} on {result.env_id}, seed {result.seed}"
             draw_curve(self._run_dir / CURVE_FILE, title, curve, self._config.evaluation.stop_return)
         if (self._run_dir / PROFILE_FILE).exists() and self._config.profile:
             show_profile(self._run_dir, self._console)
-        if result.returns:
-            save_result(result, self._run_dir)
         if result.returns or result.stopped:
             show_result(result, self._console)
         self._listeners.tell(lambda one: one.on_end(result))

@@ -6,7 +6,11 @@ Protocol:
   - A run that has taken the lock checks that its file is still the one of that name: the run before it may have moved
     the directory, or removed the file. If the file is another one, the run tries again.
   - So one of two runs in the same directory is refused, whenever they begin.
-  - Some network file systems have no such locks. There no run is refused, and two runs do not find each other.
+  - A directory inside the directory of another run, or above it, is refused: the other run would be moved aside, or
+    its files would lie among those of this one. A run looks for others after it has taken its own lock: of two runs
+    that begin at once, at least one finds the other.
+  - Some network file systems have no such locks. There no run is refused for a lock, and two runs in one directory do
+    not find each other.
 """
 
 from __future__ import annotations
@@ -19,14 +23,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from relive.errors import InvalidConfig
 
-__all__ = ["LOCK_FILE", "alone_in", "move_aside"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["CHECKPOINT_FILE", "CONFIG_FILE", "LOCK_FILE", "alone_in", "move_aside", "write_whole"]
 
 LOCK_FILE = ".lock"
+CONFIG_FILE = "config.json"
+CHECKPOINT_FILE = "checkpoint.pt"
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # errors of file systems without locks
 
 
@@ -34,12 +42,15 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # errors of file sys
 def alone_in(folder: Path) -> Iterator[None]:
     """Reserves the directory for this run until the block ends.
 
-    The directory is made if there is none. A directory that was made here and is empty at the end is removed.
+    The directory is made if there is none. Directories that were made here and are empty at the end are removed.
 
     Raises:
-        InvalidConfig: Another run uses the directory. Raised at once.
+        InvalidConfig: Another run uses the directory, or lies in it or above it. Raised at once.
+
+    Cost:
+        A look at every file below the directory.
     """
-    is_new, path = not folder.exists(), folder / LOCK_FILE
+    made, path = list(itertools.takewhile(lambda one: not one.exists(), (folder, *folder.parents))), folder / LOCK_FILE
     with contextlib.ExitStack() as stack:
         while True:
             folder.mkdir(parents=True, exist_ok=True)
@@ -52,13 +63,50 @@ def alone_in(folder: Path) -> Iterator[None]:
             if _is_named(file, path):
                 break
         try:
+            _refuse_others(folder)
             yield
         finally:
             if _is_named(file, path):  # else the directory was moved aside, or the name is another run's by now
                 path.unlink()
-            if is_new:
-                with contextlib.suppress(OSError):  # the directory is not empty
-                    folder.rmdir()
+            with contextlib.suppress(OSError):  # the directory is not empty
+                for one in made:
+                    one.rmdir()
+
+
+def _refuse_others(folder: Path) -> None:
+    """Raises InvalidConfig if the directory of another run is above this one or below it."""
+    here = folder.resolve()
+    for above in here.parents:
+        if _has_run(above):
+            raise _not_apart(folder, f"it lies in {above}, the directory of another run")
+    for below, folders, _ in os.walk(here):
+        folders.sort()
+        if Path(below) != here and _has_run(Path(below)):
+            raise _not_apart(folder, f"{below} in it is the directory of another run")
+
+
+def _has_run(folder: Path) -> bool:
+    """Whether a run uses the directory, or has left its files there."""
+    if (folder / CHECKPOINT_FILE).is_file() and (folder / CONFIG_FILE).is_file():
+        return True
+    try:
+        file = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False
+
+
+def _not_apart(folder: Path, found: str) -> InvalidConfig:
+    expected = "one that lies neither in the directory of another run nor above it (--run-dir)"
+    return InvalidConfig("run directory", expected, f"{folder}: {found}")
 
 
 def _lock(file: int, folder: Path) -> None:
@@ -96,3 +144,20 @@ def move_aside(folder: Path, console: Console) -> None:
                 (aside / LOCK_FILE).unlink(missing_ok=True)
                 console.print(f"moved {folder} to {aside}", highlight=False, soft_wrap=True)
                 return
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Writes a file under another name, makes it durable, and renames it. A reader finds the old file or the new one.
+
+    Raises:
+        OSError: The file cannot be written; the disk may be full. The old file stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

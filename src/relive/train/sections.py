@@ -8,6 +8,13 @@ from urllib.parse import urlsplit
 
 from relive.agents.config import require
 
+_MOST_ENVS = 4096  # the seeds of an actor's environments lie next to each other
+_MOST_ACTORS = 1024  # as of a topology
+_MOST_EPISODES = 4096  # of an evaluation, whose environments step together
+_MOST_RATIO = 1e6
+_LONGEST_MINUTES = 1e6
+_LONGEST_S = 1e9
+
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
@@ -25,7 +32,8 @@ class EnvironmentConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.env_id), "env_id", "a Gymnasium id", self.env_id)
-        require(self.num_envs_per_actor >= 1, "num_envs_per_actor", ">= 1", self.num_envs_per_actor)
+        fits = 1 <= self.num_envs_per_actor <= _MOST_ENVS
+        require(fits, "num_envs_per_actor", f"in [1, {_MOST_ENVS}]", self.num_envs_per_actor)
         require(0 <= self.seed < 2**31, "seed", "0 <= seed < 2**31", self.seed)
 
 
@@ -46,7 +54,8 @@ class ReplayConfig:
     def __post_init__(self) -> None:
         require(self.capacity >= self.min_size, "capacity", f">= min_size = {self.min_size}", self.capacity)
         require(self.min_size >= 1, "min_size", ">= 1", self.min_size)
-        require(0 < self.updates_per_step < math.inf, "updates_per_step", "> 0, finite", self.updates_per_step)
+        fits = 0 < self.updates_per_step <= _MOST_RATIO
+        require(fits, "updates_per_step", f"in (0, {_MOST_RATIO:g}]", self.updates_per_step)
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ class ActingConfig:
     inline: bool = False
 
     def __post_init__(self) -> None:
-        require(self.num_actors >= 0, "num_actors", ">= 0", self.num_actors)
+        require(0 <= self.num_actors <= _MOST_ACTORS, "num_actors", f"in [0, {_MOST_ACTORS}]", self.num_actors)
         require(self.publish_period >= 1, "publish_period", ">= 1", self.publish_period)
 
 
@@ -114,15 +123,14 @@ class EvaluationConfig:
     max_minutes: float = 5.0
 
     def __post_init__(self) -> None:
-        require(self.max_minutes > 0, "evaluation.max_minutes", "> 0", self.max_minutes)
+        _require_minutes("evaluation.max_minutes", self.max_minutes)
+        fits = self.stop_return is None or math.isfinite(self.stop_return)
+        require(fits, "evaluation.stop_return", "finite, or none", self.stop_return)
         require(self.max_episode_steps >= 1, "max_episode_steps", ">= 1", self.max_episode_steps)
         require(self.period_updates >= 1, "period_updates", ">= 1", self.period_updates)
-        require(
-            min(self.num_episodes, self.num_confirm_episodes, self.num_final_episodes) >= 1,
-            "number of evaluation episodes",
-            ">= 1 each",
-            (self.num_episodes, self.num_confirm_episodes, self.num_final_episodes),
-        )
+        numbers = (self.num_episodes, self.num_confirm_episodes, self.num_final_episodes)
+        fits = min(numbers) >= 1 and max(numbers) <= _MOST_EPISODES
+        require(fits, "number of evaluation episodes", f"in [1, {_MOST_EPISODES}] each", numbers)
 
 
 @dataclass(frozen=True)
@@ -141,8 +149,13 @@ class LimitConfig:
 
     def __post_init__(self) -> None:
         require(self.max_steps >= 1, "max_steps", ">= 1", self.max_steps)
-        require(self.max_minutes > 0, "max_minutes", "> 0", self.max_minutes)
-        require(self.checkpoint_period_s > 0, "checkpoint_period_s", "> 0", self.checkpoint_period_s)
+        _require_minutes("limits.max_minutes", self.max_minutes)
+        fits = 0 < self.checkpoint_period_s <= _LONGEST_S
+        require(fits, "checkpoint_period_s", f"in (0, {_LONGEST_S:g}]", self.checkpoint_period_s)
+
+
+def _require_minutes(what: str, minutes: float) -> None:
+    require(0 < minutes <= _LONGEST_MINUTES, what, f"in (0, {_LONGEST_MINUTES:g}]", minutes)
 
 
 def where_to_serve(address: str) -> tuple[str, str]:
@@ -184,8 +197,8 @@ class ServingConfig:
         if self.address is not None:
             where_to_serve(self.address)
         require(1 <= self.max_lanes <= 2**16, "serving.max_lanes", "in [1, 65536]", self.max_lanes)
-        fits = 1.0 <= self.max_staleness_s < math.inf
-        require(fits, "serving.max_staleness_s", ">= 1, finite", self.max_staleness_s)
+        fits = 1.0 <= self.max_staleness_s <= _LONGEST_S
+        require(fits, "serving.max_staleness_s", f"in [1, {_LONGEST_S:g}]", self.max_staleness_s)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -14,8 +15,9 @@ from urllib.parse import urlsplit
 
 import torch
 
-from relive import SamplesPerInsert, SharedMemory, Table
+from relive import Index, LocalMemory, SamplesPerInsert, SharedMemory, Table, TableConfig
 from relive.agents.agent import Agent, Spaces
+from relive.config.storage import Storage
 from relive.errors import InvalidConfig
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig
@@ -24,6 +26,7 @@ from relive.train.memory.parameters import ParameterBoard, ParameterLayout
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import INFERENCE, LEARNER, SERVER, actor_name, learner_name
 from relive.train.sections import where_to_serve
+from relive.train.signals import owning
 from relive.train.watching.checkpoint import Progress
 from relive.train.watching.profile import Profiling
 
@@ -57,12 +60,14 @@ class Session(Setup):
         board: The parameters for the actors.
         scoreboard: Counters of the actors.
         profiling: Counts the time of the processes.
+        ends_s: Time on time.monotonic() at which the run reaches its time limit.
     """
 
     table: Table
     board: ParameterBoard
     scoreboard: Scoreboard
     profiling: Profiling
+    ends_s: float
 
     @property
     def table_name(self) -> str:
@@ -74,11 +79,14 @@ def prepare(config: TrainConfig) -> Setup:
     """Describes the environment and makes the agent. It makes nothing else, so that a refused run leaves nothing.
 
     Raises:
-        InvalidConfig: There is no such environment, the agent cannot act in it, the device is not there, or another
-            program serves at the run's address.
+        InvalidConfig: There is no such environment, the agent cannot act in it, the device is not there, the table
+            cannot hold replay.min_size items, or another program serves at the run's address.
+        EnvironmentRaised: The environment cannot be made.
     """
     spaces, device = describe(config.environment.env_id), chosen_device(config.device)
     agent = config.slice.make(spaces, seed=config.environment.seed, device=device)
+    _check_capacity(config, agent.index(limiter_of(config)))
+    table_config(config, agent, LocalMemory())
     _check_address(config)
     return Setup(config, spaces, device, learner_threads(config), agent)
 
@@ -93,7 +101,7 @@ def open_session(setup: Setup, progress: Progress, profile: Path) -> Iterator[Se
         profile: The file for the profile of the session, if the run is profiled.
     """
     config = setup.config
-    with ExitStack() as stack:
+    with owning() as stack:
         table = stack.enter_context(make_table(config, setup.agent))
         profiling = stack.enter_context(_make_profiling(config, profile))
         layout = ParameterLayout.of(setup.agent.parameters())
@@ -103,7 +111,10 @@ def open_session(setup: Setup, progress: Progress, profile: Path) -> Iterator[Se
         scoreboard = Scoreboard(config.num_actors + is_served, steps_before=progress.num_steps)
         stack.callback(scoreboard.close)
         stack.callback(lambda: profiling.acted(*scoreboard.steps_behind(config.num_actors)))
-        yield Session(**vars(setup), table=table, board=board, scoreboard=scoreboard, profiling=profiling)
+        ends_s = time.monotonic() + 60.0 * config.limits.max_minutes - progress.elapsed_s
+        yield Session(
+            **vars(setup), table=table, board=board, scoreboard=scoreboard, profiling=profiling, ends_s=ends_s
+        )
 
 
 def learner_threads(config: TrainConfig) -> int:
@@ -152,21 +163,47 @@ def limiter_of(config: TrainConfig) -> SamplesPerInsert:
 
 
 def make_table(config: TrainConfig, agent: Agent) -> Table:
-    """Makes the shared table of one session, under a name of its own."""
-    replay, limiter = config.replay, limiter_of(config)
-    name = f"train-{os.getpid()}-{secrets.token_hex(3)}"
+    """Makes the table of one session: shared under a name of its own if other processes use it.
+
+    Nothing is left of a table of this process alone, however the process ends.
+    """
+    is_shared = not config.acts_inline or config.topology.learns_apart or config.serving.address is not None
+    storage = SharedMemory(f"train-{os.getpid()}-{secrets.token_hex(3)}") if is_shared else LocalMemory()
+    return Table.from_config(table_config(config, agent, storage))
+
+
+def table_config(config: TrainConfig, agent: Agent, storage: Storage) -> TableConfig:
+    """Returns the configuration of the table of a run. Raises the errors of TableConfig."""
     # Twice the lanes in use: a dead actor's lanes stay taken until the next look for dead processes.
     max_lanes = 2 * config.num_actors * config.environment.num_envs_per_actor
     if config.serving.address is not None:
         max_lanes += config.serving.max_lanes
-    return Table(
+    return TableConfig(
         agent.spec(),
-        replay.capacity,
-        agent.index(limiter),
-        storage=SharedMemory(name),
+        config.replay.capacity,
+        agent.index(limiter_of(config)),
+        storage=storage,
         max_lanes=max_lanes,
         seed=config.environment.seed,
     )
+
+
+def _check_capacity(config: TrainConfig, index: Index) -> None:
+    """Raises InvalidConfig if the table might never hold replay.min_size items, so that no update could be made.
+
+    Each lane in a long episode keeps back stored steps at which no item begins: those before a whole stack of frames,
+    those whose n-step return is open, and the newest one, whose next state comes with the next step. The configuration
+    of a table checks the first two, for one lane.
+    """
+    lanes = config.num_actors * config.environment.num_envs_per_actor
+    if config.serving.address is not None:
+        lanes += config.serving.max_lanes
+    kept_back, min_size = 1 + max(index.items.kept_back, index.sampler.reach), config.replay.min_size
+    needed = 1 + (min_size - 1) * index.items.steps_apart + lanes * kept_back
+    if config.replay.capacity < needed:
+        arithmetic = f"replay.min_size = {min_size}, and in each of {lanes} lanes {kept_back} steps at which no item"
+        expected = f">= {needed} ({arithmetic} begins), or a smaller min_size"
+        raise InvalidConfig("replay.capacity", expected, config.replay.capacity)
 
 
 def _check_address(config: TrainConfig) -> None:

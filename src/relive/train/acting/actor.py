@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from relive.train.acting.environments import acting_seed, make_environments
 from relive.train.acting.inference import AskedInference, Inference, OwnInference, RequestBoard, group_sizes
 from relive.train.acting.noise import environment_keys
 from relive.train.child import Parent
+from relive.train.errors import EnvironmentRaised
 from relive.train.memory.parameters import ParameterSource
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import ProfileBoard, Watch, actor_name, stopwatch_of, watch_with
@@ -68,13 +70,19 @@ class ActorTask:
 def run_actor(task: ActorTask) -> None:
     """Runs an actor process until the run ends: the main function of the process."""
     parent = Parent()
-    with attach(task.table_name) as table, ExitStack() as stack:
-        watch = watch_with(stopwatch_of(task.profile, actor_name(task.actor)))
-        groups = [make_acting(task, table, watch, stack, group) for group in range(task.num_groups)]
-        try:
+    try:
+        with attach(task.table_name) as table, ExitStack() as stack:
+            watch = watch_with(stopwatch_of(task.profile, actor_name(task.actor)))
+            groups = [make_acting(task, table, watch, stack, group) for group in range(task.num_groups)]
             _run(task, groups, parent)
-        except TableClosed:
-            pass  # the learner closed the table after this actor had last looked at the scoreboard
+    except TableClosed:
+        pass  # the learner closed the table after this actor had last looked at the scoreboard
+    except Exception:
+        if parent.is_gone:
+            return  # with its table, perhaps
+        if task.scoreboard.failure_of(task.actor) is None:
+            raise
+        sys.exit(1)  # the run raises the error, with its traceback
 
 
 def _run(task: ActorTask, groups: Sequence[Acting], parent: Parent) -> None:
@@ -89,10 +97,18 @@ def _run(task: ActorTask, groups: Sequence[Acting], parent: Parent) -> None:
 
 
 def make_acting(task: ActorTask, table: Table, watch: Watch, stack: ExitStack, group: int = 0) -> Acting:
-    """Makes a group of the environments of an actor and records it. The stack closes the environments."""
+    """Makes a group of the environments of an actor and records it. The stack closes the environments.
+
+    Raises EnvironmentRaised if the environments cannot be made, and notes the error on the scoreboard.
+    """
     environment = task.environment
     number = group_sizes(environment.num_envs_per_actor, task.num_groups)[group]
-    envs = watch(make_environments(environment.env_id, number), {"step": "environment", "reset": "environment"})
+    try:
+        made = make_environments(environment.env_id, number)
+    except EnvironmentRaised as problem:
+        task.scoreboard.add_failure(task.actor, problem.step, problem.traceback)
+        raise
+    envs = watch(made, {"step": "environment", "reset": "environment"})
     recorded = record(envs, table, timeout_s=0.0)
     stack.callback(recorded.close)
     return acting_with(task, recorded, watch, group)

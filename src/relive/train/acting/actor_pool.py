@@ -116,6 +116,8 @@ class ActorPool(Part):
     def stop(self, timeout_s: float = END_S) -> None:
         """Asks all actors to end, waits, and kills those that have not ended after timeout_s. No process is left."""
         self._scoreboard.stop()
-        end_all(self._children, timeout_s)
-        if self._inference is not None:
-            self._inference.stop()
+        try:
+            end_all(self._children, timeout_s)
+        finally:
+            if self._inference is not None:
+                self._inference.stop()

@@ -10,6 +10,9 @@
 from __future__ import annotations
 
 import math
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -17,7 +20,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from relive.agents.agent import Spaces
-from relive.errors import InvalidConfig
+from relive.errors import InvalidConfig, ReliveError
+from relive.train.errors import EnvironmentRaised
 
 FRAME_STACK = 4
 _EVALUATION_SEEDS = 2**30
@@ -38,26 +42,55 @@ def describe(env_id: str) -> Spaces:
 
     Raises:
         InvalidConfig: There is no environment of this name.
+        EnvironmentRaised: The environment raised an error.
 
     Cost:
         One environment, which is made and closed again.
     """
     envs = make_environments(env_id, 1)
-    try:
-        stack = {"observation": FRAME_STACK} if is_atari(env_id) else {}
-        return Spaces(env_id, envs.single_observation_space, envs.single_action_space, stack)
-    finally:
+    stack = {"observation": FRAME_STACK} if is_atari(env_id) else {}
+    spaces = Spaces(env_id, envs.single_observation_space, envs.single_action_space, stack)
+    with environment_errors("when it was closed"):
         envs.close()
+    return spaces
 
 
 def make_environments(env_id: str, num_envs: int, *, evaluation: bool = False) -> VectorEnv[Any, Any, Any]:
-    """Makes `num_envs` copies of an environment, which this thread steps. evaluation: Atari rewards are not clipped."""
-    if is_atari(env_id):
-        return _make_atari(env_id, num_envs, clip_rewards=not evaluation)
+    """Makes copies of an environment, which this thread steps.
+
+    Args:
+        env_id: Gymnasium id.
+        num_envs: Copies.
+        evaluation: Atari rewards are not clipped.
+
+    Raises:
+        InvalidConfig: There is no environment of this name.
+        EnvironmentRaised: The environment raised an error.
+    """
+    with environment_errors("when it was made"):
+        if is_atari(env_id):
+            return _make_atari(env_id, num_envs, clip_rewards=not evaluation)
+        try:
+            return gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync")
+        except (gymnasium.error.Error, ModuleNotFoundError) as problem:  # "module:Id-v0" imports the module
+            expected = "an id that Gymnasium can make here"
+            raise InvalidConfig(what="env_id", expected=expected, got=str(problem)) from problem
+
+
+@contextmanager
+def environment_errors(doing: str, step: int = -1) -> Iterator[None]:
+    """Raises errors of an environment that no actor owns as EnvironmentRaised.
+
+    Args:
+        doing: The call, as it follows "the environment raised".
+        step: Step of the call; see EnvironmentRaised.
+    """
     try:
-        return gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync")
-    except (gymnasium.error.Error, ModuleNotFoundError) as problem:  # "module:Id-v0" imports the module
-        raise InvalidConfig(what="env_id", expected="an id that Gymnasium can make here", got=str(problem)) from problem
+        yield
+    except (ReliveError, ImportError, gymnasium.error.DependencyNotInstalled):  # the last two: a package is missing
+        raise
+    except Exception as problem:
+        raise EnvironmentRaised(None, step, traceback.format_exc(), doing) from problem
 
 
 def _make_atari(env_id: str, num_envs: int, *, clip_rewards: bool) -> VectorEnv[Any, Any, Any]:
@@ -90,6 +123,7 @@ def make_shown(env_id: str, render_mode: str) -> gymnasium.Env[Any, Any]:
 
     Raises:
         InvalidConfig: The environment has no such mode.
+        EnvironmentRaised: The environment raised an error.
         gymnasium.error.DependencyNotInstalled: A package is missing.
     """
     options: dict[str, Any] = {}
@@ -98,15 +132,16 @@ def make_shown(env_id: str, render_mode: str) -> gymnasium.Env[Any, Any]:
 
         gymnasium.register_envs(ale_py)
         options["frameskip"] = 1  # the preprocessing below skips frames
-    try:
-        modes = _render_modes(env_id, options)
-        if render_mode not in modes:
-            raise InvalidConfig(f"render mode of {env_id}", f"{render_mode!r} among those it has", str(modes))
-        env = gymnasium.make(env_id, render_mode=render_mode, **options)
-    except gymnasium.error.DependencyNotInstalled:
-        raise
-    except (gymnasium.error.Error, ModuleNotFoundError) as problem:
-        raise InvalidConfig("env_id", "an id that Gymnasium can make here", str(problem)) from problem
+    with environment_errors("when it was made"):
+        try:
+            modes = _render_modes(env_id, options)
+            if render_mode not in modes:
+                raise InvalidConfig(f"render mode of {env_id}", f"{render_mode!r} among those it has", str(modes))
+            env = gymnasium.make(env_id, render_mode=render_mode, **options)
+        except gymnasium.error.DependencyNotInstalled:
+            raise
+        except (gymnasium.error.Error, ModuleNotFoundError) as problem:
+            raise InvalidConfig("env_id", "an id that Gymnasium can make here", str(problem)) from problem
     if is_atari(env_id):
         env = gymnasium.wrappers.AtariPreprocessing(env)
         env = gymnasium.wrappers.FrameStackObservation(env, FRAME_STACK, padding_type="zero")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -11,7 +14,9 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from relive.agents.agent import Policy
-from relive.train.acting.environments import is_atari, make_environments
+from relive.train.acting.environments import environment_errors, is_atari, make_environments
+from relive.train.child import END_S
+from relive.train.signals import GRACE_S, Call
 
 
 @final
@@ -56,6 +61,7 @@ class Evaluator:
         parameters: Mapping[str, NDArray[np.float32]],
         seeds: Sequence[int],
         go_on: Callable[[], bool] = lambda: True,
+        ends_s: float = math.inf,
     ) -> Played:
         """Plays one greedy episode on each seed.
 
@@ -63,14 +69,22 @@ class Evaluator:
             parameters: Parameters of the policy.
             seeds: Seeds of the episodes.
             go_on: Called after every step; False ends all episodes.
+            ends_s: Time on time.monotonic() at which go_on will return False. A call of an environment that has not
+                returned soon after it is interrupted, if a run listens for signals (`relive.train.signals`).
 
         Returns:
             The episodes. An episode of max_episode_steps counts as ended.
+
+        Raises:
+            EnvironmentRaised: An environment raised an error.
+            EnvironmentHangs: A call of an environment was interrupted.
         """
-        envs = self._environments.get(len(seeds))
-        if envs is None:
-            envs = self._environments[len(seeds)] = make_environments(self._env_id, len(seeds), evaluation=True)
-        observations, _ = envs.reset(seed=np.asarray(seeds) if is_atari(self._env_id) else list(seeds))  # type: ignore[arg-type]
+        call = Call("an environment of an evaluation", ends_s + GRACE_S)
+        with call, environment_errors("in the first reset of an evaluation", 0):
+            envs = self._environments.get(len(seeds))
+            if envs is None:
+                envs = self._environments[len(seeds)] = make_environments(self._env_id, len(seeds), evaluation=True)
+            observations, _ = envs.reset(seed=np.asarray(seeds) if is_atari(self._env_id) else list(seeds))  # type: ignore[arg-type]
         returns, lengths = np.zeros(len(seeds)), np.zeros(len(seeds), np.int64)
         running = np.ones(len(seeds), np.bool_)
         self.num_ended = self.num_steps = 0
@@ -78,7 +92,8 @@ class Evaluator:
         for step in range(self._max_episode_steps):
             if step:
                 actions[running] = self._policy.best(parameters, observations[running])
-            observations, rewards, terminated, truncated, _ = envs.step(actions)
+            with call, environment_errors(f"in step {step + 1:,} of an evaluation", step + 1):
+                observations, rewards, terminated, truncated, _ = envs.step(actions)
             returns[running] += rewards[running]
             lengths[running] += 1
             self.num_steps += int(running.sum())
@@ -91,7 +106,9 @@ class Evaluator:
         return Played(returns, lengths, np.ones(len(seeds), np.bool_))
 
     def close(self) -> None:
-        """Closes the environments."""
-        for envs in self._environments.values():
-            envs.close()
-        self._environments.clear()
+        """Closes the environments, within 5 s."""
+        call = Call("the close of an environment of an evaluation", time.monotonic() + END_S)
+        with call, environment_errors("when it was closed"), ExitStack() as stack:
+            for envs in self._environments.values():
+                stack.callback(envs.close)
+            self._environments.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 import re
@@ -20,10 +19,11 @@ import gymnasium
 import numpy as np
 
 from relive.errors import InvalidConfig, MissingPackage, ReliveError
-from relive.train.acting.environments import final_seeds, make_shown
+from relive.train.acting.environments import environment_errors, final_seeds, make_shown
 from relive.train.config import path_of
 from relive.train.evaluating.evaluate import Evaluator
 from relive.train.evaluating.policy import load_policy
+from relive.train.watching.result import to_json
 
 _EPISODES_AT_ONCE = 100
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
@@ -77,8 +77,8 @@ class Evaluation:
         return float(np.std(self.returns))
 
     def to_json(self) -> str:
-        """Returns all attributes, mean_return and std_return as JSON."""
-        return json.dumps({**asdict(self), "mean_return": self.mean_return, "std_return": self.std_return}, indent=2)
+        """Returns all attributes, mean_return and std_return as JSON. Numbers that are not finite are null."""
+        return to_json({**asdict(self), "mean_return": self.mean_return, "std_return": self.std_return})
 
     def __str__(self) -> str:
         cut = f", {self.num_cut} of them cut by the time limit" if self.num_cut else ""
@@ -112,6 +112,7 @@ def evaluate_run(
 
     Raises:
         InvalidConfig: A number is out of range, or `load_policy` raises it.
+        EnvironmentRaised: The environment raised an error.
     """
     _check_counts(num_episodes, seed, max_minutes)
     began_s = time.monotonic()
@@ -132,7 +133,7 @@ def evaluate_run(
         for first in range(0, num_episodes, _EPISODES_AT_ONCE):
             if first and not in_time():
                 break
-            played = evaluator.play(trained.parameters, seeds[first : first + _EPISODES_AT_ONCE], in_time)
+            played = evaluator.play(trained.parameters, seeds[first : first + _EPISODES_AT_ONCE], in_time, deadline_s)
             returns += played.returns.tolist()
             lengths += played.lengths.tolist()
             num_cut += played.num_cut
@@ -238,10 +239,13 @@ def _show(
     max_steps: int,
     go_on: Callable[[], bool],
 ) -> ShownEpisode:
-    observation, _ = env.reset(seed=seed)
+    with environment_errors("in a reset"):
+        observation, _ = env.reset(seed=seed)
     total, num_steps, ended = 0.0, 0, False
     while not ended and num_steps < max_steps and (num_steps == 0 or go_on()):
-        observation, reward, terminated, truncated, _ = env.step(act(observation))
+        action = act(observation)
+        with environment_errors(f"in step {num_steps + 1:,} of episode {number}", num_steps + 1):
+            observation, reward, terminated, truncated, _ = env.step(action)
         total, num_steps, ended = total + float(reward), num_steps + 1, bool(terminated or truncated)
     return ShownEpisode(number, total, num_steps, ended)
 

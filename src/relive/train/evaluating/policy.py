@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from relive.agents.agent import Parameters, Policy, Spaces
 from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch
 from relive.train.acting.environments import describe
-from relive.train.config import CONFIG_FILE, TrainConfig, path_of
+from relive.train.config import TrainConfig, path_of
+from relive.train.run_directory import CONFIG_FILE
 from relive.train.watching.checkpoint import Progress, load_checkpoint
 
 

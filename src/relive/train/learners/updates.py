@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar, final
 
 import numpy as np
@@ -164,12 +164,11 @@ class DrawnUpdates(Updates):
 
     def _drawn_or_acted(self) -> Batch | None:
         """The next batch where the limiter lets it be drawn; else None, after a step of the actors."""
-        try:
+        with suppress(DeadlineExceeded):
             return self._table.sample(self._num_items, columns=tuple(self._agent.columns), timeout_s=0.0)
-        except DeadlineExceeded:
-            assert self._act is not None
-            self._act()
-            return None
+        assert self._act is not None
+        self._act()
+        return None
 
 
 @final

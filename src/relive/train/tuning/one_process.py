@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -40,7 +41,7 @@ class OneProcess(ExitStack):
             for number in num_envs:
                 options = {"topology": "inline", "environment.num_envs_per_actor": number, "acting.num_actors": 1}
                 its = changed(config, options)
-                actors = InlineActors(its, agent.policy(), table, board, scoreboard, watch_with(None))
+                actors = InlineActors(its, agent.policy(), table, board, scoreboard, watch_with(None), math.inf)
                 self.callback(actors.stop)
                 actors.start()
                 self._actors[number] = actors

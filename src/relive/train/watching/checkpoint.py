@@ -2,13 +2,17 @@
 
 The file has the agent (networks, optimizers, random generators), all counters, the kept policy and the learning curve.
 It does not have the table: a resumed run fills a new table before it learns again.
+
+torch writes a zip archive with a crc32 of each part, and does not compare them. `load_checkpoint` does.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import pickle
+import struct
+import zipfile
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -18,9 +22,14 @@ import torch
 from numpy.typing import NDArray
 
 from relive.errors import InvalidConfig
+from relive.train.run_directory import CHECKPOINT_FILE, write_whole
 
 FORMAT = 2
-FILE_NAME = "checkpoint.pt"
+FILE_NAME = CHECKPOINT_FILE
+_UNREADABLE = (
+    OSError, RuntimeError, ValueError, EOFError, LookupError, pickle.UnpicklingError, zipfile.BadZipFile, struct.error,
+    zlib.error, AttributeError, TypeError, MemoryError,
+)  # fmt: skip
 
 
 @final
@@ -82,29 +91,30 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) 
         "curve": [asdict(point) for point in progress.curve],
         "kept": {name: torch.from_numpy(value) for name, value in progress.kept_parameters.items()},
     }
-    temporary = run_dir / f".{FILE_NAME}.{os.getpid()}"
     whole = io.BytesIO()
     torch.save(state, whole)  # to memory: on a full disk torch would raise another error than the system's
-    try:
-        with temporary.open("wb") as file:
-            file.write(whole.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, run_dir / FILE_NAME)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(run_dir / FILE_NAME, whole.getbuffer())
 
 
 def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
     """Returns the state of the agent and the progress of the run in `run_dir`.
 
     Raises:
-        InvalidConfig: There is no checkpoint, or it cannot be read.
+        InvalidConfig: There is no checkpoint, or it cannot be read, or a bit of it has changed.
+
+    Cost:
+        The size of the file in memory while it is read.
     """
     path = run_dir / FILE_NAME
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, LookupError, pickle.UnpicklingError) as problem:
+        whole = io.BytesIO(path.read_bytes())
+        with zipfile.ZipFile(whole) as archive:
+            changed = archive.testzip()
+        if changed is not None:
+            raise ValueError(f"{changed} in it does not have its crc32: the file has changed since it was written")
+        whole.seek(0)
+        state = torch.load(whole, map_location="cpu", weights_only=True)
+    except _UNREADABLE as problem:
         raise InvalidConfig(
             what=f"checkpoint {path}", expected="the file that a run with at least one checkpoint has", got=str(problem)
         ) from problem

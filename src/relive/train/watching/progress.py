@@ -137,16 +137,28 @@ def _line(now: Snapshot) -> str:
 class ProgressReporter:
     """Shows snapshots as often as is useful and writes them to TensorBoard files in `run_dir`. Use it with `with`."""
 
-    def __init__(self, console: Console, title: str, run_dir: Path) -> None:
+    def __init__(self, console: Console, title: str, run_dir: Path, resumed_at: int | None = None) -> None:
+        """Makes the reporter.
+
+        Args:
+            console: Shows the progress.
+            title: The first line.
+            run_dir: Directory of the run.
+            resumed_at: Environment steps at which a resumed run goes on: figures of later steps, which a killed session
+                wrote after its last checkpoint, are dropped. None: a new run.
+        """
         self._console = console
         self._title = title
         self._run_dir = run_dir
+        self._resumed_at = resumed_at
+        self._written_step = -1 if resumed_at is None else resumed_at  # TensorBoard's figures go up to this step
         self._live: Live | None = None
         self._writer: Any = None
         self._shown_s = self._written_s = float("-inf")
 
     def __enter__(self) -> ProgressReporter:
-        self._writer = SummaryWriter(str(self._run_dir / "tensorboard"), flush_secs=10)
+        purge_step = None if self._resumed_at is None else self._resumed_at + 1
+        self._writer = SummaryWriter(str(self._run_dir / "tensorboard"), purge_step=purge_step, flush_secs=10)
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
             self._live.__enter__()
@@ -157,12 +169,13 @@ class ProgressReporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.__exit__(kind, error, trace)
-            self._live = None
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        live, writer, self._live, self._writer = self._live, self._writer, None, None
+        try:
+            if live is not None:
+                live.__exit__(kind, error, trace)
+        finally:
+            if writer is not None:
+                writer.close()
 
     @property
     def wants(self) -> bool:
@@ -211,7 +224,8 @@ class ProgressReporter:
             self._writer.add_scalar("return/evaluation", mean_return, num_steps)
 
     def _write(self, now: Snapshot) -> None:
-        if self._writer is None:
+        if self._writer is None or now.num_steps <= self._written_step:
             return
+        self._written_step = now.num_steps
         for name, value in figures(now).items():
             self._writer.add_scalar(name, value, now.num_steps)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
+
+from relive.train.run_directory import write_whole
 
 RESULT_FILE = "result.json"
 
@@ -75,9 +78,20 @@ class RunResult:
 
 
 def save_result(result: RunResult, run_dir: Path) -> None:
-    """Writes result.json."""
-    text = json.dumps({**asdict(result), "mean_return": result.mean_return}, indent=2)
-    (run_dir / RESULT_FILE).write_text(text + "\n", encoding="utf-8")
+    """Writes result.json, whole or not at all. Numbers that are not finite are null."""
+    text = to_json({**asdict(result), "mean_return": result.mean_return})
+    write_whole(run_dir / RESULT_FILE, (text + "\n").encode())
+
+
+def to_json(values: dict[str, Any]) -> str:
+    """Returns JSON of {name: a value, or a list of values}. Numbers that are not finite are null: JSON has none."""
+    return json.dumps({name: _finite(value) for name, value in values.items()}, indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show_result(result: RunResult, console: Console) -> None:

@@ -1,0 +1,244 @@
+"""Signals to a run: noted, raised once, held off while resources go back; calls of environments that do not return."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from relive.train.child import Child, end_all
+from relive.train.errors import EnvironmentHangs
+from relive.train.signals import STOP_SIGNALS, Call, in_a_hurry, owning, stop_signals, uninterrupted
+from train.workers import never_end
+
+
+def send(*numbers: signal.Signals) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+@contextmanager
+def ended_by_an_interrupt() -> Iterator[None]:
+    with pytest.raises(KeyboardInterrupt):
+        yield
+
+
+@pytest.mark.parametrize("first", STOP_SIGNALS)
+@pytest.mark.parametrize("second", STOP_SIGNALS)
+def test_the_first_is_noted_and_the_second_raises_once(first: signal.Signals, second: signal.Signals) -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with ended_by_an_interrupt(), stop_signals() as stopping:
+        assert not stopping() and not in_a_hurry()
+        send(first)
+        assert stopping() and not in_a_hurry()
+        try:
+            send(second)
+        finally:
+            assert in_a_hurry()
+            send(first, second, first)  # raise nothing any more
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before and not in_a_hurry()
+
+
+def test_an_interrupt_that_a_destructor_drops_is_raised_by_the_next_signal() -> None:
+    class Dropping:
+        def __del__(self) -> None:
+            send(signal.SIGINT)
+
+    with ended_by_an_interrupt(), stop_signals():
+        send(signal.SIGINT)
+        Dropping()  # Python drops what is raised in there
+        assert in_a_hurry()
+        send(signal.SIGINT)
+
+
+def test_what_gives_back_is_not_interrupted() -> None:
+    done: list[str] = []
+
+    def give_back(name: str) -> None:
+        send(signal.SIGINT, signal.SIGTERM)
+        done.append(name)
+
+    with stop_signals() as stopping:
+        with owning() as stack:
+            for name in "abc":
+                stack.callback(give_back, name)
+        assert done == ["c", "b", "a"] and stopping() and in_a_hurry()
+        with uninterrupted():
+            send(signal.SIGINT)
+    with ended_by_an_interrupt(), stop_signals(), owning() as stack:
+        for name in "de":
+            stack.callback(give_back, name)
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+    assert done == ["c", "b", "a", "e", "d"]
+
+
+def test_the_first_error_is_raised_and_all_is_given_back() -> None:
+    done: list[int] = []
+
+    def fail() -> None:
+        done.append(1)
+        raise OSError("later")
+
+    with pytest.raises(ArithmeticError, match="first"), owning() as stack:
+        stack.callback(done.append, 2)
+        stack.callback(fail)
+        raise ArithmeticError("first")
+    with pytest.raises(OSError, match="later"), owning() as stack:
+        stack.callback(done.append, 2)
+        stack.callback(fail)
+    assert done == [1, 2, 1, 2]
+
+
+def test_a_handler_of_the_program_hears_the_second_signal() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with stop_signals():
+            send(signal.SIGINT, signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_nohup_keeps_a_run_going() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals() as stopping:
+            send(signal.SIGHUP)
+            assert not stopping()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_other_threads_hear_nothing() -> None:
+    heard: list[bool] = []
+
+    def run() -> None:
+        with stop_signals() as stopping, uninterrupted(), Call("a call", 0.0):
+            heard.append(stopping() or in_a_hurry())
+
+    with stop_signals():
+        send(signal.SIGINT)
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert heard == [False]
+
+
+def test_a_call_that_does_not_return_is_interrupted() -> None:
+    num_caught = 0
+    with stop_signals() as stopping:
+        call = Call("the environment of actor 3", time.monotonic() + 0.3)
+        with pytest.raises(EnvironmentHangs, match="actor 3") as caught, call:
+            while True:
+                try:
+                    time.sleep(60)
+                except Exception:
+                    num_caught += 1
+        assert num_caught == 0 and caught.value.waited_s >= 0.3 and not stopping()
+        with Call("another", time.monotonic() + 600):
+            pass
+
+
+def test_a_call_that_catches_all_is_interrupted_again() -> None:
+    num_caught = 0
+    with stop_signals(), pytest.raises(EnvironmentHangs), Call("a call", time.monotonic()):
+        while True:
+            try:
+                time.sleep(60)
+            except BaseException:
+                num_caught += 1
+                if num_caught == 2:
+                    raise
+    assert num_caught == 2
+
+
+def test_closing_hurries_after_the_second_signal() -> None:
+    with ended_by_an_interrupt(), stop_signals(), owning() as stack:
+
+        def close() -> None:
+            with pytest.raises(EnvironmentHangs), Call("the close", time.monotonic() + 600):
+                time.sleep(600)
+
+        stack.callback(close)
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+
+
+def test_a_line_says_what_the_run_waits_for() -> None:
+    said: list[str] = []
+    spoken = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        spoken.set()
+
+    with stop_signals(say), Call("the environment of actor 0", time.monotonic() + 600):
+        send(signal.SIGINT)
+        assert spoken.wait(60)
+    assert said == ["stopping when the environment of actor 0 returns; another Ctrl-C ends it at once"]
+
+
+# ---- children --------------------------------------------------------------------------------------------------------
+
+
+def test_children_are_killed_at_once_after_the_second_signal() -> None:
+    child = Child("relive-test", never_end)
+    child.start(None)
+    pid = child.pid
+    with ended_by_an_interrupt(), stop_signals():
+        send(signal.SIGINT)
+        with owning() as stack:
+            stack.callback(end_all, [child], 10_000.0)  # longer than a test may take
+            send(signal.SIGINT)
+    assert pid is not None and child.pid is None and not Path(f"/proc/{pid}").exists()
+
+
+def test_an_interrupted_end_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    children = [Child("relive-test", never_end) for _ in range(2)]
+    for child in children:
+        child.start(None)
+    pids = [child.pid for child in children]
+
+    def interrupted(self: Child, deadline_s: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Child, "wait", interrupted)
+    with ended_by_an_interrupt():
+        end_all(children)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_the_first_child_starts_with_its_signals_masked() -> None:
+    """The start of multiprocessing's resource tracker, which comes with the first child, unblocks them."""
+    code = """
+import multiprocessing.util, signal
+from relive.train.child import Child
+from train.workers import never_end
+masks, spawn = [], multiprocessing.util.spawnv_passfds
+def noted(path, words, passed):
+    if "--multiprocessing-fork" in [getattr(word, "decode", lambda: word)() for word in words]:
+        masks.append(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))))
+    return spawn(path, words, passed)
+multiprocessing.util.spawnv_passfds = noted
+if __name__ == "__main__":
+    for _ in range(2):
+        child = Child("relive-test", never_end)
+        child.start(None)
+        child.reap()
+    print(masks, sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))))
+"""
+    path = os.pathsep.join((str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")))
+    variables = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
+    mask = sorted(map(int, STOP_SIGNALS))
+    assert done.stdout.strip() == f"{[mask, mask]} []", done.stdout + done.stderr
