@@ -38,19 +38,26 @@ class NotOverShards(ReliveError, NotImplementedError):
 
 @final
 class RanksDisagree(ReliveError, ValueError):
-    """A rank of the group has another spec, other indexes or other shards than this rank.
+    """A rank of the group has another spec, other indexes or other shards than this rank, or makes another call.
+
+    Nothing was drawn, on any rank.
 
     Attributes:
         rank: the other rank.
         what: the part that differs.
+        expected: the value on this rank; None if it has no short form.
+        got: the value on the other rank; None if it has no short form.
     """
 
-    def __init__(self, rank: int, what: str) -> None:
+    def __init__(self, rank: int, what: str, expected: object = None, got: object = None) -> None:
         self.rank = rank
         self.what = what
+        self.expected = expected
+        self.got = got
+        values = "" if expected is None else f": expected {expected!r}, got {got!r}"
         super().__init__(
-            f"rank {rank} has {what} other than this rank's; open the same shards, with the same specs and indexes, on"
-            " every rank"
+            f"rank {rank} has {what} other than this rank's{values}; open the same shards, with the same specs and"
+            " indexes, and make the same calls on every rank"
         )
 
 
