@@ -22,7 +22,7 @@ from relive.train.assembly import Assembly
 from relive.train.config import CONFIG_FILE, TrainConfig, path_of
 from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
-from relive.train.learners.host_group import host_number
+from relive.train.learners.meeting import host_number, meeting
 from relive.train.learners.numerics import learner_numerics
 from relive.train.run_directory import alone_in, move_aside
 from relive.train.settings import changed, options
@@ -72,6 +72,9 @@ def train(
         The result of the run.
 
     Raises:
+        HostsDiffer: The hosts of the run were told different options.
+        HostGone: Another host of the run did not come, or ended.
+        KeyboardInterrupt: A signal came while this host waited for the other hosts of the run.
         InvalidConfig: The directory has a run already (without resume) or none (with resume), or another run uses it;
             the address is taken; or the agent cannot act in the environment. A refused run leaves no directory.
         StorageFull: /dev/shm is too small for the table. Making the table may raise other errors, too.
@@ -97,6 +100,9 @@ def train(
                 return signalled() or listeners.stops
 
             setup = prepare(config)
+            # Before anything is made: a host that ends while it waits, or has other options, leaves nothing.
+            met = stack.enter_context(meeting(config, setup.spaces, setup.device, stopping))
+            setup = replace(setup, met=met)
             if not resume and (run_dir is None if moving_aside is None else moving_aside):
                 move_aside(folder, console)
             stack.enter_context(alone_in(folder))
