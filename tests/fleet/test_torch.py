@@ -295,6 +295,64 @@ def test_ranks_with_unlike_shards_are_named(shards: Any, ranks: Any) -> None:
     assert answers(ranks(2, attach_others, [shards(2), shards(2)])) == [1, 0]
 
 
+def walk(pipe: Any, names: Names, plan: list[tuple[str, int]]) -> Any:
+    """In each step one rank is late, draws otherwise, or ends. Told: keys of each draw, errors, the draw's number."""
+    exchange = TorchExchange()
+    told: list[Any] = []
+    with attach(names, exchange=exchange, timeout_s=60.0) as table:
+        for kind, who in plan:
+            mine, timeout_s = exchange.rank == who, 60.0
+            if kind == "late" and mine:
+                pipe.recv()
+            elif kind == "late":
+                timeout_s = 0.1  # one second at least
+            if kind == "ends" and mine:
+                os._exit(0)
+            index, num_items = "u" if kind == "index" and mine else "p", 8 + (kind == "size" and mine)
+            while True:
+                try:
+                    told.append(table.draw(num_items, timeout_s=timeout_s, index=index).item_keys.tolist())
+                    distributed.barrier()  # of the gradients of this batch
+                except errors.DeadlineExceeded:
+                    pipe.send("waits")
+                    timeout_s = 60.0
+                    continue
+                except (RanksDisagree, RankLost) as error:
+                    told.append(type(error).__name__)
+                break
+        return told, table.next_draw
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_stay_in_step_whatever_one_of_them_does(shards: Any, ranks: Any, world: int) -> None:
+    names = shards(2, {"p": prioritized(), "u": relive.Index()})
+    with attach(names) as table:
+        for shard in (0, 1):
+            fill(table, shard, 100 * shard, 100)
+    seed = int(np.random.default_rng().integers(2**31))
+    rng = np.random.default_rng(seed)
+    kinds = rng.permutation(["late", "late", "index", "size", "draws", "draws"]).tolist()
+    plan = [(kind, int(rng.integers(world))) for kind in [*kinds, "ends", "draws", "draws"]]
+    group = ranks(world, walk, names, plan)
+    for kind, who in plan:
+        if kind == "late":
+            for rank, child in enumerate(group):
+                assert rank == who or child.answer() == "waits", f"seed {seed}"
+            group[who].pipe.send("come")
+    last = next(who for kind, who in plan if kind == "ends")
+    told = [child.answer() for rank, child in enumerate(group) if rank != last]
+    expected = {"index": "RanksDisagree", "size": "RanksDisagree", "ends": "RankLost"}
+    num_drawn = 0
+    for step, (kind, _) in enumerate(plan):
+        drawn = [steps[step] for steps, _ in told]
+        if step >= len(kinds) or kind in expected:
+            assert drawn == [expected.get(kind, "RankLost")] * (world - 1), f"seed {seed}, step {step}"
+        else:
+            num_drawn += 1
+            assert all(len(set(keys)) <= 8 == len(keys) for keys in drawn), f"seed {seed}, step {step}"
+    assert {number for _, number in told} == {num_drawn}, f"seed {seed}"
+
+
 # ---- one rank of a group draws for it --------------------------------------------------------------------------------
 
 

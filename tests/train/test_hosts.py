@@ -320,6 +320,56 @@ def test_a_process_ends_although_torch_still_waits(hosts: Any) -> None:
         child.join()
 
 
+# ---- one host ends, at a random moment -------------------------------------------------------------------------------
+
+
+def until_one_ends(number: int, folder: Path, how: str, moment: int) -> Any:
+    """The second host gets a signal after `moment` updates. If it hangs, the first one is interrupted, twice."""
+    heard = threading.Event()
+    other = folder / "second"
+
+    def take(signal_number: int, frame: Any) -> None:
+        heard.set()
+        raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        while not other.exists() or Path(f"/proc/{other.read_text()}/stat").read_text().split()[2] != "T":
+            time.sleep(0.01)
+        while not heard.wait(0.5):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def ends(steps: int, updates: int) -> bool:
+        if number and updates >= moment and not other.exists():
+            (folder / "pid").write_text(str(os.getpid()))
+            (folder / "pid").rename(other)
+            os.kill(os.getpid(), {"hangs": signal.SIGSTOP, "dies": signal.SIGKILL, "stops": signal.SIGINT}[how])
+        return False
+
+    if how == "hangs" and number == 0:
+        signal.signal(signal.SIGINT, take)
+        threading.Thread(target=interrupt, daemon=True).start()
+    run = folder / "run"
+    try:
+        ended = train(inline(**{"limits.max_steps": 10**6}), run, stop_when=ends).ending
+    except (HostGone, KeyboardInterrupt) as error:
+        ended = type(error).__name__
+    state, _ = load_checkpoint(run if number == 0 else folder / "run-host1")
+    return ended, state["num_updates"], [path.name for path in shared_files(f"train-{os.getpid()}-")]
+
+
+@pytest.mark.parametrize("how", ["stops", "dies", "hangs"])
+def test_a_host_that_ends_at_a_random_moment(hosts: Any, tmp_path: Path, how: str) -> None:
+    moment = int(np.random.default_rng().integers(1, 200))
+    first, second = hosts(until_one_ends, tmp_path, how, moment)
+    ended, num_updates, left = first.answer()
+    expected = {"stops": Ending.STOPPED.value, "dies": "HostGone", "hangs": "KeyboardInterrupt"}
+    assert (ended, left) == (expected[how], []) and num_updates >= moment, f"moment {moment}"
+    if how == "stops":
+        assert second.answer() == (ended, num_updates, []), f"moment {moment}"
+    for path in shared_files(f"train-{second.process.pid}-"):  # nothing of a killed process removes its memory
+        path.unlink()
+
+
 # ---- whole runs ------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ Protocol:
   it waits for the posted call, with the bytes that the rank gave then, because the late rank may have these bytes
   already. So calls always match. A broadcast has no retry, because the source may have another batch by then: later
   calls over the group raise RankLost.
+- gloo tells only the neighbours of a rank that it ended. They write that into the store, and every rank that waits
+  longer than a moment reads it.
 - All exchanges of a process over one group make one sequence of calls (`_Calls`), because the group has one.
 """
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, final
@@ -46,6 +49,7 @@ __all__ = ["TorchExchange"]
 
 _SLICE_S = 0.2  # between two checks for signals and the deadline
 _HEADER = 4
+_LOST = "relive/lost"  # key of the store: why no call is possible any more
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -194,8 +198,10 @@ class _Calls:
     def _wait(self, posted: _Posted, ends: float, timeout_s: float) -> None:
         try:
             self._wait_in_slices(posted.work, ends, timeout_s)
-        except RuntimeError as error:  # of torch: a connection has ended, or the store
+        except RuntimeError as error:  # a connection has ended, or the store
             self._lost = str(error)
+            with suppress(RuntimeError):
+                self._store.set(_LOST, self._lost)
             raise RankLost(self._lost) from error
 
     def _wait_in_slices(self, work: Any, ends: float, timeout_s: float) -> None:
@@ -209,6 +215,8 @@ class _Calls:
                 if work.is_completed():
                     work.wait()  # it failed, or it was done a moment after the slice
                     return
+            if self._store.check([_LOST]):
+                raise RuntimeError(self._store.get(_LOST).decode(errors="replace"))
             if not has_said:
                 self._store.set(self._key(self.rank), str(self._num_calls))
                 has_said = True
