@@ -45,7 +45,18 @@ def main(prefix: str, folder: str) -> None:
     os.environ.update({"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"})
     os.environ.pop("RAY_ADDRESS", None)
     told: dict[str, Any] = {}
-    for scenario in (without_a_cluster, starts, from_tasks, killed, kept, refused, incomplete, on_the_command_line):
+    for scenario in (
+        without_a_cluster,
+        starts,
+        from_tasks,
+        killed,
+        kept,
+        refused,
+        incomplete,
+        stopped,
+        reserved,
+        on_the_command_line,
+    ):
         if scenario is starts:
             start_nodes(folder)
             os.environ["RAY_ADDRESS"] = ADDRESS
@@ -83,12 +94,14 @@ def start_nodes(folder: str) -> None:
             raise RuntimeError(done.stdout + done.stderr)
 
 
-def config(name: str, num_shards: int = 2, capacity: int = 1_000, port: int = 7170, index: Any = None) -> Any:
+def config(
+    name: str, num_shards: int = 2, capacity: int = 1_000, port: int = 7170, index: Any = None, **more: Any
+) -> Any:
     import relive
     from relive.fleet.ray import FleetConfig
 
     columns = {"observation": relive.ArraySpec((2,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}
-    return FleetConfig(name, num_shards, relive.TableConfig(relive.StepSpec(columns), capacity, index), port)
+    return FleetConfig(name, num_shards, relive.TableConfig(relive.StepSpec(columns), capacity, index), port, **more)
 
 
 def write(table: Any, first: int, count: int, **where: Any) -> list[int]:
@@ -114,7 +127,10 @@ def error_of(call: Callable[[], Any]) -> str:
 def without_a_cluster(name: str) -> Any:
     from relive.fleet import ray as fleets
 
-    return error_of(lambda: fleets.status(name))
+    told = {"none": error_of(lambda: fleets.status(name))}
+    for address in ("local", "nonsense", f"{HEAD}:1", f"{HEAD}:99999", "ray://127.0.0.1:1"):
+        told[address] = error_of(lambda address=address: fleets.start(config(name), 10.0, address))  # type: ignore[misc]
+    return told
 
 
 def starts(name: str) -> Any:
@@ -261,6 +277,76 @@ def incomplete(name: str) -> Any:
     fleets.stop(name, keeps_memory=True)
     told["again"] = [report.is_restored for report in fleets.start(config(name))]
     fleets.stop(name)
+    return told
+
+
+def stopped(name: str) -> Any:
+    """Actors that cannot answer: what is left, and whether the next fleet of the name is empty."""
+    import ray
+
+    import relive
+    from relive.fleet import ray as fleets
+
+    told: dict[str, Any] = {}
+    for number, (how, keeps) in enumerate(
+        (("killed", False), ("ended", False), ("hung", False), ("hung", True), ("killed", True))
+    ):
+        mine = f"{name}{number}"
+        reports = fleets.start(config(mine))
+        with fleets.connect(mine) as table:
+            write(table, 0, 20, shard=0)
+        if how == "ended":
+            ray.kill(ray.get_actor(f"relive/{mine}/0", namespace="relive"), no_restart=True)
+        else:
+            os.kill(reports[0].pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        fleets.stop(mine, keeps_memory=keeps)
+        kept = sorted(row.name for row in relive.list_tables() if row.name.startswith(mine))
+        again = [report.num_steps for report in fleets.start(config(mine))]
+        fleets.stop(mine)
+        told[f"{how}, {'kept' if keeps else 'removed'}"] = [len(kept), again]
+    return told
+
+
+STARTS = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from fleet.on_two_nodes import config
+from relive.fleet import ray as fleets
+fleets.start(config(sys.argv[1], 3), 100.0)
+"""
+
+
+def reserved(name: str) -> Any:
+    """start() waits for a third node, and is killed while it does."""
+    import ray
+    from ray.util.placement_group import get_placement_group
+
+    from relive.fleet import ray as fleets
+
+    folder = str(Path(__file__).resolve().parents[1])
+    with contextlib.suppress(Exception):
+        fleets.status(name)  # joins the cluster
+    waits = subprocess.Popen([sys.executable, "-c", STARTS, name, folder])
+    try:
+        while waits.poll() is None:
+            with contextlib.suppress(ValueError):
+                get_placement_group(f"relive/{name}")
+                break
+            time.sleep(0.05)
+        assert waits.poll() is None, "it waits for nodes"
+        told: dict[str, Any] = {"next to it": error_of(lambda: fleets.start(config(name), 10.0))}
+    finally:
+        waits.kill()
+        waits.wait()
+    told["after a kill"] = error_of(lambda: fleets.start(config(name), 10.0))
+    told["states"] = [report.state for report in fleets.status(name)]
+    told["connect"] = error_of(lambda: fleets.connect(name))
+    fleets.stop(name)
+    told["again"] = [report.state for report in fleets.start(config(name))]
+    fleets.stop(name)
+    told["refused by ray"] = error_of(lambda: fleets.start(config(name, resources={"CPU": 1.0}), 10.0))
+    told["left"] = error_of(lambda: fleets.stop(name))
+    assert ray.is_initialized()
     return told
 
 

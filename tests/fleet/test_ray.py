@@ -63,7 +63,8 @@ def result(two_nodes: dict[str, Any], scenario: str) -> Any:
 
 
 def test_without_a_cluster_it_says_how_one_starts(two_nodes: dict[str, Any]) -> None:
-    assert "InvalidConfig" in result(two_nodes, "without_a_cluster") and "ray start" in two_nodes["without_a_cluster"]
+    told = result(two_nodes, "without_a_cluster")
+    assert len(told) == 6 and all("InvalidConfig" in one and "ray start" in one for one in told.values()), told
 
 
 def test_a_fleet_starts_once_a_shard_a_node(two_nodes: dict[str, Any]) -> None:
@@ -109,6 +110,21 @@ def test_a_fleet_without_one_of_its_actors_is_no_smaller_table(two_nodes: dict[s
     assert "shard 0" in told["states"][0] and told["states"][1] == "live"
     assert told["connect"].startswith("FleetFailed") and "start it again" in told["connect"]
     assert told["again"] == [True, True]
+
+
+def test_a_fleet_is_stopped_whatever_its_actors_do(two_nodes: dict[str, Any]) -> None:
+    told = result(two_nodes, "stopped")
+    for how in ("killed", "ended", "hung"):
+        assert told[f"{how}, removed"] == [0, [0, 0]], how
+    assert told["hung, kept"] == told["killed, kept"] == [2, [20, 0]]
+
+
+def test_a_fleet_that_waits_for_nodes_has_its_name(two_nodes: dict[str, Any]) -> None:
+    told = result(two_nodes, "reserved")
+    assert told["next to it"].startswith("FleetExists") and told["after a kill"].startswith("FleetExists")
+    assert len(told["states"]) == 3 and all("start it again" in state for state in told["states"])
+    assert told["connect"].startswith("FleetFailed") and told["again"] == ["live", "live"]
+    assert told["refused by ray"].startswith("ClusterFailed") and told["left"].startswith("NoSuchFleet")
 
 
 def test_the_command_line(two_nodes: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from relive.fleet import (
     attach,
     make_shard,
 )
+from relive.fleet.agreement import HEAD_BYTES
 from relive.fleet.draws.placement import ROOT_BYTES
 
 pytestmark = needs_shared_memory
@@ -213,7 +214,7 @@ def test_ranks_send_and_hear_roots_and_nothing_that_grows(shards: Any, count: in
         fill(table, 0, 0, count)
         fill(table, 1, count, 10)
     told = on_ranks(2, names, lambda table: [table.draw(num_items) for _ in range(draws)] and table.agreement_bytes)
-    assert told == [(draws * (1 + ROOT_BYTES),) * 2] * 2
+    assert told == [(draws * (HEAD_BYTES + ROOT_BYTES),) * 2] * 2
     assert told[0][0] <= draws * 64 and told[0][1] <= draws * 64
 
 

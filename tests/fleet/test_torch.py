@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract.tools import prioritized
 from processes.shm import needs_shared_memory
 from processes.tools import answers, children
 
+import relive
 from fleet.tools import config_of, fill
 from relive import errors
 from relive.fleet import GroupReader, RankLost, RanksDisagree, ShardOwner, attach
@@ -31,13 +33,13 @@ Names = list[str]
 
 
 @pytest.fixture
-def shards(shm_name: Any) -> Iterator[Callable[[int], Names]]:
+def shards(shm_name: Any) -> Iterator[Callable[..., Names]]:
     with contextlib.ExitStack() as stack:
 
-        def make(count: int) -> Names:
+        def make(count: int, index: Any = None) -> Names:
             names = [shm_name() for _ in range(count)]
             for number, name in enumerate(names):
-                stack.enter_context(ShardOwner(number, config_of(name)))
+                stack.enter_context(ShardOwner(number, config_of(name, index)))
             return names
 
         yield make
@@ -126,7 +128,7 @@ def come_late(pipe: Any) -> Any:
         exchange.all_gather(b"\1", 3.0)
     except errors.DeadlineExceeded as error:
         pipe.send(str(error))
-    return [exchange.all_gather(b"\2", 60.0)]
+    return [exchange.all_gather(bytes([number]), 60.0) for number in (9, 2)]
 
 
 def test_a_rank_that_does_not_call_is_named_and_may_come_later(ranks: Any) -> None:
@@ -136,7 +138,132 @@ def test_a_rank_that_does_not_call_is_named_and_may_come_later(ranks: Any) -> No
         assert re.search(r"none of rank (\d, )*1\b", group[rank].answer())
     group[1].pipe.send("come")
     told = answers(group)
-    assert told[1] == [[b"\1"] * 3, [b"\2"] * 3] and told[0] == told[2] == [[b"\2"] * 3]
+    assert told == [[[b"\1"] * 3, [b"\2"] * 3]] * 3, "a retry takes up the call, with the bytes of that call"
+
+
+def give_up(exchange: Any, mine: bytes) -> str:
+    try:
+        exchange.all_gather(mine, 0.3)
+    except errors.DeadlineExceeded as error:
+        return type(error).__name__
+    return "met"
+
+
+def retry_long_messages(pipe: Any) -> Any:
+    """Every call is longer than any before, so that it takes two rounds; both of a process's exchanges take part."""
+    exchanges = [TorchExchange(), TorchExchange()]
+    told = []
+    for number in range(6):
+        mine = bytes([exchanges[0].rank]) * (100 + 50 * number)
+        late, exchange = number % 2, exchanges[number // 2 % 2]
+        if exchange.rank == late:
+            assert pipe.recv() == "come"
+        else:
+            pipe.send(give_up(exchange, mine))
+        told.append(exchange.all_gather(mine, 60.0))
+    return told
+
+
+def test_a_late_rank_does_not_end_the_one_that_gave_up(ranks: Any) -> None:
+    group = ranks(2, retry_long_messages)
+    for number in range(6):
+        late = number % 2
+        assert group[1 - late].answer() == "DeadlineExceeded"
+        group[late].pipe.send("come")
+    expected = [[bytes([rank]) * (100 + 50 * number) for rank in range(2)] for number in range(6)]
+    assert answers(group) == [expected, expected]
+
+
+def give_up_a_broadcast(pipe: Any) -> Any:
+    exchange = TorchExchange()
+    if exchange.rank == 0:
+        pipe.recv()
+        return None
+    told = []
+    for call in (lambda: exchange.broadcast(None, 8, 0, 0.3), lambda: exchange.all_gather(b"", 0.3)):
+        try:
+            call()
+        except (errors.DeadlineExceeded, RankLost) as error:
+            told.append(type(error).__name__)
+    return told
+
+
+def test_a_broadcast_that_was_given_up_has_no_retry(ranks: Any) -> None:
+    group = ranks(2, give_up_a_broadcast)
+    assert group[1].answer() == ["DeadlineExceeded", "RankLost"]
+    group[0].pipe.send(None)
+    group[1].pipe.send(None)
+
+
+def draw_when_told(pipe: Any, names: Names) -> Any:
+    """Rank 1 opens the table late, and draws late, once. Between two batches the ranks wait for each other."""
+    exchange = TorchExchange()
+
+    def until_met(call: Callable[[], Any]) -> Any:
+        """The first rank retries, and says so once. The other one begins when it is told to."""
+        if exchange.rank == 1:
+            pipe.recv()
+        tries = 0
+        while True:
+            try:
+                return call()
+            except errors.DeadlineExceeded:
+                tries += 1
+                if tries == 2:
+                    pipe.send("waits")
+
+    timeout_s = 0.1 if exchange.rank == 0 else 60.0  # a draw waits for other ranks for a second at least
+    with until_met(lambda: attach(names, exchange=exchange, timeout_s=timeout_s)) as table:
+        keys = [until_met(lambda: table.draw(4)).item_keys.tolist()]
+        for _ in range(2):
+            distributed.barrier()  # of the gradients of this batch
+            keys.append(table.draw(4, timeout_s=60.0).item_keys.tolist())
+        return keys, table.next_draw
+
+
+def test_ranks_meet_again_after_a_deadline(shards: Any, ranks: Any) -> None:
+    names = shards(2)
+    with attach(names) as table:
+        for shard in (0, 1):
+            fill(table, shard, 100 * shard, 100)
+    group = ranks(2, draw_when_told, names)
+    for _ in range(2):
+        assert group[0].answer() == "waits"
+        group[1].pipe.send("come")
+    (mine, my_number), (theirs, number) = answers(group)
+    assert my_number == number == 3
+    for one, other in zip(mine, theirs, strict=True):
+        assert np.bincount(np.array(one + other) >> 51).tolist() == [4, 4]
+
+
+def draw_unlike(pipe: Any, names: Names) -> Any:
+    exchange = TorchExchange()
+    told: list[Any] = []
+    with attach(names, exchange=exchange, timeout_s=60.0) as table:
+        calls: list[Callable[[], Any]] = [
+            lambda: table.sample(8, index="pu"[exchange.rank]),
+            lambda: table.sample(8 + exchange.rank, index="p"),
+            lambda: table.number_draws(5) if exchange.rank else table.sample(8, index="p"),
+        ]
+        for call in calls:
+            try:
+                call()
+            except RanksDisagree as error:
+                told.append((error.rank, error.expected, error.got))
+        return told, table.sample(8, index="p").num_items, table.stats().indexes["p"].sampled
+
+
+def test_ranks_that_make_unlike_calls_draw_nothing(shards: Any, ranks: Any) -> None:
+    names = shards(2, {"p": prioritized(), "u": relive.Index()})
+    with attach(names) as table:
+        for shard in (0, 1):
+            fill(table, shard, 100 * shard, 100)
+    told = answers(ranks(2, draw_unlike, names))
+    for rank, (disagreed, num_items, sampled) in enumerate(told):
+        order = slice(None, None, 1 - 2 * rank)
+        pairs = [("p", "u"), (8, 9), ("a draw", "number_draws()")]
+        assert disagreed == [(1 - rank, *pair[order]) for pair in pairs]
+        assert num_items == 8 and sampled in (8, 16), "each rank's slice of the draw that both made"
 
 
 def end_early(pipe: Any) -> Any:
@@ -166,6 +293,64 @@ def attach_others(pipe: Any, names: list[Names]) -> Any:
 
 def test_ranks_with_unlike_shards_are_named(shards: Any, ranks: Any) -> None:
     assert answers(ranks(2, attach_others, [shards(2), shards(2)])) == [1, 0]
+
+
+def walk(pipe: Any, names: Names, plan: list[tuple[str, int]]) -> Any:
+    """In each step one rank is late, draws otherwise, or ends. Told: keys of each draw, errors, the draw's number."""
+    exchange = TorchExchange()
+    told: list[Any] = []
+    with attach(names, exchange=exchange, timeout_s=60.0) as table:
+        for kind, who in plan:
+            mine, timeout_s = exchange.rank == who, 60.0
+            if kind == "late" and mine:
+                pipe.recv()
+            elif kind == "late":
+                timeout_s = 0.1  # one second at least
+            if kind == "ends" and mine:
+                os._exit(0)
+            index, num_items = "u" if kind == "index" and mine else "p", 8 + (kind == "size" and mine)
+            while True:
+                try:
+                    told.append(table.draw(num_items, timeout_s=timeout_s, index=index).item_keys.tolist())
+                    distributed.barrier()  # of the gradients of this batch
+                except errors.DeadlineExceeded:
+                    pipe.send("waits")
+                    timeout_s = 60.0
+                    continue
+                except (RanksDisagree, RankLost) as error:
+                    told.append(type(error).__name__)
+                break
+        return told, table.next_draw
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_stay_in_step_whatever_one_of_them_does(shards: Any, ranks: Any, world: int) -> None:
+    names = shards(2, {"p": prioritized(), "u": relive.Index()})
+    with attach(names) as table:
+        for shard in (0, 1):
+            fill(table, shard, 100 * shard, 100)
+    seed = int(np.random.default_rng().integers(2**31))
+    rng = np.random.default_rng(seed)
+    kinds = rng.permutation(["late", "late", "index", "size", "draws", "draws"]).tolist()
+    plan = [(kind, int(rng.integers(world))) for kind in [*kinds, "ends", "draws", "draws"]]
+    group = ranks(world, walk, names, plan)
+    for kind, who in plan:
+        if kind == "late":
+            for rank, child in enumerate(group):
+                assert rank == who or child.answer() == "waits", f"seed {seed}"
+            group[who].pipe.send("come")
+    last = next(who for kind, who in plan if kind == "ends")
+    told = [child.answer() for rank, child in enumerate(group) if rank != last]
+    expected = {"index": "RanksDisagree", "size": "RanksDisagree", "ends": "RankLost"}
+    num_drawn = 0
+    for step, (kind, _) in enumerate(plan):
+        drawn = [steps[step] for steps, _ in told]
+        if step >= len(kinds) or kind in expected:
+            assert drawn == [expected.get(kind, "RankLost")] * (world - 1), f"seed {seed}, step {step}"
+        else:
+            num_drawn += 1
+            assert all(len(set(keys)) <= 8 == len(keys) for keys in drawn), f"seed {seed}, step {step}"
+    assert {number for _, number in told} == {num_drawn}, f"seed {seed}"
 
 
 # ---- one rank of a group draws for it --------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes.shm import needs_shared_memory
+from processes.shm import needs_shared_memory, shared_files
 from processes.tools import answers, children
 
 torch = pytest.importorskip("torch", reason="training needs torch")
@@ -26,9 +28,13 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 from torch import distributed  # noqa: E402
 
 from relive.errors import InvalidConfig  # noqa: E402
-from relive.train import HostGone, ReplicasDiffer, preset, train  # noqa: E402
+from relive.train import HostGone, HostsDiffer, ReplicasDiffer, preset, train  # noqa: E402
+from relive.train.acting.environments import describe  # noqa: E402
+from relive.train.config import TrainConfig  # noqa: E402
 from relive.train.learners.follower import Slice, state_hash  # noqa: E402
-from relive.train.learners.host_group import EndedElsewhere, HostGroup, HostOptions, host_number  # noqa: E402
+from relive.train.learners.host_group import EndedElsewhere, HostGroup  # noqa: E402
+from relive.train.learners.meeting import HostMeeting, HostOptions, equal_options, host_number  # noqa: E402
+from relive.train.settings import changed, options  # noqa: E402
 from relive.train.watching.checkpoint import load_checkpoint  # noqa: E402
 from relive.train.watching.result import Ending  # noqa: E402
 from train.test_topology import AGENTS, ROWS, SMALL, batch_of, made, tensors  # noqa: E402
@@ -59,8 +65,8 @@ def host(pipe: Any, number: int, port: int, work: Callable[..., Any], *arguments
     pipe.recv()
 
 
-def group_of(agent: Any, **options: Any) -> HostGroup:
-    return HostGroup(agent, HostOptions(HOSTS, "cpu", **options))
+def group_of(agent: Any, hash_period: int = 100, **more: Any) -> HostGroup:
+    return HostGroup(agent, HostMeeting(HostOptions(HOSTS, "cpu", **more)), hash_period)
 
 
 def slice_of(agent: str, number: int, host_: int) -> Slice:
@@ -85,7 +91,6 @@ def learn(number: int) -> dict[str, Any]:
         priorities = [group.update(slice_of(name, update, number)) for update in range(6)]
         told[name] = state_hash(agent), {key: value.numpy() for key, value in tensors(agent.state_dict())}, priorities
         group.leave(Ending.LIMIT)
-        group.stop()
     return told
 
 
@@ -163,14 +168,17 @@ def test_all_hosts_end_together_and_miss_one_that_is_gone(hosts: Any) -> None:
     assert second.process.exitcode == 0
 
 
+def inline(agent: str = "dqn", env_id: str = "CartPole-v1", **more: Any) -> TrainConfig:
+    """A run of two hosts that act inline."""
+    few = {"topology": f"hosts({HOSTS})", "acting.num_actors": 1, "acting.inline": True}
+    return preset(agent, env_id, {**SMALL, **few, **more})
+
+
 def in_a_row(number: int, folder: Path) -> list[Any]:
     """Runs of one process after another: one host stops, the first one solves it, and only that one remembers."""
     told: list[Any] = []
-    options = {**SMALL, "topology": f"hosts({HOSTS})", "acting.num_actors": 1, "acting.inline": True}
-    config = preset("dqn", "CartPole-v1", {**options, "limits.max_steps": 10**6})
-    easy = preset(
-        "dqn", "CartPole-v1", {**options, "evaluation.stop_return": 1.0, "evaluation.num_confirm_episodes": 1}
-    )
+    config = inline(**{"limits.max_steps": 10**6})
+    easy = inline(**{"evaluation.stop_return": 1.0, "evaluation.num_confirm_episodes": 1})
 
     def ended(*arguments: Any, **more: Any) -> None:
         result = train(*arguments, **more)
@@ -194,6 +202,174 @@ def test_runs_in_a_row_end_for_all_as_the_first_host_says(hosts: Any, tmp_path: 
     assert not load_checkpoint(tmp_path / "both")[1].solved
 
 
+# ---- before anything is made -----------------------------------------------------------------------------------------
+
+DIFFER: list[tuple[str, Any, Any]] = [
+    ("agent.gamma", 0.5, 0.995),
+    ("agent.n_step", 1, 5),
+    ("agent.batch_size", 32, 64),
+    ("agent.double", True, False),
+    ("agent.priority_exponent", 0.6, 0.0),
+    ("agent.network.hidden", (16,), (16, 16)),
+    ("replay.updates_per_step", 0.5, 1.0),
+    ("environment.seed", 0, 1),
+]
+
+
+def told_otherwise(number: int, folder: Path) -> list[Any]:
+    """Runs of two hosts that differ in one option each, then in agent and environment."""
+    told: list[Any] = []
+    configs = [inline(**{option: pair[number]}) for option, *pair in DIFFER]
+    configs += [inline(("dqn", "iqn")[number]), inline(env_id=("CartPole-v1", "Acrobot-v1")[number])]
+    for config in configs:
+        try:
+            train(config, folder / "run")
+        except HostsDiffer as differ:
+            told.append((differ.option, differ.expected, differ.got, differ.host))
+    return [told, sorted(path.name for path in folder.iterdir())]
+
+
+def test_hosts_that_are_told_different_options_all_hear_which(hosts: Any, tmp_path: Path) -> None:
+    first, second = answers(hosts(told_otherwise, tmp_path))
+    assert first == second, "the same error on both"
+    told, left = first
+    listed = [(option, *(list(one) if isinstance(one, tuple) else one for one in pair)) for option, *pair in DIFFER]
+    assert [one[:3] for one in told[: len(DIFFER)]] == listed
+    assert [one[0] for one in told[len(DIFFER) :]] == ["agent.name", "environment.env_id"]
+    assert {one[3] for one in told} == {1} and left == [], "a refused run leaves no directory"
+
+
+def unlike_machines(number: int, folder: Path) -> Any:
+    config = inline(**{"environment.num_envs_per_actor": 1 + number, "acting.num_actors": 1 + number, "threads": 1})
+    return train(config, folder / "run").ending
+
+
+def test_hosts_may_have_other_numbers_of_actors(hosts: Any, tmp_path: Path) -> None:
+    assert answers(hosts(unlike_machines, tmp_path)) == [Ending.LIMIT.value] * HOSTS
+
+
+def test_every_option_is_equal_or_says_how_a_host_works() -> None:
+    config = inline()
+    spaces = describe("CartPole-v1")
+    told = equal_options(config, spaces, "cpu")
+    free = {option.path for option in options(config)} - set(told)
+    assert free == {
+        "acting.inline",
+        "acting.num_actors",
+        "acting.publish_period",
+        "environment.num_envs_per_actor",
+        "limits.checkpoint_period_s",
+        "logging.project",
+        "logging.wandb",
+        "profile",
+        "serving.address",
+        "serving.max_lanes",
+        "serving.max_staleness_s",
+        "threads",
+        "tuned",
+        "update",
+    }
+    assert told["agent.name"] == "dqn" and told["device"] == "cpu"
+    assert equal_options(config, spaces, "cuda:1")["device"] == equal_options(config, spaces, "cuda:0")["device"]
+    assert equal_options(changed(config, {"agent.gamma": 0.5}), spaces, "cpu")["agent.gamma"] == 0.5
+    assert equal_options(config, describe("Acrobot-v1"), "cpu") != told
+
+
+def called_off(number: int, folder: Path) -> Any:
+    """The first host waits alone, hears a signal, and then meets the second one after all."""
+    if number:
+        while not (folder / "heard").exists():
+            time.sleep(0.01)
+        return [train(inline(), folder / "run").ending]
+
+    def interrupt() -> None:
+        while not any(one.name == "relive-meeting" for one in threading.enumerate()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    told: list[Any] = []
+    try:
+        train(inline(), folder / "run")
+    except KeyboardInterrupt:
+        told.append("heard")
+    told.append([path.name for path in folder.iterdir()] + [path.name for path in shared_files(f"train-{os.getpid()}")])
+    (folder / "heard").touch()
+    return [*told, train(inline(), folder / "run").ending]
+
+
+def test_a_host_that_waits_for_another_hears_a_signal_and_leaves_nothing(hosts: Any, tmp_path: Path) -> None:
+    first, second = answers(hosts(called_off, tmp_path))
+    assert first == ["heard", [], Ending.LIMIT.value] and second == [Ending.LIMIT.value]
+
+
+def waits_for_good(number: int) -> Any:
+    """Ends while torch still waits for the other host on a thread."""
+    if number:
+        return "did not come"
+    try:
+        HostMeeting(HostOptions(HOSTS, "cpu"), lambda: True)
+    except KeyboardInterrupt:
+        return "heard"
+
+
+def test_a_process_ends_although_torch_still_waits(hosts: Any) -> None:
+    group = hosts(waits_for_good)
+    assert answers(group) == ["heard", "did not come"]
+    for child in group:
+        child.join()
+
+
+# ---- one host ends, at a random moment -------------------------------------------------------------------------------
+
+
+def until_one_ends(number: int, folder: Path, how: str, moment: int) -> Any:
+    """The second host gets a signal after `moment` updates. If it hangs, the first one is interrupted, twice."""
+    heard = threading.Event()
+    other = folder / "second"
+
+    def take(signal_number: int, frame: Any) -> None:
+        heard.set()
+        raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        while not other.exists() or Path(f"/proc/{other.read_text()}/stat").read_text().split()[2] != "T":
+            time.sleep(0.01)
+        while not heard.wait(0.5):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def ends(steps: int, updates: int) -> bool:
+        if number and updates >= moment and not other.exists():
+            (folder / "pid").write_text(str(os.getpid()))
+            (folder / "pid").rename(other)
+            os.kill(os.getpid(), {"hangs": signal.SIGSTOP, "dies": signal.SIGKILL, "stops": signal.SIGINT}[how])
+        return False
+
+    if how == "hangs" and number == 0:
+        signal.signal(signal.SIGINT, take)
+        threading.Thread(target=interrupt, daemon=True).start()
+    run = folder / "run"
+    try:
+        ended = train(inline(**{"limits.max_steps": 10**6}), run, stop_when=ends).ending
+    except (HostGone, KeyboardInterrupt) as error:
+        ended = type(error).__name__
+    state, _ = load_checkpoint(run if number == 0 else folder / "run-host1")
+    return ended, state["num_updates"], [path.name for path in shared_files(f"train-{os.getpid()}-")]
+
+
+@pytest.mark.parametrize("how", ["stops", "dies", "hangs"])
+def test_a_host_that_ends_at_a_random_moment(hosts: Any, tmp_path: Path, how: str) -> None:
+    moment = int(np.random.default_rng().integers(1, 200))
+    first, second = hosts(until_one_ends, tmp_path, how, moment)
+    ended, num_updates, left = first.answer()
+    expected = {"stops": Ending.STOPPED.value, "dies": "HostGone", "hangs": "KeyboardInterrupt"}
+    assert (ended, left) == (expected[how], []) and num_updates >= moment, f"moment {moment}"
+    if how == "stops":
+        assert second.answer() == (ended, num_updates, []), f"moment {moment}"
+    for path in shared_files(f"train-{second.process.pid}-"):  # nothing of a killed process removes its memory
+        path.unlink()
+
+
 # ---- whole runs ------------------------------------------------------------------------------------------------------
 
 
@@ -208,9 +384,9 @@ def by_torchrun(*arguments: str) -> None:
 
 
 def test_a_run_of_two_hosts_and_its_second_session(tmp_path: Path) -> None:
-    options = {name: value for name, value in SMALL.items() if not name.startswith("agent.network")}
-    options |= {"topology": f"hosts({HOSTS})", "acting.num_actors": 1, "limits.max_steps": 400, "agent.hidden": 16}
-    config = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+    small = {name: value for name, value in SMALL.items() if not name.startswith("agent.network")}
+    small |= {"topology": f"hosts({HOSTS})", "acting.num_actors": 1, "limits.max_steps": 400, "agent.hidden": 16}
+    config = [word for name, value in small.items() for word in ("--set", f"{name}={value}")]
     run, other = tmp_path / "run", tmp_path / "run-host1"
     for arguments in (
         ["--env", "Pendulum-v1", "--run-dir", str(run), *config],

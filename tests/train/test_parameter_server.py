@@ -132,6 +132,30 @@ def test_learners_in_step_do_not_leave_the_actor_out() -> None:
     assert server.num_updates == 20 and num_of_actor == 10
 
 
+@pytest.mark.parametrize(("count", "delay"), [(1, 4), (2, 4), (3, 4), (3, 1), (5, 2)])
+def test_the_actor_is_as_late_as_with_one_learner(count: int, delay: int) -> None:
+    """However many learners find that the actor is due: they take over a version at random moments."""
+    _, config, spaces = made("td3")
+    config = replace(config, policy_delay=delay)
+    server, *learning = (config.make(spaces, seed=seed, device="cpu") for seed in range(1 + count))
+    recorders = [Recorder() for _ in learning]
+    rng = np.random.default_rng(count + delay)
+    for one, recorder in zip(learning, recorders, strict=True):
+        one.join(recorder)
+    for _ in range(100):
+        at = int(rng.integers(count))
+        one, recorder = learning[at], recorders[at]
+        if recorder.unit:
+            server.apply(recorder.unit)
+        recorder.unit.clear()
+        for source, target in zip(server.exchange().tensors, one.exchange().tensors, strict=True):
+            target.copy_(source)
+        one.num_updates = server.num_updates
+        one.update(batch_of("td3", 0))
+    steps = server.state_dict()["actor_optimizer"]["step"]
+    assert abs(float(steps) - server.num_updates / delay) <= 1 + count / delay
+
+
 # ---- the protocol, by hand -------------------------------------------------------------------------------------------
 
 

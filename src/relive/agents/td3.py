@@ -83,8 +83,9 @@ class TD3(ActorCritic):
         super().__init__(config, spaces, outputs_per_action=1, num_critics=2, seed=seed, device=device)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
         self.mu = DeterministicActor(self.actor, config.batch_size, low=self.low)
-        # Updates of the critics since the last one of the actor. For a single learner it is num_updates % policy_delay.
-        # Several learners cannot use that number: if each sees every second version, all may leave out the actor.
+        # Updates of the critics that no update of the actor answers yet. For a single learner it is
+        # num_updates % policy_delay. Several learners cannot use that number: if each sees every second version, all
+        # may leave out the actor.
         self._since_actor = torch.zeros(())
         self._noise = RowNoise(config.batch_size, self.box.size, self._generator)
 
@@ -107,16 +108,22 @@ class TD3(ActorCritic):
             self._actor_stepped()
 
     def _apply(self, gradients: Sequence[Any]) -> None:
-        """See ActorCritic. Gradients contain one of the actor if the other agent's update included the actor."""
+        """See ActorCritic. Gradients contain one of the actor if the other agent's update included the actor.
+
+        The actor steps along it if its step is due.
+        """
         critics, *actor = gradients
         self.critics.apply(critics, self.num_updates)
         self._since_actor += 1.0
         for gradient in actor:
-            self._apply_to_actor(gradient)
-            self._actor_stepped()
+            # Learners that computed with one version each find that the actor is due: the first of them steps it. If
+            # it is stepped late, it is due earlier the next time, so that policy_delay is the mean.
+            if float(self._since_actor) >= self.config.policy_delay:
+                self._apply_to_actor(gradient)
+                self._actor_stepped()
 
     def _actor_stepped(self) -> None:
-        self._since_actor.zero_()
+        self._since_actor -= self.config.policy_delay
         self.critics.follow()
         self.mu.follow(self.config.target_rate)
 

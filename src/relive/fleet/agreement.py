@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, final
 
 from relive.errors import FormatMismatch
@@ -11,7 +14,33 @@ from relive.fleet.draws.placement import ROOT_BYTES, Root, Roots
 from relive.fleet.errors import RanksDisagree
 from relive.fleet.shards import Shards
 
-__all__ = ["Agreement", "Alone", "Exchange"]
+__all__ = ["HEAD_BYTES", "Agreement", "Alone", "Exchange"]
+
+_HEAD = struct.Struct("<BBHI")
+HEAD_BYTES = _HEAD.size  # sent before the roots of a draw
+_ATTACH, _NUMBER, _DRAW = 0, 1, 2
+_CALLS = ("attach()", "number_draws()", "a draw")
+
+
+@final
+@dataclass(frozen=True)
+class _Head:
+    """The call that a rank is in. All ranks compare it, except for is_over."""
+
+    call: int
+    is_over: bool = False  # the rank's deadline has passed
+    index: int = 0
+    num_items: int = 0
+
+    def pack(self) -> bytes:
+        return _HEAD.pack(self.call, self.is_over, self.index, self.num_items)
+
+    @classmethod
+    def unpack(cls, told: bytes) -> _Head:
+        if len(told) < HEAD_BYTES:
+            raise FormatMismatch("bytes of a call", f"at least {HEAD_BYTES}", len(told))
+        call, is_over, index, num_items = _HEAD.unpack_from(told)
+        return cls(call, bool(is_over), index, num_items)
 
 
 class Exchange(Protocol):
@@ -35,10 +64,13 @@ class Exchange(Protocol):
             timeout_s: timeout in seconds.
 
         Returns:
-            [world] the bytes that each rank gave to its call of the same count, by rank.
+            [world] the bytes that each rank gave to its call of the same count, by rank. After DeadlineExceeded the
+            next call is the retry of the same call: another rank may have this rank's bytes already, so they are those
+            that this rank gave then.
 
         Raises:
             DeadlineExceeded: a rank did not call in time. The error names the ranks that are missing.
+            RankLost: a rank ended, or the ranks cannot be in step again.
         """
         ...
 
@@ -82,10 +114,10 @@ class Agreement:
         tables = repr((config.spec, dict(config.index), config.seed)).encode()
         regions = b"".join(shard.number.to_bytes(2, "little") + shard.uuid for shard in self._shards)
         mine = hashlib.sha256(tables).digest() + hashlib.sha256(regions).digest()
-        for rank, theirs in enumerate(self._exchange.all_gather(mine, timeout_s)):
-            if theirs[:32] != mine[:32]:
+        for rank, theirs in enumerate(self._gathered(_Head(_ATTACH), mine, timeout_s)):
+            if theirs[HEAD_BYTES : HEAD_BYTES + 32] != mine[:32]:
                 raise RanksDisagree(rank, "a spec or indexes")
-            if theirs != mine:
+            if theirs[HEAD_BYTES:] != mine:
                 raise RanksDisagree(rank, "shards, or regions of them,")
 
     def check_alike(self, number: int, timeout_s: float) -> None:
@@ -96,9 +128,10 @@ class Agreement:
         if self._exchange.world == 1:
             return
         mine = number.to_bytes(8, "little")
-        for rank, theirs in enumerate(self._exchange.all_gather(mine, timeout_s)):
-            if theirs != mine:
-                raise RanksDisagree(rank, "a number of its next draw")
+        for rank, theirs in enumerate(self._gathered(_Head(_NUMBER), mine, timeout_s)):
+            if theirs[HEAD_BYTES:] != mine:
+                given = int.from_bytes(theirs[HEAD_BYTES:], "little")
+                raise RanksDisagree(rank, "a number of its next draw", number, given)
 
     def read(self, index: int) -> Roots:
         """Reads the roots as this rank sees them."""
@@ -107,7 +140,9 @@ class Agreement:
     def roots(self, index: int, num_items: int, pace: Pace, wait: Wait) -> Roots:
         """Waits for roots on which every rank may draw num_items items, and returns them.
 
-        Raises DeadlineExceeded on every rank as soon as one rank's deadline has passed.
+        Raises DeadlineExceeded on every rank as soon as one rank's deadline has passed. If a rank does not come in
+        time, raises DeadlineExceeded on the ranks that waited, and their next call is the retry. Raises RanksDisagree
+        if a rank draws from another index, or another number of items.
         """
         agreed, draws_left = self._agreed.get(index, (None, 0))
         if agreed is None or draws_left == 0:
@@ -124,26 +159,46 @@ class Agreement:
         asked = num_items * self._exchange.world * self._root_age
         while True:
             is_over = wait.is_over
-            roots, is_over = self._exchanged(index, is_over, wait)
+            roots, is_over = self._exchanged(_Head(_DRAW, is_over, index, num_items), wait)
             if roots.bounds[-1] > 0.0 and pace.can_sample(roots, asked):
                 return roots
             if is_over:
                 raise wait.exceeded(pace.needs(asked), roots.num_items)
             wait.pause()
 
-    def _exchanged(self, index: int, is_over: bool, wait: Wait) -> tuple[Roots, bool]:
+    def _exchanged(self, head: _Head, wait: Wait) -> tuple[Roots, bool]:
         exchange = self._exchange
         if exchange.world == 1:
-            return self.read(index), is_over
-        told = self._shards.roots(index, exchange.rank, exchange.world)
-        mine = bytes([is_over]) + b"".join(root.pack() for root in told)
-        self.bytes_sent += len(mine)
-        heard = exchange.all_gather(mine, max(wait.left_s, 1.0))
-        self.bytes_received += sum(map(len, heard)) - len(mine)
-        return Roots.of(root for one in heard for root in _unpacked(one)), any(one[0] for one in heard)
+            return self.read(head.index), head.is_over
+        told = self._shards.roots(head.index, exchange.rank, exchange.world)
+        mine = b"".join(root.pack() for root in told)
+        self.bytes_sent += HEAD_BYTES + len(mine)
+        heard = self._gathered(head, mine, max(wait.left_s, 1.0))
+        self.bytes_received += sum(map(len, heard)) - len(heard[exchange.rank])
+        roots = Roots.of(root for one in heard for root in _unpacked(one[HEAD_BYTES:]))
+        return roots, any(_Head.unpack(one).is_over for one in heard)
+
+    def _gathered(self, head: _Head, mine: bytes, timeout_s: float) -> list[bytes]:
+        """Exchanges bytes with a head in front. Raises RanksDisagree if a rank is in another call.
+
+        The bytes of this rank are compared, too: they may be those of a call that it gave up.
+        """
+        heard = self._exchange.all_gather(head.pack() + mine, timeout_s)
+        for rank, theirs in enumerate(map(_Head.unpack, heard)):
+            if theirs.call != head.call:
+                raise RanksDisagree(rank, "a call", _CALLS[head.call], _CALLS[theirs.call])
+            if theirs.index != head.index:
+                raise RanksDisagree(rank, "an index of its draw", self._names[head.index], self._names[theirs.index])
+            if theirs.num_items != head.num_items:
+                raise RanksDisagree(rank, "a number of items of its draw", head.num_items, theirs.num_items)
+        return heard
+
+    @property
+    def _names(self) -> Sequence[str]:
+        return list(self._shards[0].table.config.index)
 
 
 def _unpacked(told: bytes) -> list[Root]:
-    if len(told) % ROOT_BYTES != 1:
-        raise FormatMismatch("bytes of roots", f"1 and a multiple of {ROOT_BYTES}", len(told))
-    return [Root.unpack(told[at : at + ROOT_BYTES]) for at in range(1, len(told), ROOT_BYTES)]
+    if len(told) % ROOT_BYTES:
+        raise FormatMismatch("bytes of roots", f"a multiple of {ROOT_BYTES}", len(told))
+    return [Root.unpack(told[at : at + ROOT_BYTES]) for at in range(0, len(told), ROOT_BYTES)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from relive.errors import ReliveError
 
 __all__ = [
+    "ClusterFailed",
     "FleetExists",
     "FleetFailed",
+    "FleetLeft",
     "NoLiveShard",
     "NoSuchFleet",
     "NotOverShards",
@@ -38,19 +41,26 @@ class NotOverShards(ReliveError, NotImplementedError):
 
 @final
 class RanksDisagree(ReliveError, ValueError):
-    """A rank of the group has another spec, other indexes or other shards than this rank.
+    """A rank of the group has another spec, other indexes or other shards than this rank, or makes another call.
+
+    Nothing was drawn, on any rank.
 
     Attributes:
         rank: the other rank.
         what: the part that differs.
+        expected: the value on this rank; None if it has no short form.
+        got: the value on the other rank; None if it has no short form.
     """
 
-    def __init__(self, rank: int, what: str) -> None:
+    def __init__(self, rank: int, what: str, expected: object = None, got: object = None) -> None:
         self.rank = rank
         self.what = what
+        self.expected = expected
+        self.got = got
+        values = "" if expected is None else f": expected {expected!r}, got {got!r}"
         super().__init__(
-            f"rank {rank} has {what} other than this rank's; open the same shards, with the same specs and indexes, on"
-            " every rank"
+            f"rank {rank} has {what} other than this rank's{values}; open the same shards, with the same specs and"
+            " indexes, and make the same calls on every rank"
         )
 
 
@@ -142,6 +152,42 @@ class FleetFailed(ReliveError, RuntimeError):
         self.number = number
         self.reason = reason
         super().__init__(f"shard {number} of fleet {name!r} does not run: {reason}")
+
+
+@final
+class FleetLeft(ReliveError, RuntimeError):
+    """A fleet was stopped, and some of its shards have still an owner, or memory that was to be removed.
+
+    Attributes:
+        name: name of the fleet.
+        numbers: numbers of the shards.
+        waited_s: seconds that stop() waited.
+    """
+
+    def __init__(self, name: str, numbers: Sequence[int], waited_s: float) -> None:
+        self.name = name
+        self.numbers = tuple(numbers)
+        self.waited_s = waited_s
+        listed = " ".join(f"{name}-{number}" for number in numbers)
+        super().__init__(
+            f"fleet {name!r} was stopped, but within {waited_s:.0f} s the owners of its shards {listed} did not end or"
+            f" their memory was not removed; end their processes, then run `relive rm {listed}` on their nodes"
+        )
+
+
+@final
+class ClusterFailed(ReliveError, RuntimeError):
+    """Ray refused a call for a fleet, or could not complete it.
+
+    Attributes:
+        call: the call.
+        reason: Ray's explanation, in a line.
+    """
+
+    def __init__(self, call: str, reason: str) -> None:
+        self.call = call
+        self.reason = reason
+        super().__init__(f"the Ray cluster could not do {call}: {reason}; `ray status` shows its nodes")
 
 
 @final

@@ -276,6 +276,9 @@ class GroupReader:
             reason = f"{type(error).__name__}: {error}".encode()[:_MAX_REASON]
         mine = _HEAD.pack(asked.digest, status, num_bytes) + reason
         heard = self._in_step(self._exchange.all_gather, mine, _patience(wait))
+        if heard[self._exchange.rank] != mine:
+            self._is_in_step = False
+            raise RankLost("an earlier call over this group was given up, and ranks may be out of step")
         heads = [(*_HEAD.unpack_from(one), one[_HEAD.size :].decode(errors="replace")) for one in heard]
         for rank, (_, status, _, text) in enumerate(heads):
             if status == _LATE:

@@ -8,6 +8,7 @@ import os
 import secrets
 import struct
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, final
@@ -23,7 +24,7 @@ from relive.errors import InvalidConfig, NameTaken, NoSuchTable, SystemFailure
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.table.table import Table, attach_path, table_over
 
-__all__ = ["OwnerWatch", "ShardOwner", "make_shard", "shard_of"]
+__all__ = ["OwnerWatch", "ShardOwner", "make_shard", "outlive", "shard_of"]
 
 # The byte is far above the bytes that attached handles lock. An open-file lock ends when the last copy of its
 # descriptor is closed, however the process dies. A lock of the process would already end when the process closes
@@ -190,6 +191,27 @@ class OwnerWatch(Closing):
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def outlive(path: str, pause: Callable[[], bool]) -> bool:
+    """Waits until a shard on this host has no owner.
+
+    Args:
+        path: path of the region.
+        pause: waits a moment. Returns False when the time is over.
+
+    Returns:
+        Whether the shard has no owner, or no memory.
+    """
+    while True:
+        try:
+            with OwnerWatch(path) as watch:
+                if not watch.is_owned():
+                    return True
+        except NoSuchTable:
+            return True
+        if not pause():
+            return False
 
 
 def _checked(epoch: int) -> int:

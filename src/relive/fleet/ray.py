@@ -7,6 +7,10 @@ Protocol:
 
 - A placement group `relive/NAME`, STRICT_SPREAD, has a bundle for each shard. The actor `relive/NAME/NUMBER`
   (namespace `relive`) runs in the bundle. Group and actors are detached, so they outlive the process that started them.
+- The placement group is made first and removed last: it is the fleet's name. A fleet whose start() waits for nodes, or
+  was killed while it did, has a group and no actors.
+- A fleet is stopped in four steps: all actors are asked to end, all actors are killed, a task in the bundle of each
+  shard removes memory that its actor left, and the group is removed.
 - The actor is the shard's ShardOwner. Ray restarts it in its bundle, so on the same node as long as the node lives.
   There the actor takes over the contents of its shared memory, and serves at the same port.
 - Ray never repeats an actor's calls. No call moves experience, and callers ask again until their own deadline.
@@ -17,8 +21,10 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import signal
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
@@ -27,22 +33,32 @@ from relive.checks.parts import refuse_unknown
 from relive.checks.values import finite, integer, is_name, timeout
 from relive.config.storage import MAX_NAME_BYTES, SharedMemory
 from relive.config.table_config import TableConfig
-from relive.errors import DeadlineExceeded, InvalidConfig, MissingPackage, NameTaken, ServiceUnavailable
+from relive.core.attached import attached_pids
+from relive.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    MissingPackage,
+    NameTaken,
+    NoSuchTable,
+    ReliveError,
+    ServiceUnavailable,
+)
 from relive.errors.extras import install_command
 from relive.fleet.agreement import Exchange
 from relive.fleet.draws.pace import Wait
 from relive.fleet.draws.placement import MAX_SHARDS
-from relive.fleet.errors import FleetExists, FleetFailed, NoSuchFleet
-from relive.fleet.owner import ShardOwner
+from relive.fleet.errors import ClusterFailed, FleetExists, FleetFailed, FleetLeft, NoSuchFleet
+from relive.fleet.owner import ShardOwner, outlive
 from relive.fleet.sharded_table import ShardedTable, attach
 from relive.service.config import read_toml, table_of
+from relive.table.table import attach_path
 
 if importlib.util.find_spec("ray") is None:
     raise MissingPackage("relive.fleet.ray", "ray", install_command("ray"))
 
 import ray  # noqa: E402  (after the check above, whose error names the extra)
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError  # noqa: E402
-from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError  # noqa: E402
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group  # noqa: E402
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
 
 __all__ = ["FleetConfig", "ShardReport", "connect", "load_config", "start", "status", "stop"]
@@ -55,9 +71,12 @@ _ASK_S = 2.0  # how long one question waits before it is asked again
 _PAUSE_S = 0.1
 _CONNECT_S = 30.0
 _Removes: TypeAlias = Literal["all", "new", "none"]  # memory of an ending fleet; new: only regions that its actors made
-_END_S = 20.0
+_CLOSE_S = 5.0  # for actors that are asked to end: a healthy one answers in milliseconds
+_REACH_S = 5.0
+_STOP_S = 60.0  # a task on a busy node takes seconds to start
 _PORT_S = 10.0
 _LOCK_S = 3.0
+_WAITS = "it does not run: start() waits for nodes, or was ended while it did; stop the fleet, and start it again"
 _GONE = "its actor was ended; stop the fleet (--keep leaves its memory), and start it again"
 
 
@@ -272,9 +291,21 @@ def _reason(error: BaseException) -> str:
     return (told or lines or [type(error).__name__])[-1]
 
 
+@contextmanager
+def _explained(call: str) -> Iterator[None]:
+    """Raises ClusterFailed in place of an error of Ray."""
+    try:
+        yield
+    except (RayError, ValueError) as error:
+        if isinstance(error, ReliveError):
+            raise
+        raise ClusterFailed(call, _reason(error)) from error
+
+
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
+@_explained("start()")
 def start(config: FleetConfig, timeout_s: float = START_S, address: str | None = None) -> list[ShardReport]:
     """Starts a fleet that continues after this process ends.
 
@@ -291,7 +322,7 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
 
     Raises:
         DeadlineExceeded: the cluster has too few nodes, or they are too slow.
-        FleetExists: a fleet of this name already runs.
+        FleetExists: a fleet of this name already runs, or waits for nodes.
         FleetFailed: the actor of a shard ended for good.
         InvalidConfig: config is not a FleetConfig, or no Ray cluster was found.
 
@@ -301,11 +332,8 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
     if not isinstance(config, FleetConfig):
         raise InvalidConfig("config of a fleet", "a FleetConfig", config)
     wait = Wait(timeout(timeout_s))
-    _join(address)
-    if _actors(config.name):
-        raise FleetExists(config.name)
-    bundles = [config.bundle] * config.num_shards
-    group = placement_group(bundles, "STRICT_SPREAD", name=f"relive/{config.name}", lifetime="detached")
+    _join(address, wait)
+    group = _reserved(config)
     actors: dict[int, Any] = {}
     try:
         while not group.wait(min(_ASK_S, max(wait.left_s, _PAUSE_S))):
@@ -316,7 +344,20 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
             actors[number] = _made(config, number, group)
         return [_answer(config.name, number, actor, wait) for number, actor in actors.items()]
     except BaseException:
-        _end(config.name, actors, group, "new")
+        _end(config.name, actors, group, "new", Wait(_CLOSE_S))
+        raise
+
+
+def _reserved(config: FleetConfig) -> Any:
+    """The placement group of a new fleet. Raises FleetExists if the fleet has one, or an actor."""
+    if _actors(config.name) or _group(config.name) is not None:
+        raise FleetExists(config.name)
+    bundles = [config.bundle] * config.num_shards
+    try:
+        return placement_group(bundles, "STRICT_SPREAD", name=f"relive/{config.name}", lifetime="detached")
+    except RayError:
+        if _group(config.name) is not None:  # another start() came first, a moment ago
+            raise FleetExists(config.name) from None
         raise
 
 
@@ -334,6 +375,7 @@ def _made(config: FleetConfig, number: int, group: Any) -> Any:
     return made.remote(number, config.num_shards, config.shard(number), config.port)
 
 
+@_explained("connect()")
 def connect(
     name: str,
     timeout_s: float | None = None,
@@ -370,10 +412,10 @@ def connect(
         At most timeout_s, or 30 s if timeout_s is None. The wait includes shards that Ray is restarting.
     """
     wait = Wait(_CONNECT_S if timeout_s is None else timeout(timeout_s))
-    _join(address)
+    _join(address, wait)
     actors = _actors(name)
     if not actors:
-        raise NoSuchFleet(name)
+        raise NoSuchFleet(name) if _group(name) is None else FleetFailed(name, 0, _WAITS)
     reports = [_answer(name, number, actor, wait) for number, actor in actors.items()]
     for number in _missing(reports):
         raise FleetFailed(name, number, _GONE)
@@ -383,6 +425,7 @@ def connect(
     return attach(addresses, local, stream, timeout_s, exchange=exchange, root_age=root_age, path=path)
 
 
+@_explained("status()")
 def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> list[ShardReport]:
     """Asks each shard of a fleet for its report.
 
@@ -398,7 +441,7 @@ def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> lis
         NoSuchFleet: no fleet of this name runs.
     """
     wait = Wait(timeout(timeout_s))
-    _join(address)
+    _join(address, wait)
     reports = []
     for number, actor in _actors(name).items():
         try:
@@ -406,7 +449,10 @@ def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> lis
         except (DeadlineExceeded, FleetFailed) as error:
             reports.append(ShardReport(number, str(error)))
     if not reports:
-        raise NoSuchFleet(name)
+        group = _group(name)
+        if group is None:
+            raise NoSuchFleet(name)
+        return [ShardReport(number, str(FleetFailed(name, number, _WAITS))) for number in range(group.bundle_count)]
     reports += [ShardReport(number, str(FleetFailed(name, number, _GONE))) for number in _missing(reports)]
     return sorted(reports, key=lambda one: one.number)
 
@@ -417,36 +463,93 @@ def _missing(reports: Sequence[ShardReport]) -> list[int]:
     return sorted(set(range(expected)) - {one.number for one in reports})
 
 
-def stop(name: str, keeps_memory: bool = False, address: str | None = None) -> None:
-    """Ends a fleet. Its memory disappears with the last attached handle.
+@_explained("stop()")
+def stop(name: str, keeps_memory: bool = False, address: str | None = None, timeout_s: float = _STOP_S) -> None:
+    """Ends a fleet, whatever state its actors are in. Its memory disappears with the last attached handle.
 
     Args:
         name: name of the fleet.
         keeps_memory: True: the memory stays, for a later start(). Default False.
         address: address of the Ray cluster, as in connect.
+        timeout_s: timeout in seconds. Default 60.
 
     Raises:
         NoSuchFleet: no fleet of this name runs.
+        FleetLeft: a shard still has an owner, or memory that was to be removed.
+
+    Blocks:
+        At most timeout_s.
     """
-    _join(address)
+    wait = Wait(timeout(timeout_s))
+    _join(address, wait)
     actors = _actors(name)
     group = _group(name)
     if not actors and group is None:
         raise NoSuchFleet(name)
-    _end(name, actors, group, "none" if keeps_memory else "all")
+    left = _end(name, actors, group, "none" if keeps_memory else "all", wait)
+    if left:
+        raise FleetLeft(name, left, wait.waited_s)
 
 
-def _end(name: str, actors: Mapping[int, Any], group: Any, removes: _Removes) -> None:
-    """Ends the actors, and waits until Ray has forgotten them."""
-    wait = Wait(_END_S)
+def _end(name: str, actors: Mapping[int, Any], group: Any, removes: _Removes, wait: Wait) -> list[int]:
+    """Ends the actors, and waits until Ray has forgotten them. Returns the shards of which something is left."""
+    asked = [actor.close.remote(removes) for actor in actors.values()]
+    if asked:
+        ray.wait(asked, num_returns=len(asked), timeout=max(_PAUSE_S, min(_CLOSE_S, wait.left_s)))
     for actor in actors.values():
-        with suppress(RayActorError, GetTimeoutError, RayTaskError):
-            ray.get(actor.close.remote(removes), timeout=max(_ASK_S, wait.left_s))
         ray.kill(actor, no_restart=True)
+    left: list[int] = []
     if group is not None:
+        if removes != "new":  # else nodes may be missing
+            left = _not_ended(name, group, removes == "all", wait)
         remove_placement_group(group)
-    while not wait.is_over and _actors(name):
+    while _actors(name) and not wait.is_over:
         wait.pause()
+    return left
+
+
+def _not_ended(name: str, group: Any, removes: bool, wait: Wait) -> list[int]:
+    """Ends all shards on their nodes, whatever their actors do. Returns the shards for which this failed.
+
+    Bundles that have no node have no memory.
+    """
+    placed = placement_group_table(group)["bundles_to_node_id"]
+    tasks = {}
+    for number in (int(bundle) for bundle, node in placed.items() if node):
+        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+        made = ray.remote(_end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
+        tasks[made.remote(f"{name}-{number}", removes, wait.left_s)] = number
+    done = ray.wait(list(tasks), num_returns=len(tasks), timeout=wait.left_s)[0] if tasks else []
+    ended = set()
+    for task in done:
+        with suppress(RayError):
+            if ray.get(task):
+                ended.add(tasks[task])
+    return sorted(set(tasks.values()) - ended)
+
+
+def _end_here(name: str, removes: bool, timeout_s: float) -> bool:
+    """Ends a shard of this node. Kills an actor that does not end, because Ray cannot kill one that hangs.
+
+    Returns whether the shard has no owner any more, and its memory is gone or disappears with its last handle.
+    """
+    path, wait = SharedMemory(name).path, Wait(timeout_s)
+
+    def pause() -> bool:
+        if wait.waited_s >= _LOCK_S:
+            for pid in attached_pids(path):
+                with suppress(OSError):
+                    if _ShardActor.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+        wait.pause()
+        return not wait.is_over
+
+    if not outlive(path, pause):
+        return False
+    if removes:
+        with suppress(NoSuchTable):
+            attach_path(path).close()  # the last handle that closes removes the memory
+    return True
 
 
 def _group(name: str) -> Any:
@@ -456,12 +559,28 @@ def _group(name: str) -> Any:
         return None
 
 
-def _join(address: str | None) -> None:
-    """Joins the cluster if this process is not part of one. Raises InvalidConfig if no cluster is found."""
+def _join(address: str | None, wait: Wait) -> None:
+    """Joins the cluster if this process is not part of one. Never starts one.
+
+    Raises InvalidConfig if no cluster is found.
+    """
     if ray.is_initialized():
         return
+    asked = address or os.environ.get("RAY_ADDRESS") or "auto"
+    expected = "one that runs: ray start --head, and on the other nodes ray start --address=HEAD:6379"
     try:
-        ray.init(address=address or "auto", namespace=NAMESPACE, logging_level="error", log_to_driver=False)
-    except ConnectionError as error:
-        expected = "one that runs: ray start --head, and on the other nodes ray start --address=HEAD:6379"
-        raise InvalidConfig("address of the Ray cluster", expected, address or "none found") from error
+        _check_reached(asked, min(_REACH_S, wait.left_s))
+        ray.init(address=asked, namespace=NAMESPACE, logging_level="error", log_to_driver=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        got = f"{asked!r} ({_reason(error)})" if asked != "auto" else "none found"
+        raise InvalidConfig("address of the Ray cluster", expected, got) from error
+
+
+def _check_reached(address: str, timeout_s: float) -> None:
+    """Raises ValueError or OSError if nothing listens at the address. Ray waits for it without an end."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ValueError("not HOST:PORT")
+    socket.create_connection((host.strip("[]"), int(port)), max(_PAUSE_S, timeout_s)).close()

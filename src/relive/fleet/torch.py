@@ -1,7 +1,7 @@
 """Lets the ranks of a torch.distributed group draw together, or share one rank's batches, by the group's collectives.
 
-A draw sends 61 bytes an index and shard (agreement.py). These bytes go over gloo even if gradients go over NCCL: the
-default group of a machine with GPUs has both ("cpu:gloo,cuda:nccl").
+A draw sends 68 bytes if each rank has one shard (agreement.py). These bytes go over gloo even if gradients go over
+NCCL: the default group of a machine with GPUs has both ("cpu:gloo,cuda:nccl").
 
 Protocol:
 
@@ -10,17 +10,24 @@ Protocol:
   any call so far. If one rank has more bytes, all ranks see its length, make room, and gather once more.
 - A rank that waits longer than a moment writes the number of its call into the group's store. A rank that gives up
   names the ranks that did not write it.
-- A collective that was given up stays posted, with its memory. The block of the late rank arrives there, and later
-  calls still match each other.
+- A call that is given up stays posted, with its memory. The next all_gather of that rank over the group is the retry:
+  it waits for the posted call, with the bytes that the rank gave then, because the late rank may have these bytes
+  already. So calls always match. A broadcast has no retry, because the source may have another batch by then: later
+  calls over the group raise RankLost.
+- gloo tells only the neighbours of a rank that it ended. They write that into the store, and every rank that waits
+  longer than a moment reads it.
+- All exchanges of a process over one group make one sequence of calls (`_Calls`), because the group has one.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, final
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +49,7 @@ __all__ = ["TorchExchange"]
 
 _SLICE_S = 0.2  # between two checks for signals and the deadline
 _HEADER = 4
-_exchanges = itertools.count()
+_LOST = "relive/lost"  # key of the store: why no call is possible any more
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -72,13 +79,9 @@ class TorchExchange:
         if "gloo" not in str(backend) and "mpi" not in str(backend):
             expected = "one with gloo: backend='cpu:gloo,cuda:nccl', or new_group(backend='gloo') beside it"
             raise InvalidConfig("backend of the group", expected, str(backend))
-        self._group = group
-        self.rank: int = distributed.get_rank(group)
-        self.world: int = distributed.get_world_size(group)
-        self._name = f"relive/{next(_exchanges)}"
-        self._room = 64
-        self._num_calls = 0
-        self._given_up: list[tuple[Any, list[torch.Tensor]]] = []  # collectives that late ranks have not joined yet
+        self._group: Any = distributed.group.WORLD if group is None else group
+        self._calls = _calls_of(self._group)
+        self.rank, self.world = self._calls.rank, self._calls.world
 
     def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
         """Exchanges bytes among all ranks of the group.
@@ -88,22 +91,17 @@ class TorchExchange:
             timeout_s: timeout in seconds.
 
         Returns:
-            [world] the bytes that each rank gave to its call of the same count, by rank.
+            [world] the bytes that each rank gave to its call of the same count, by rank. After a call that ended in
+            DeadlineExceeded or by Ctrl-C this is the retry of that call: this rank's bytes are those that it gave then.
 
         Raises:
-            DeadlineExceeded: a rank did not call in time. The error names the ranks that are missing.
-            RankLost: a rank ended. torchrun starts the group again.
+            DeadlineExceeded: a rank did not call in time. The error names the ranks that are missing. Call again.
+            RankLost: a rank ended, or a broadcast was given up earlier. torchrun starts the group again.
 
         Blocks:
             At most timeout_s. Ctrl-C ends the wait.
         """
-        ends = time.monotonic() + timeout_s
-        while True:
-            blocks = self._gathered(mine, ends, timeout_s)
-            lengths = [int.from_bytes(block[:_HEADER], "little") for block in blocks]
-            if max(lengths) <= self._room - _HEADER:
-                return [block[_HEADER : _HEADER + length] for block, length in zip(blocks, lengths, strict=True)]
-            self._room = max(lengths) + _HEADER  # the same on every rank
+        return self._calls.all_gather(mine, timeout_s)
 
     def broadcast(self, given: npt.NDArray[np.uint8] | None, num_bytes: int, source: int, timeout_s: float) -> Bytes:
         """Sends bytes of rank `source` to all ranks of the group.
@@ -123,40 +121,102 @@ class TorchExchange:
         Blocks:
             At most timeout_s. Ctrl-C ends the wait. The source may return before the other ranks have all bytes.
         """
+        return self._calls.broadcast(given, num_bytes, source, timeout_s)
+
+
+@final
+@dataclass(frozen=True)
+class _Posted:
+    """A collective that this rank has posted, and the memory that it reads and writes.
+
+    mine: the bytes of an all_gather; None: the collective is a broadcast.
+    """
+
+    mine: bytes | None
+    work: Any
+    tensors: list[torch.Tensor]
+
+
+@final
+class _Calls:
+    """The calls of this process over one group, one after another."""
+
+    def __init__(self, group: Any) -> None:
+        self.rank: int = distributed.get_rank(group)
+        self.world: int = distributed.get_world_size(group)
+        self._ref = ref(group)  # an exchange keeps the group
+        self._room = 64
+        self._num_calls = 0
+        self._unfinished: _Posted | None = None
+        self._lost = ""  # why no call is possible any more
+
+    def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
+        """See TorchExchange."""
+        self._check()
+        ends = time.monotonic() + timeout_s
+        posted = self._unfinished or self._post(mine)
+        while True:
+            assert posted.mine is not None  # _check refused the others
+            self._wait(posted, ends, timeout_s)
+            blocks = [tensor.numpy().tobytes() for tensor in posted.tensors[1:]]
+            lengths = [int.from_bytes(block[:_HEADER], "little") for block in blocks]
+            if max(lengths) <= self._room - _HEADER:
+                self._unfinished = None
+                return [block[_HEADER : _HEADER + length] for block, length in zip(blocks, lengths, strict=True)]
+            self._room = max(lengths) + _HEADER  # the same on every rank
+            posted = self._post(posted.mine)
+
+    def broadcast(self, given: npt.NDArray[np.uint8] | None, num_bytes: int, source: int, timeout_s: float) -> Bytes:
+        """See TorchExchange."""
+        self._check()
+        if self._unfinished is not None:
+            raise RankLost("an earlier call was given up, and ranks may be out of step")
         self._num_calls += 1
         carried = torch.empty(num_bytes, dtype=torch.uint8) if given is None else torch.from_numpy(given)
-        whose = source if self._group is None else distributed.get_global_rank(self._group, source)
+        whose = distributed.get_global_rank(self._group, source)
         work = distributed.broadcast(carried, whose, group=self._group, async_op=True)
-        self._finish(work, [carried], time.monotonic() + timeout_s, timeout_s)
+        self._unfinished = _Posted(None, work, [carried])
+        self._wait(self._unfinished, time.monotonic() + timeout_s, timeout_s)
+        self._unfinished = None
         return carried.numpy()
 
-    def _gathered(self, mine: bytes, ends: float, timeout_s: float) -> list[bytes]:
+    def _check(self) -> None:
+        if self._unfinished is not None and self._unfinished.mine is None:
+            self._lost = self._lost or "an earlier broadcast was given up, and ranks may be out of step"
+        if self._lost:
+            raise RankLost(self._lost)
+
+    def _post(self, mine: bytes) -> _Posted:
         self._num_calls += 1
         block = (len(mine).to_bytes(_HEADER, "little") + mine)[: self._room].ljust(self._room, b"\0")
         given = torch.frombuffer(bytearray(block), dtype=torch.uint8)
         heard = [torch.empty_like(given) for _ in range(self.world)]
         work = distributed.all_gather(heard, given, group=self._group, async_op=True)
-        self._finish(work, [given, *heard], ends, timeout_s)
-        return [tensor.numpy().tobytes() for tensor in heard]
+        self._unfinished = _Posted(mine, work, [given, *heard])
+        return self._unfinished
 
-    def _finish(self, work: Any, tensors: list[torch.Tensor], ends: float, timeout_s: float) -> None:
-        self._given_up = [one for one in self._given_up if not one[0].is_completed()]
+    def _wait(self, posted: _Posted, ends: float, timeout_s: float) -> None:
         try:
-            self._wait(work, ends, timeout_s)
-        except BaseException:
-            self._given_up.append((work, tensors))
-            raise
+            self._wait_in_slices(posted.work, ends, timeout_s)
+        except RuntimeError as error:  # a connection has ended, or the store
+            self._lost = str(error)
+            with suppress(RuntimeError):
+                self._store.set(_LOST, self._lost)
+            raise RankLost(self._lost) from error
 
-    def _wait(self, work: Any, ends: float, timeout_s: float) -> None:
+    def _wait_in_slices(self, work: Any, ends: float, timeout_s: float) -> None:
         has_said = False
         while True:
             left_s = max(0.001, min(_SLICE_S, ends - time.monotonic()))
             try:
                 work.wait(timedelta(seconds=left_s))
                 return
-            except RuntimeError as error:
+            except RuntimeError:
                 if work.is_completed():
-                    raise RankLost(str(error)) from error
+                    work.wait()  # it failed, or it was done a moment after the slice
+                    return
+            if self._store.check([_LOST]):
+                raise RuntimeError(self._store.get(_LOST).decode(errors="replace"))
             if not has_said:
                 self._store.set(self._key(self.rank), str(self._num_calls))
                 has_said = True
@@ -175,9 +235,21 @@ class TorchExchange:
         return absent
 
     @property
+    def _group(self) -> Any:
+        return self._ref()
+
+    @property
     def _store(self) -> Any:
-        group: Any = distributed.group.WORLD if self._group is None else self._group
-        return group.get_group_store()
+        return self._group.get_group_store()
 
     def _key(self, rank: int) -> str:
-        return f"{self._name}/{rank}"
+        return f"relive/{rank}"
+
+
+_calls: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
+
+
+def _calls_of(group: Any) -> _Calls:
+    if group not in _calls:
+        _calls[group] = _Calls(group)
+    return _calls[group]

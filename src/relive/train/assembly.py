@@ -18,7 +18,7 @@ from relive.train.acting.inference_pool import InferencePool
 from relive.train.acting.inline import InlineActors
 from relive.train.learners.compiled_updates import PackageRequest
 from relive.train.learners.group import GroupOptions, LearnerGroup
-from relive.train.learners.host_group import HostGroup, HostOptions
+from relive.train.learners.host_group import HostGroup
 from relive.train.learners.parameter_server import ParameterServer, ServerOptions
 from relive.train.learners.update_choice import ChoiceOptions, UpdateChoice
 from relive.train.learners.updates import DrawnUpdates, HostUpdates, ServedUpdates, Updates
@@ -53,7 +53,6 @@ class Assembly:
             settled: Gets "compiled" or "handwritten", once, if the run chooses between them.
 
         Raises:
-            HostGone: Another host of the run did not come. The call blocks until all hosts have come.
             ServiceUnavailable: The run cannot be served at its address.
             MissingPackage: An option needs a package that is not installed.
         """
@@ -151,13 +150,10 @@ class Assembly:
     def learners_on_hosts(self) -> Updates:
         """See PartMaker."""
         one = self._session
-        config, count = one.config, one.config.topology.num_hosts
-        if count == 1:
+        if one.met is None:
             return self._drawn()
-        # The other hosts wait while the first one evaluates.
-        deadline_s = max(HostOptions.deadline_s, config.evaluation_s + HostOptions.deadline_s / 2)
-        hosts = HostGroup(one.agent, HostOptions(count, one.device, deadline_s))
-        return HostUpdates(self.agent, self.table, config.num_drawn, one.profiling.timed, hosts, self._act)
+        hosts = HostGroup(one.agent, one.met)
+        return HostUpdates(self.agent, self.table, one.config.num_drawn, one.profiling.timed, hosts, self._act)
 
     def _drawn(
         self, update: Callable[[Items], NDArray[np.float64] | None] | None = None, helper: Part | None = None

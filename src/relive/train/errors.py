@@ -181,3 +181,25 @@ class ReplicasDiffer(ReliveError):
             f" {got:08x}; this machine's memory or arithmetic is not to be trusted, or the agent's update draws"
             " or reads something of its own; resume from the last checkpoint, with topology = actors has one learner"
         )
+
+
+@final
+class HostsDiffer(ReliveError, ValueError):
+    """The hosts of a run were told different options. All hosts raise the same error, before anything was made.
+
+    Attributes:
+        option: Path of the option.
+        expected: Its value on host 0.
+        got: Its value on host `host`.
+        host: Number of the other host.
+    """
+
+    def __init__(self, option: str, expected: object, got: object, host: int) -> None:
+        self.option = option
+        self.expected = expected
+        self.got = got
+        self.host = host
+        super().__init__(
+            f"option {option!r} of host {host}: expected {expected!r}, as on host 0, got {got!r}; the hosts of a run"
+            " learn one policy: start all of them with the same options"
+        )

@@ -22,7 +22,7 @@ from relive.train.assembly import Assembly
 from relive.train.config import TrainConfig, path_of
 from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
-from relive.train.learners.host_group import host_number
+from relive.train.learners.meeting import host_number, meeting
 from relive.train.learners.numerics import learner_numerics
 from relive.train.run_directory import CONFIG_FILE, alone_in, move_aside
 from relive.train.settings import changed, options
@@ -74,6 +74,8 @@ def train(
         The result of the run.
 
     Raises:
+        HostsDiffer: The hosts of the run were told different options.
+        HostGone: Another host of the run did not come, or ended.
         InvalidConfig: The directory has a run already (without resume) or none (with resume); another run uses it, or
             lies in it or above it; the address is taken; the table cannot hold replay.min_size items; or the agent
             cannot act in the environment. A refused run leaves no directory.
@@ -86,7 +88,7 @@ def train(
         TooFewUpdates: The run reached its limit without the updates that its replay ratio asks for. A checkpoint is
             written.
         OSError: A file or the output cannot be written. A checkpoint is written if it can be; else the old one stays.
-        KeyboardInterrupt: A second signal came.
+        KeyboardInterrupt: A second signal came, or a first one while this host waited for the other hosts of the run.
 
     Blocks:
         As long as the run takes, which config.limits bounds.
@@ -110,6 +112,9 @@ def train(
 
         with learner_numerics(learner_threads(config)):
             setup = prepare(config)
+            # Before anything is made: a host that ends while it waits, or has other options, leaves nothing.
+            met = stack.enter_context(meeting(config, setup.spaces, setup.device, stopping))
+            setup = replace(setup, met=met)
             if not resume and (run_dir is None if moving_aside is None else moving_aside):
                 move_aside(folder, console)
             stack.enter_context(alone_in(folder))

@@ -21,6 +21,7 @@ from relive.config.storage import Storage
 from relive.errors import InvalidConfig
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig
+from relive.train.learners.meeting import HostMeeting
 from relive.train.learners.numerics import threads_of
 from relive.train.memory.parameters import ParameterBoard, ParameterLayout
 from relive.train.memory.scoreboard import Scoreboard
@@ -41,6 +42,7 @@ class Setup:
         device: torch's device of the learners.
         num_threads: Threads of each learner.
         agent: The agent of this process. If learners share batches, its batch is the slice of one learner.
+        met: The other hosts; None: the run has one host, or the hosts have not met yet.
     """
 
     config: TrainConfig
@@ -48,6 +50,7 @@ class Setup:
     device: str
     num_threads: int
     agent: Agent
+    met: HostMeeting | None
 
 
 @final
@@ -88,7 +91,7 @@ def prepare(config: TrainConfig) -> Setup:
     _check_capacity(config, agent.index(limiter_of(config)))
     table_config(config, agent, LocalMemory())
     _check_address(config)
-    return Setup(config, spaces, device, learner_threads(config), agent)
+    return Setup(config, spaces, device, learner_threads(config), agent, met=None)
 
 
 @contextmanager
