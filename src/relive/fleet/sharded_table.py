@@ -17,7 +17,7 @@ from relive.config.storage import SharedMemory
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.core.table_core import Normalise, WriterCore
-from relive.errors import InvalidConfig, NotShareable, ReliveError
+from relive.errors import InvalidConfig, NotShareable, ReliveError, RequestTooLarge
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore
 from relive.fleet.mapped import MappedShard
@@ -204,8 +204,7 @@ class ShardedTable(TableHandle):
         self._fleet = FleetCore(found, exchange or Alone(), age, local)
         config = found[0].table.config
         self._bind(self._fleet, config, config.timeout_s if timeout_s is None else timeout(timeout_s))
-        for shard in found:
-            shard.set_patience(self._timeout_s, len(found))
+        self._fleet.set_patience(self._timeout_s)
         self._fleet.agreement.check_ranks(self._timeout_s)
 
     @classmethod
@@ -260,7 +259,7 @@ class ShardedTable(TableHandle):
     def _batch_source(
         self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
-        return FleetSource(self._fleet, request, columns), prefetch
+        return FleetSource(self._fleet, request, columns, timeout_s), prefetch
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
@@ -278,6 +277,14 @@ class ShardedTable(TableHandle):
     def num_ranks(self) -> int:
         """Number of ranks of the exchange that draw together; 1 without an exchange."""
         return self._fleet.num_ranks
+
+    def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
+        """The same error with the arithmetic of the limiter, and of the draws that one read of the roots serves."""
+        told, age, world = super()._explained(error, index), self._fleet.agreement.root_age, self._fleet.num_ranks
+        if age * world == 1 or told.none_twice:
+            return told
+        served = f"one read of the roots serves root_age {age} draws of {world} rank{'s' if world > 1 else ''}"
+        return RequestTooLarge(told.requested, told.window, f"{told.arithmetic}; {served}")
 
     def opened_by(self, again: Callable[..., ShardedTable]) -> None:
         """Sets how this table pickles: again(stream=) opens one more handle on the same shards, in any process."""
@@ -351,9 +358,9 @@ class FleetDraws:
         self._fleet = fleet
         self._held: deque[Drawn] = deque()  # the oldest first
 
-    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
-        """Draws one batch and keeps the draw in flight."""
-        drawn = self._fleet.hold(request, timeout_s)
+    def draw(self, request: DrawRequest, timeout_s: float, arrives_s: float = 0.0) -> HeldDraw:
+        """Draws one batch and keeps the draw in flight. Rows on their way have arrives_s, if that is longer."""
+        drawn = self._fleet.hold(request, timeout_s, arrives_s)
         self._held.append(drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
         return HeldDraw(drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
 
@@ -378,9 +385,10 @@ _NONE = np.empty(0, np.int64)
 class FleetSource:
     """Draws and gathers batches in one call. A batch is in flight until it is handed out."""
 
-    def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns) -> None:
-        """Raises NotOverShards for a condition over several shards."""
-        fleet.check_condition(request.condition)
+    def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns, timeout_s: float) -> None:
+        """Raises RequestTooLarge, and NotOverShards for a condition over several shards."""
+        fleet.check_request(request)
+        self._timeout_s = timeout_s
         self._draws = FleetDraws(fleet)
         self._request = request
         self._columns = columns
@@ -390,7 +398,7 @@ class FleetSource:
 
     def take(self) -> Batch:
         """Draws and gathers one batch."""
-        return Batch(self._columns, *self._draws.draw(self._request, SLICE_S))
+        return Batch(self._columns, *self._draws.draw(self._request, SLICE_S, self._timeout_s))
 
     def commit(self, was_late: bool) -> None:
         """Counts a batch as sampled."""

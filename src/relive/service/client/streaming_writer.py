@@ -16,6 +16,7 @@ from relive.core.protocol import ReplayWriter
 from relive.core.table_core import Normalise
 from relive.errors import NotShareable
 from relive.service.client.blocks import StreamedKeys
+from relive.service.client.collected import end_when_collected
 from relive.service.client.remote_core import RemoteCore
 from relive.service.client.streamed_core import StreamedWriterCore
 from relive.service.wire.encoding import RowEncoder
@@ -43,7 +44,8 @@ class StreamingWriter(Closing):
     - Other calls of the same table handle see every step appended before them, unless this writer waits for the
       limiter.
 
-    Close the writer. The close waits for the sent steps and cuts the lanes.
+    Close the writer. The close waits for the sent steps and cuts the lanes. A writer that is collected is closed, too,
+    but nothing reports steps that were not stored.
 
     Args:
         core: Core of the remote table.
@@ -64,6 +66,7 @@ class StreamingWriter(Closing):
         opener = _Opener(core, spec, streaming)
         self._writer = Writer(opener, spec, num_lanes, core.timeout_s, lambda error: error, create_items)
         self._core = opener.opened
+        end_when_collected(self, opener.opened.close)
         self._spec = spec
 
     if TYPE_CHECKING:
