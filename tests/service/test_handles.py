@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -99,13 +100,16 @@ def ended_by_collection(address: str, kind: str) -> None:
 def ended_by_interrupt(address: str, kind: str) -> None:
     """Ctrl-C at some moment between the opening of the handle and its end."""
 
+    fired = []
+
     def interrupt(*_: Any) -> None:
+        fired.append(True)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 1e-4 + 3e-3 * np.random.default_rng().random())
-        while True:
+        while not fired:  # an interrupt in a destructor is dropped
             table, *_ = use(address, kind)
             table.close()
     except KeyboardInterrupt:
@@ -133,15 +137,14 @@ def test_nothing_is_left_of_a_handle(owners: Owners, address: str, kind: str, en
 CHILD = """
 import os, sys, numpy as np, relive
 from relive.fleet import attach
-kept = attach([sys.argv[1]], path="service", timeout_s=5.0) if sys.argv[2] == "attach" else relive.connect(sys.argv[1], 5.0)
+opens = {"attach": lambda: attach([sys.argv[1]], path="service"), "connect": lambda: relive.connect(sys.argv[1])}
+kept = opens[sys.argv[2]]()
 kept.sample(4)
 """
 
 
 @pytest.mark.parametrize("kind", ["connect", "attach"])
 def test_a_process_that_ends_leaves_nothing(owners: Owners, address: str, kind: str) -> None:
-    import subprocess
-
     before = settles(lambda: counts(owners, address), lambda told: told[3] == 0)
     for _ in range(3):
         subprocess.run([sys.executable, "-c", CHILD, address, kind], check=True, timeout=60)
@@ -153,7 +156,7 @@ def test_a_process_that_ends_leaves_nothing(owners: Owners, address: str, kind: 
 
 
 def said_by_child(work: Callable[[], str]) -> tuple[str, int]:
-    """What a forked child says of its work, and how it ends by sys.exit()."""
+    """What a forked child says of its work, and how it ends: it runs no exit functions of the tests."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -164,8 +167,125 @@ def said_by_child(work: Callable[[], str]) -> tuple[str, int]:
             said = type(problem).__name__
         os.write(writes, said.encode())
         os.close(writes)
-        sys.exit(7)
+        os._exit(7)
     os.close(writes)
     with os.fdopen(reads) as pipe:
         said = pipe.read()
     return said, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_is_refused_in_words_and_ends(address: str) -> None:
+    """gRPC does not survive a fork: a child of a process that has, or had, a connection is told so at once."""
+    with relive.connect(address, timeout_s=5.0) as table:
+        table.sample(4)
+        sharded = attach([address], path="service", timeout_s=5.0)
+        calls: list[Callable[[], Any]] = [
+            lambda: relive.connect(address, timeout_s=5.0),
+            lambda: attach([address], path="service", timeout_s=5.0),
+            lambda: table.sample(4),
+            lambda: sharded.sample(4),
+            lambda: sharded.gather(np.zeros(0, np.int64)).num_items or len(sharded),
+        ]
+        for call in calls:
+            assert said_by_child(lambda call=call: call() and "") == ("ForkedHandle", 7)
+        assert said_by_child(lambda: str(table.close() or sharded.close())) == ("None", 7)
+        assert said_by_child(lambda: "nothing") == ("nothing", 7)
+        sharded.close()
+        assert table.sample(4).num_items == 4
+    assert said_by_child(lambda: relive.connect(address, timeout_s=5.0) and "") == ("ForkedHandle", 7)
+
+
+FORKS = """
+import os, sys, threading, numpy as np, relive, relive.service
+from relive.fleet import ShardOwner, attach
+address, kind = sys.argv[1:3]
+spec = relive.StepSpec({"a": relive.ArraySpec((), "int64")})
+kept = []
+if kind == "mapped":
+    for number in (0, 1):
+        kept += [ShardOwner(number, relive.TableConfig(spec, 100, None, relive.SharedMemory(sys.argv[3 + number])))]
+    kept += [attach(sys.argv[3:5])]
+elif kind == "server":
+    kept += [relive.Table(spec, 100)]
+    kept += [relive.service.serve({"one": kept[0]}, "grpc://127.0.0.1:0")]
+else:
+    kept += [relive.connect(address, 5.0) if kind == "connect" else attach([address], path="service", timeout_s=5.0)]
+    kept[0].sample(4)
+for drops in (False, True):
+    child = os.fork()
+    if child == 0:
+        if drops:
+            kept.clear()
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["mapped", "server", "connect", "attach"])
+def test_a_forked_child_ends_by_sys_exit(address: str, kind: str, shm_name: Any) -> None:
+    arguments = [sys.executable, "-c", FORKS, address, kind, shm_name(), shm_name()]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout.split(), ended.returncode) == (["7", "7"], 0), ended.stderr
+
+
+def test_a_forked_child_of_a_process_that_serves(shm_name: Any) -> None:
+    table = relive.Table(SPEC, 1000, storage=relive.SharedMemory(shm_name()))
+    with table, relive.service.serve({"one": table}, "grpc://127.0.0.1:0") as server:
+        with relive.connect(server.address + "/one") as remote:
+            remote.writer().extend(a=np.arange(10), truncated=True)
+        assert said_by_child(lambda: str(server.close() or "closed")) == ("closed", 7)
+        assert said_by_child(lambda: str(relive.service.serve({"one": table}, "grpc://127.0.0.1:0"))) == (
+            "ForkedHandle",
+            7,
+        )
+        with relive.connect(server.address + "/one") as remote:
+            assert remote.sample(4).num_items == 4
+
+
+def test_the_refusal_names_the_way_out(address: str) -> None:
+    relive.connect(address, timeout_s=5.0).close()
+
+    def work() -> str:
+        try:
+            relive.connect(address)
+        except errors.ForkedHandle as problem:
+            return str(problem)
+        return ""
+
+    said, _ = said_by_child(work)
+    assert "spawn" in said and "before the first connect" in said
+
+
+# ---- a server that hangs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streaming", [None, Streaming()], ids=["writers", "streaming writers"])
+def test_a_handle_with_many_writers_on_a_hung_server_closes_once(
+    owners: Owners, address: str, streaming: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every writer has the same end of its wait, whatever the writers before it waited."""
+    from relive.service.client.connection import Connection
+
+    table = relive.connect(address, timeout_s=2.0)
+    writers = [table.writer(streaming=streaming) if streaming else table.writer() for _ in range(6)]
+    for writer in writers:
+        writer.append(a=1)
+    finish, ends = Connection.finish, list[float]()
+
+    def noting(connection: Any, stream: Any, until: float) -> bool:
+        ends.append(until)
+        return finish(connection, stream, until)
+
+    monkeypatch.setattr(Connection, "finish", noting)
+    os.kill(owners.process.pid, signal.SIGSTOP)
+    try:
+        if streaming:
+            for writer in writers:
+                writer.append(a=2)
+            with pytest.raises(errors.Unacknowledged):
+                table.close()
+        else:
+            table.close()
+    finally:
+        os.kill(owners.process.pid, signal.SIGCONT)
+    assert len(set(ends)) == 1

@@ -270,7 +270,9 @@ class Connection:
         return ServiceUnavailable(self.address, time.monotonic() - start, reason)
 
     def drop(self, stream: Exchange) -> None:
-        """Ends a stream at once."""
+        """Ends a stream at once. In a forked child it stays as it is: the parent uses the same socket."""
+        if self.is_foreign:
+            return
         with self._changed:
             self._all.discard(stream)
         stream.cancel()
@@ -280,7 +282,7 @@ class Connection:
 
         False if not done by `ends`.
         """
-        if time.monotonic() >= ends:  # another stream has waited for the server until then
+        if self.is_foreign or time.monotonic() >= ends:  # another stream has waited for the server until then
             self.drop(stream)
             return False
         with self._changed:

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -338,9 +339,18 @@ def _cut_connections(port: int) -> None:
 
 
 def _note_fork() -> None:
-    """Leaves the servers to the parent: a child that released one would join threads that the child does not have."""
-    for server in _running:
-        keep_for_ever(server)
+    """Leaves the servers to the parent: a child that released one would join threads that the child does not have.
+
+    pyarrow shuts each server down at the end of the interpreter, by a finalizer that only the registry of weakref
+    shows.
+    """
+    if not _running:
+        return
+    keep_for_ever(*_running)
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        alive = finalizer.peek()
+        if alive is not None and isinstance(alive[0], flight.FlightServerBase):
+            finalizer.detach()
 
 
 if hasattr(os, "register_at_fork"):
