@@ -63,7 +63,7 @@ class MappedShard(Shard):
         """Notes that the shard kept a call waiting: draws leave it out for STALL_S."""
         self._stalled_until = time.monotonic() + STALL_S
 
-    def select(self, index: int, names: list[str], alike: list[Any]) -> Any:
+    def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> Any:
         """Resolves columns in the core."""
         return self.core.select(index, names)
 

@@ -162,7 +162,7 @@ class Shard(ABC):
         """Begins what the next question to this shard would wait for, so that several shards are waited for once."""
 
     @abstractmethod
-    def select(self, index: int, names: list[str], alike: list[Any]) -> Any:
+    def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> Any:
         """Resolves columns for draws and gathers. The result has `outputs`. Raises UnknownColumn.
 
         alike: one list for the same columns of all shards, in which shards may find what others have resolved.

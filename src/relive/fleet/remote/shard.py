@@ -254,9 +254,9 @@ class RemoteShard(Shard):
             self._lines.prepare()
             self.core.connection.prepare("call")
 
-    def select(self, index: int, names: list[str], alike: list[Any]) -> LazySelection:
+    def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> LazySelection:
         """Returns columns that are resolved at their first use."""
-        return LazySelection(self, index, names, alike)
+        return LazySelection(self, index, names, [] if alike is None else alike)
 
     def ask_root(self, index: int, left_s: float) -> Callable[[], Root]:
         """Asks for the root, an answer of 56 bytes.

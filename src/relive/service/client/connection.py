@@ -334,10 +334,7 @@ class Connection:
 
 @final
 class Asking:
-    """A call that was sent and is not answered yet. Owns its stream until take() or drop(). One thread at a time.
-
-    A stream that waits for its turn to be taken has no deadline, so a wait for another server cuts off no answer.
-    """
+    """A call that was sent and is not answered yet. Owns its stream until take() or drop(). One thread at a time."""
 
     def __init__(
         self, connection: Connection, op: str, message: bytes, ends: float, packing: Packing | None, count: int
@@ -373,6 +370,10 @@ class Asking:
                 raise framing.error_from(told["error"])
             return Answer(told, block)
 
+    def rest(self) -> None:
+        """Removes the deadline until take(), so that a wait for another server cuts off no answer."""
+        self._stream.end()
+
     def drop(self) -> None:
         """Gives up on the answer: a stream between a call and its answer is of no further use."""
         self._connection.drop(self._stream)
@@ -384,7 +385,6 @@ class Asking:
             try:
                 stream.begin(self._ends)
                 stream.send(self._message)
-                stream.end()
             except StreamBroken as problem:
                 self._note_broken(problem)
             except BaseException:

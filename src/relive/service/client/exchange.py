@@ -40,7 +40,7 @@ class Watch:
         heard_s: Tells how long ago the last byte came from the server, in seconds; None: not known.
     """
 
-    def __init__(self, heard_s: Callable[[], float | None]) -> None:
+    def __init__(self, heard_s: Callable[[], float | None] = lambda: None) -> None:
         self._heard_s = heard_s
         self._streams: set[Exchange] = set()  # changed by one step at a time
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()  # a collection may put: put() takes no lock
@@ -121,7 +121,7 @@ class Exchange:
     of the transport the stream is not usable.
     """
 
-    def __init__(self, writer: Any, reader: Any, watch: Watch, silence_s: float) -> None:
+    def __init__(self, writer: Any, reader: Any, watch: Watch, silence_s: float = math.inf) -> None:
         self._writer = writer
         self._reader = reader
         self._watch = watch

@@ -47,6 +47,7 @@ class Started:
     """A call whose message was sent. Its answer is due until take() or drop()."""
 
     def __init__(self, asking: Asking, reads: Callable[[Answer], Any]) -> None:
+        asking.rest()
         self._asking = asking
         self._reads = reads
 
