@@ -13,10 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 from processes.shm import needs_shared_memory
+from processes.test_locks import stopped_holder
 
 import relive
 from relive import errors
-from relive.fleet import ShardOwner, attach
+from relive.fleet import ShardOwner, attach, calls
+from relive.fleet.agreement import Agreement
+from relive.fleet.calls import Calls
+from relive.fleet.core import FleetCore
+from relive.fleet.draws.sharing import Sharing
 
 pytestmark = needs_shared_memory
 
@@ -33,6 +38,7 @@ ORDERS = (
     relive.TopK(3),
 )
 Make = Callable[..., Any]
+NAMES: list[str] = []  # of the shards of make()
 
 
 @pytest.fixture(params=["mapped", "service"])
@@ -40,12 +46,14 @@ def make(request: Any, shm_name: Any) -> Iterator[Make]:
     """make(number of shards, spec, index): a table over shards of this process, by either path."""
     if request.param == "service":
         pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+    NAMES.clear()
     with contextlib.ExitStack() as stack:
 
         def one(count: int, spec: Any = PLAIN, index: Any = None, **attached: Any) -> Any:
             places = []
             for number in range(count):
                 name = shm_name()
+                NAMES.append(name)
                 config = relive.TableConfig(spec, 1000, index, relive.SharedMemory(name), timeout_s=5.0, seed=1)
                 owner = stack.enter_context(ShardOwner(number, config))
                 places.append(owner.serve("grpc://127.0.0.1:0") if request.param == "service" else name)
@@ -95,10 +103,14 @@ def test_a_row_that_is_completed_meanwhile_is_told_with_the_rows_that_were(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check is not under the lock: a row that another process completes after it refuses its shard's part."""
+    monkeypatch.setattr(Calls, "_check_unfilled", lambda self, keys: None)
+    completed_meanwhile(make)
+
+
+def completed_meanwhile(make: Make) -> None:
     table = make(2, LATE)
     near, far = (table.writer(shard=number).extend(**rows(3)) for number in (0, 1))
     table.complete(far[1:2], s=[9.0])
-    monkeypatch.setattr(type(table._fleet.calls), "_check_unfilled", lambda self, keys: None)
     with pytest.raises(errors.AlreadyCompleted) as caught:
         table.complete(np.concatenate([near, far]), s=np.arange(6.0))
     assert (caught.value.position, caught.value.applied) == (4, 3)
@@ -175,6 +187,20 @@ def test_uses_that_lie_unevenly_are_all_handed_out(make: Make, count: int) -> No
     with pytest.raises(errors.DeadlineExceeded):
         table.sample(1, timeout_s=0.1)
     assert table.stats().indexes["default"].in_flight == 0
+
+
+def test_a_stopped_process_in_the_lock_of_a_shard_costs_that_shard(make: Make) -> None:
+    table = make(2, PLAIN, relive.Index(sampler=relive.Prioritized(1.0)))
+    keys = np.concatenate([table.writer(shard=number).extend(**rows(4)) for number in (0, 1)])
+    with stopped_holder(NAMES[1]) as holder:
+        assert table.update_priorities(keys, np.ones(8)) == 4
+        with pytest.raises((errors.DeadlineExceeded, errors.ServiceUnavailable)):
+            table.clear()
+        assert table.sample(8).num_items == 8 and table.gather(keys).present[:4].all()
+        holder.kill()
+        while any(shard.state != "live" for shard in table._fleet.shards):
+            time.sleep(0.02)
+    assert table.update_priorities(keys, np.ones(8)) == 8 == len(table)
 
 
 # ---- shards of other hosts -----------------------------------------------------------------------------------------
@@ -309,3 +335,53 @@ def test_a_stopped_owner_is_left_out(start: Any, shm_name: Any) -> None:
         while table._fleet.shards[1].state != "live":
             time.sleep(0.02)
         assert table.gather(keys).present.all()
+
+
+# ---- mutants -------------------------------------------------------------------------------------------------------
+
+
+def _changes_without_a_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Calls, "_check_unfilled", lambda self, keys: None)
+
+
+def _positions_of_parts(patch: pytest.MonkeyPatch) -> None:
+    _changes_without_a_check(patch)
+    patch.setattr(calls, "_placed", lambda error, mine: error)
+
+
+def _window_of_one_draw(patch: pytest.MonkeyPatch) -> None:
+    agreed = Agreement.__init__
+
+    def forgetful(self: Any, shards: Any, exchange: Any, root_age: int) -> None:
+        agreed(self, shards, exchange, root_age)
+        self.root_age = 1
+
+    patch.setattr(Agreement, "__init__", forgetful)
+
+
+def _no_search_for_uses(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FleetCore, "_room_of", lambda self, making, at, most: 0)
+
+
+def _mass_of_an_order(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sharing, "of", lambda self, root: root)
+
+
+MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Make], None]]] = {
+    "late columns of some shards": (_changes_without_a_check, test_a_refused_completion_completes_no_row),
+    "positions of a shard's part": (_positions_of_parts, completed_meanwhile),
+    "the window of one draw": (_window_of_one_draw, test_draws_that_the_window_never_lets_pass_are_refused),
+    "no search for uses": (_no_search_for_uses, lambda make: test_uses_that_lie_unevenly_are_all_handed_out(make, 12)),
+    "the mass of an empty order": (
+        _mass_of_an_order,
+        lambda make: test_a_draw_of_an_empty_order_waits_for_items(make, relive.Fifo()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_test_finds_each_rule_that_is_taken_away(make: Make, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate, finds = MUTANTS[name]
+    mutate(monkeypatch)
+    with pytest.raises((AssertionError, errors.ReliveError, pytest.fail.Exception)):
+        finds(make)

@@ -83,7 +83,7 @@ class Subject:
             fields = {name: value for name, value in vars(error).items() if name not in ("waited_s", "keys")}
             if "key" in fields:
                 fields["key"] = self.numbers.get(fields["key"], fields["key"])
-            return type(error).__name__, fields
+            return type(error).__name__, {name: repr(value) for name, value in fields.items()}  # nan equals nan
 
     # ---- faults ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,20 +34,9 @@ Arrays = list[npt.NDArray[Any]]
 _NO_KEYS: Places = np.empty(0, np.intp)
 
 
-class _Due(NamedTuple):
-    """A shard that is to be asked, and the positions of its keys in the call (None: the call has no keys)."""
-
-    shard: Shard
-    mine: Places | None
-    ask: Callable[[], Answer]
-
-
-class _Told(NamedTuple):
-    """The answer of a shard."""
-
-    shard: Shard
-    mine: Places
-    value: Any
+# A shard that is to be asked, the positions of its keys in the call, and the question; the same with the answer.
+_Due: TypeAlias = tuple[Shard, Places, Callable[[], Answer]]
+_Told: TypeAlias = tuple[Shard, Places, Any]
 
 
 @final
@@ -61,32 +50,32 @@ class Calls:
 
     def of_live(self, call: str, *values: Any) -> list[Any]:
         """The answers of the live shards to a simple call."""
-        return self._values(_Due(shard, None, partial(shard.ask, call, *values)) for shard in self._shards.live)
+        return self._values((shard, _NO_KEYS, partial(shard.ask, call, *values)) for shard in self._shards.live)
 
     def of_all(self, call: str, *values: Any) -> list[Any]:
         """The answers of all shards that answered, live or not, to a simple call."""
-        return self._values(_Due(shard, None, partial(shard.ask, call, *values)) for shard in self._shards)
+        return self._values((shard, _NO_KEYS, partial(shard.ask, call, *values)) for shard in self._shards)
 
     def stats(self) -> list[tuple[Shard, dict[str, Any]]]:
         """The statistics of every shard: the last known ones of a shard that does not answer."""
-        told = self._taken(_Due(shard, None, shard.ask_stats) for shard in self._shards)
-        return [(one.shard, one.value) for one in told]
+        told = self._taken((shard, _NO_KEYS, shard.ask_stats) for shard in self._shards)
+        return [(shard, value) for shard, _, value in told]
 
     def change_all(self, call: str, *values: Any) -> None:
         """Changes every shard by a simple call.
 
         Raises the error of a shard that does not answer, or whose lock is not free, before the first change.
         """
-        self._taken((_Due(shard, None, shard.ask_free) for shard in self._shards), must_answer=True)
-        self._taken((_Due(shard, None, partial(shard.ask, call, *values)) for shard in self._shards), must_answer=True)
+        self._taken(((shard, _NO_KEYS, shard.ask_free) for shard in self._shards), must_answer=True)
+        self._taken(((shard, _NO_KEYS, partial(shard.ask, call, *values)) for shard in self._shards), must_answer=True)
 
     def list_items(self, at: int, index: int, first: int, count: int, condition: Any) -> Any:
         """Lists leaves of one shard, in the form of TableCore.list_items; None if the shard does not answer."""
         shard = self._shards[at]
         if not shard.is_live:
             return None
-        told = self._taken([_Due(shard, None, partial(shard.ask_list, index, first, count, condition))])
-        return told[0].value if told else None
+        told = self._taken([(shard, _NO_KEYS, partial(shard.ask_list, index, first, count, condition))])
+        return told[0][2] if told else None
 
     # ---- items by key ----------------------------------------------------------------------------------------------
 
@@ -101,12 +90,11 @@ class Calls:
         for array in arrays:
             array.fill(0)
         due = (
-            _Due(self._shards[at], mine, partial(self._shards[at].ask_gather, parts[at], keys[mine]))
+            (self._shards[at], mine, partial(self._shards[at].ask_gather, parts[at], keys[mine]))
             for at, mine in self._split(places)
         )
-        for told in self._taken(due):
-            some, present[told.mine] = told.value
-            scatter(outputs, arrays, told.mine, some)
+        for _, mine, (some, present[mine]) in self._taken(due):
+            scatter(outputs, arrays, mine, some)
         return arrays, present
 
     def update_priorities(self, index: int, keys: Keys, priorities: npt.NDArray[Any]) -> int:
@@ -138,10 +126,10 @@ class Calls:
         column = next((name for name, one in columns if one.late), "")
         check_twice(keys, column)
         due = (
-            _Due(self._shards[at], mine, partial(self._shards[at].ask_filled, keys[mine]))
+            (self._shards[at], mine, partial(self._shards[at].ask_filled, keys[mine]))
             for at, mine in self._split(places)
         )
-        filled = [int(told.mine[told.value]) for told in self._taken(due) if told.value >= 0]
+        filled = [int(mine[first]) for _, mine, first in self._taken(due) if first >= 0]
         if filled:
             raise AlreadyCompleted(min(filled), int(keys[min(filled)]), column)
 
@@ -149,11 +137,11 @@ class Calls:
         """Claims each key in its shard. Returns which keys were claimed."""
         taken = np.zeros(len(keys), np.bool_)
         due = (
-            _Due(self._shards[at], mine, partial(self._shards[at].ask_claim, index, keys[mine], left_s))
+            (self._shards[at], mine, partial(self._shards[at].ask_claim, index, keys[mine], left_s))
             for at, mine in self._split(self._shards.places_of(keys, True))
         )
-        for told in self._taken(due):
-            taken[told.mine] = told.value
+        for _, mine, claimed in self._taken(due):
+            taken[mine] = claimed
         return taken
 
     # ---- parts -----------------------------------------------------------------------------------------------------
@@ -168,11 +156,11 @@ class Calls:
         split = self._split(places)
         if not len(keys):  # some shard checks the other arguments
             split = [(0, np.arange(0))]
-        due = (_Due(self._shards[at], mine, partial(self._shards[at].ask, call, *values(mine))) for at, mine in split)
-        return sum(int(told.value) for told in self._taken(due))
+        due = ((self._shards[at], mine, partial(self._shards[at].ask, call, *values(mine))) for at, mine in split)
+        return sum(int(count) for _, _, count in self._taken(due))
 
     def _values(self, due: Iterable[_Due]) -> list[Any]:
-        return [told.value for told in self._taken(due)]
+        return [value for _, _, value in self._taken(due)]
 
     def _taken(self, due: Iterable[_Due], must_answer: bool = False) -> list[_Told]:
         """Asks all, then takes all answers. A shard that does not answer is left out.
@@ -180,30 +168,28 @@ class Calls:
         Raises the first refusal after all answers were taken. Raises DeadlineExceeded if the table's only shard is
         locked, and the error of a shard that does not answer if must_answer is True.
         """
-        asked: list[tuple[_Due, Answer]] = []
+        asked: list[tuple[Shard, Places, Answer]] = []
         told: list[_Told] = []
         refusals: list[ReliveError] = []
         wanted = list(due)
-        for one in wanted:
-            one.shard.prepare()
+        self._shards.prepare([shard for shard, _, _ in wanted])
         try:
-            for one in wanted:
+            for shard, mine, ask in wanted:
                 try:
-                    asked.append((one, one.ask()))
+                    asked.append((shard, mine, ask()))
                 except Missed as missed:
                     self._leave_out(missed, must_answer)
             while asked:
-                one, answer = asked[0]
-                mine = _NO_KEYS if one.mine is None else one.mine
+                shard, mine, answer = asked[0]
                 try:
-                    told.append(_Told(one.shard, mine, answer.take()))
+                    told.append((shard, mine, answer.take()))
                 except Missed as missed:
                     self._leave_out(missed, must_answer)
                 except ReliveError as error:
                     refusals.append(_placed(error, mine))
                 asked.pop(0)
         finally:
-            for _, answer in asked:
+            for _, _, answer in asked:
                 answer.drop()
         if refusals:
             raise _counted(refusals[0], told)
@@ -227,7 +213,7 @@ def _counted(error: ReliveError, told: Sequence[_Told]) -> ReliveError:
     """The refusal with the number of rows that the other shards completed before."""
     if not isinstance(error, AlreadyCompleted):
         return error
-    return _again(error, applied=error.applied + sum(int(one.value) for one in told))
+    return _again(error, applied=error.applied + sum(int(count) for _, _, count in told))
 
 
 def _again(error: ReliveError, **changed: Any) -> ReliveError:

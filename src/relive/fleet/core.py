@@ -309,8 +309,7 @@ class FleetCore:
         drawn_from = [at for at, count in enumerate(counts) if count]
         is_certain = self.shards.sharings[request.index_number].is_certain
         try:
-            for at in drawn_from:
-                self.shards[at].prepare()
+            self.shards.prepare([self.shards[at] for at in drawn_from])
             for at in drawn_from:  # all shards are asked before the first wait
                 held.append(self.shards[at].begin(self._asked(making, at, counts[at])))
             for at, part in zip(drawn_from, held, strict=True):

@@ -93,7 +93,7 @@ class MappedShard(Shard):
     def ask(self, call: str, *values: Any) -> Answer:
         """Returns an answer that calls the core when it is taken."""
         if call == "policy_version":
-            return self._later(lambda: self.core.policy_version)
+            return Later(lambda: self.core.policy_version)
         return self._later(partial(getattr(self.core, call), *values))
 
     def ask_list(self, index: int, first: int, count: int, condition: Any) -> Answer:

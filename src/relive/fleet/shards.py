@@ -239,6 +239,7 @@ class Shards:
         if not 1 <= len(shards) <= MAX_SHARDS:
             raise InvalidConfig("number of shards", f"1 to {MAX_SHARDS}", len(shards))
         self._shards = sorted(shards, key=lambda shard: shard.number)
+        self._are_served = any(shard.path != "mapped" for shard in shards)
         self._place_of = np.full(MAX_SHARDS, -1, np.intp)
         for place, shard in enumerate(self._shards):
             if self._place_of[shard.number] >= 0:
@@ -271,10 +272,15 @@ class Shards:
         All shards are asked before the first wait for an answer, which takes at most left_s seconds.
         """
         asked = self._shards[first::step]
-        for shard in asked:
-            shard.prepare()
+        self.prepare(asked)
         answers = [shard.ask_root(index, left_s) for shard in asked]
         return [self.sharings[index].of(answer()) for answer in answers]
+
+    def prepare(self, asked: Sequence[Shard]) -> None:
+        """Begins what questions to these shards would wait for."""
+        if self._are_served:
+            for shard in asked:
+                shard.prepare()
 
     def numbered(self, number: int) -> Shard:
         """The shard with this number. Raises InvalidConfig."""

@@ -62,7 +62,7 @@ class Pipe:
         self._writer = writer
         self._count_busy = count_busy
         self._sending = threading.Lock()
-        self._is_busy = False
+        self._is_busy = self._is_over = False
         self._busy_since = 0.0
         self._has_begun = False
         self._last = _NEVER  # length and header of the last message: requests for batches repeat it
@@ -110,10 +110,15 @@ class Pipe:
         """Says that the session works on an answer, unless it is sending one. Never waits for the session."""
         if self._sending.acquire(blocking=False):
             try:
-                if self._is_busy:
+                if self._is_busy and not self._is_over:
                     self._writer.write_metadata(PULSE)
             finally:
                 self._sending.release()
+
+    def end(self) -> None:
+        """Waits for a pulse that is being sent: after the stream's end its writer must not be used."""
+        with self._sending:
+            self._is_over = True
 
     def send(self, header: Mapping[str, Any], *parts: Any) -> None:
         """Sends a small message."""

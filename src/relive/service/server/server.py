@@ -273,6 +273,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             session.run()
         finally:
             self._pulses.remove(pipe)
+            pipe.end()
             self._counts.streams(-1)
 
     def _session(self, descriptor: Any, pipe: Pipe) -> Session:
