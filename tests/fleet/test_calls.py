@@ -303,6 +303,24 @@ def test_any_number_of_silent_shards_costs_one_wait(linked: Any, monkeypatch: py
         assert table.stats().num_steps == 20
 
 
+def test_a_silent_shard_beside_a_slow_one(linked: Any) -> None:
+    """The draw goes on with the slow shard, whose rows of an attempt that failed are not waited for."""
+    links, places = linked(2, FRAMES)
+    with attach(places, path="service", timeout_s=60.0) as table:
+        for number in (0, 1):
+            table.writer(shard=number).extend(**rows(64, o=np.ones((64, 64, 64, 4), "u1")))
+        assert table.sample(4).num_items == 4
+        links[1].bytes_a_second = 1e5
+        links[0].stall(True)
+        batch = table.sample(32)
+        assert (batch.item_keys >> 51 == 1).all() and (batch["o"] == 1).all()
+        links[0].stall(False)
+        links[1].bytes_a_second = None
+        while any(shard.state != "live" for shard in table._fleet.shards):
+            time.sleep(0.02)
+        assert table.stats().indexes["default"].in_flight == 0
+
+
 def test_a_change_of_all_shards_is_refused_before_the_first(linked: Any) -> None:
     links, places = linked(3, PLAIN, relive.Index(sampler=relive.Prioritized(1.0)))
     with attach(places, path="service", timeout_s=60.0) as table:

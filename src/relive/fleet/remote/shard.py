@@ -29,6 +29,7 @@ from relive.errors import (
     TableClosed,
 )
 from relive.fleet.draws.placement import Root
+from relive.fleet.remote.answers import FilledAnswer, RemoteAnswer, StatsAnswer
 from relive.fleet.remote.streams import Line, Lines, Pending
 from relive.fleet.shards import SILENCE_S, STALL_S, Answer, Asked, Missed, Part, Shard, Short, State
 from relive.service.client.connection import Connection, cutoff, server_wait
@@ -162,7 +163,7 @@ class RemoteShard(Shard):
     def look(self) -> bool:
         """Asks once whether the shard answers again. Returns whether to ask no more."""
         try:
-            line, _ = self._lines.open(time.monotonic() + SILENCE_S)
+            line, _ = self._lines.open(time.monotonic() + _CONNECT_S)  # less if the owner is silent
         except FormatMismatch:
             self._state = "replaced"
             return False
@@ -201,7 +202,7 @@ class RemoteShard(Shard):
     def started(self, start: Callable[[], Started]) -> Answer:
         """Begins a call of the core. Raises Missed."""
         self.check_live()
-        return _RemoteAnswer(self, self.answered(start))
+        return RemoteAnswer(self, self.answered(start))
 
     def check_live(self) -> None:
         """Raises Missed if draws do not use the shard."""
@@ -213,7 +214,7 @@ class RemoteShard(Shard):
         if call != "set_policy_version":
             return self.started(lambda: self.core.start(call, *values))
         self._policy_version = values[0]
-        return _RemoteAnswer(self, self.started(lambda: self.core.start(call, *values)), self._has_version(values[0]))
+        return RemoteAnswer(self, self.started(lambda: self.core.start(call, *values)), self._has_version(values[0]))
 
     def _has_version(self, version: int) -> Callable[[], None]:
         def note() -> None:
@@ -234,17 +235,17 @@ class RemoteShard(Shard):
         """Sends the keys to the owner."""
         self.check_live()
         header, ends = {"op": "filled", "n": len(keys)}, cutoff(self.core.timeout_s)
-        return _Filled(self, self.answered(lambda: self._lines.ask(header, ends, np.ascontiguousarray(keys))))
+        return FilledAnswer(self, self.answered(lambda: self._lines.ask(header, ends, np.ascontiguousarray(keys))))
 
     def ask_free(self) -> Answer:
         """Asks the owner to take the lock and to release it."""
         self.check_live()
         header = {"op": "free", "timeout_s": STALL_S}
-        return _RemoteAnswer(self, self.answered(lambda: self._lines.ask(header, cutoff(self.core.timeout_s))))
+        return RemoteAnswer(self, self.answered(lambda: self._lines.ask(header, cutoff(self.core.timeout_s))))
 
     def ask_stats(self) -> Answer:
         """Asks the owner for its statistics, after it has received all settled tickets."""
-        return _Stats(self, self._lines)
+        return StatsAnswer(self, self._lines)
 
     # ---- draws -----------------------------------------------------------------------------------------------------
 
@@ -364,73 +365,6 @@ def _look_for(shard: weakref.ref[RemoteShard], closing: threading.Event) -> None
 
 
 @final
-class _RemoteAnswer:
-    """An answer of the owner of a shard on another host, which is on its way."""
-
-    def __init__(self, shard: RemoteShard, due: Any, then: Callable[[], None] = lambda: None) -> None:
-        self._shard = shard
-        self._due = due
-        self._then = then
-
-    def take(self) -> Any:
-        """Waits for the answer."""
-        try:
-            told = self._shard.answered(self._due.take)
-        except DeadlineExceeded as error:
-            if is_of_lock(error):
-                self._shard.stalls()
-            raise Missed(self._shard, error) from None
-        self._then()
-        return told
-
-    def drop(self) -> None:
-        """Ends the stream."""
-        self._due.drop()
-
-
-@final
-class _Filled:
-    """The position of the first row that has its late columns."""
-
-    def __init__(self, shard: RemoteShard, pending: Pending) -> None:
-        self._answer = _RemoteAnswer(shard, pending)
-        self.drop = self._answer.drop
-
-    def take(self) -> int:
-        """Waits for the answer."""
-        return framing.whole(self._answer.take().header, "position", -1, 1 << 62)
-
-
-@final
-class _Stats:
-    """The statistics of a shard: asked for at once if the owner has received all settled tickets, else after them."""
-
-    def __init__(self, shard: RemoteShard, lines: Lines) -> None:
-        self._shard = shard
-        self._confirming: list[Pending] = []
-        self._answer: Answer | None = None
-        if shard.is_live:
-            with contextlib.suppress(Missed):
-                self._confirming = shard.answered(lambda: lines.confirming(cutoff(shard.core.timeout_s)))
-                self._answer = None if self._confirming else shard.ask("stats")
-
-    def take(self) -> dict[str, Any]:
-        """Waits for the answers."""
-        told = None
-        with contextlib.suppress(Missed):
-            while self._confirming:
-                self._shard.answered(self._confirming.pop().take)
-            told = (self._answer or self._shard.ask("stats")).take()
-        self.drop()
-        return self._shard.note_stats(told)
-
-    def drop(self) -> None:
-        """Ends the streams of the answers that were not taken."""
-        while self._confirming:
-            self._confirming.pop().drop()
-
-
-@final
 class RemotePart:
     """A draw of an owner on another host. The draw stays in flight there until it is settled or the stream ends."""
 
@@ -476,10 +410,14 @@ class RemotePart:
     def give_back(self) -> None:
         """Gives the draw back.
 
-        Waits for an answer that was not taken, because its stream may have other draws in flight.
+        Waits a little for an answer that was not taken, because its stream may have other draws in flight. Rows that
+        take longer are not waited for: the stream ends, and the owner takes its draws back.
         """
         if not self._is_taken:
-            with contextlib.suppress(ReliveError, Missed):
-                self.take()
+            self._pending.hurry(time.monotonic() + SILENCE_S)
+            self._is_taken = True
+            with contextlib.suppress(ReliveError):  # the shard is not taken for dead: the caller waits no longer
+                told = self._pending.take(self._packing, self._asked.request.num_items)
+                self._ticket = framing.whole(told.header, "ticket", 0, 1 << 62)
         if self._ticket is not None:
             self._line.settle("back", self._ticket)

@@ -133,6 +133,10 @@ class Pending:
             raise framing.error_from(told["error"])
         return Reply(told, body, block)
 
+    def hurry(self, ends: float) -> None:
+        """Brings the deadline forward."""
+        self._ends = min(self._ends, ends)
+
     def drop(self) -> None:
         """Gives up on the answer, and ends the stream."""
         self.line.drop()
