@@ -65,9 +65,15 @@ class StreamedWriterCore(RemoteWriterCore):
         self._version: int | None = None
         self._stopping = False
         self._has_sender = True
-        connection.tell_end(self)
+        self._sender: threading.Thread | None = None
+        self._receiver: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the threads, which keep this object until close()."""
+        self._connection.tell_end(self)
+        if self._stream is not None:
+            self._receiver = self._start_receiver(self._stream)
         self._sender = start_thread(self._send_all, "relive-writer")
-        self._receiver = self._start_receiver(stream)
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
@@ -171,10 +177,12 @@ class StreamedWriterCore(RemoteWriterCore):
             self._changed.notify_all()
         if stream is not None and time.monotonic() >= ends:
             stream.interrupt()  # the threads may wait for the server in it
-        self._sender.join(max(ends - time.monotonic(), _END_S))  # a wait for a hello ends with the connection
+        if self._sender is not None:
+            self._sender.join(max(ends - time.monotonic(), _END_S))  # a wait for a hello ends with the connection
         if stream is not None:
             stream.half_close(max(ends, time.monotonic() + _END_S))
-            self._receiver.join(max(ends - time.monotonic(), _END_S))
+            if self._receiver is not None:
+                self._receiver.join(max(ends - time.monotonic(), _END_S))
             self._connection.finish(stream, ends)
         if failure is not None:
             raise failure
