@@ -37,7 +37,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"errors"},
         {"draws"},
         {"shards", "owner"},
-        {"agreement", "totals", "writing", "remote", "mapped"},
+        {"agreement", "calls", "totals", "writing", "remote", "mapped"},
         {"onesided"},
         {"core", "group_reader"},
         {"sharded_table", "torch"},

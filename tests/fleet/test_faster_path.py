@@ -88,7 +88,7 @@ def shard(pair: Pair, shm_name: Any) -> Iterator[tuple[PeerShard, np.ndarray]]:
 def drawn(shard: PeerShard, num_items: int) -> Any:
     """Rewards and keys of a draw."""
     request = DrawRequest(0, num_items, shard.select(0, ["reward"]))
-    part = shard.begin(Asked(request, 10.0, counts_nowhere=False, is_read=False, is_only=True))
+    part = shard.begin(Asked(request, 10.0, left_s=10.0, counts_nowhere=False, is_read=False, is_only=True))
     arrays, keys, _ = part.take()
     part.commit()
     return arrays[0], keys

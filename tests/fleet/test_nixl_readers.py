@@ -175,7 +175,7 @@ def test_a_shard_that_answers_again_is_drawn_from_while_its_reader_is_made(
         monkeypatch.setattr(PeerShard, "_make_reader", slow)
         os.kill(owners.process.pid, signal.SIGSTOP)
         try:
-            wait_until(lambda: shard.ask_root(0)().is_dead)
+            wait_until(lambda: shard.ask_root(0, 5.0)().is_dead)
             os.kill(owners.process.pid, signal.SIGCONT)
             assert begun.wait(PATIENCE_S)
             with table.batches(8, timeout_s=PATIENCE_S) as batches:

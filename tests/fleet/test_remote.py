@@ -182,7 +182,7 @@ def test_what_became_of_a_draw_may_ride_with_the_next_request(start: Any, shm_na
     try:
         with shard.table.writer() as writer:
             write_steps(writer, 0, 20)
-        asked = Asked(DrawRequest(0, 4), 5.0, counts_nowhere=False, is_read=True, is_only=True)
+        asked = Asked(DrawRequest(0, 4), 5.0, left_s=5.0, counts_nowhere=False, is_read=True, is_only=True)
         parts = [shard.begin(asked) for _ in range(1)]
         parts[0].take()
         line = parts[0]._line
@@ -191,9 +191,9 @@ def test_what_became_of_a_draw_may_ride_with_the_next_request(start: Any, shm_na
         assert owners.ask("in_flight", address) == 4 and line.settlements() == {"done": [0]}
         line.settle("done", 0)
         line._lock.release()
-        assert shard.ask_root(0)().num_items == 20
+        assert shard.ask_root(0, 5.0)().num_items == 20
         settled(owners, address)
-        assert shard.ask_root(0)().sampled == 4
+        assert shard.ask_root(0, 5.0)().sampled == 4
     finally:
         shard.close()
 
@@ -269,8 +269,8 @@ def test_an_answer_that_is_here_is_read_however_long_another_shard_was_waited_fo
         try:
             with shard.table.writer() as writer:
                 write_steps(writer, 0, 20)
-            asked = Asked(DrawRequest(0, 4), 0.2, counts_nowhere=False, is_read=True, is_only=False)
-            answer, part = shard.ask_root(0), shard.begin(asked)
+            asked = Asked(DrawRequest(0, 4), 0.2, left_s=0.2, counts_nowhere=False, is_read=True, is_only=False)
+            answer, part = shard.ask_root(0, 5.0), shard.begin(asked)
             time.sleep(1.3)  # longer than either may take
             assert answer().num_items == 20 and len(part.take()[1]) == 4 and shard.is_live
             part.give_back()
@@ -283,7 +283,7 @@ def test_a_stream_cut_as_its_answer_came_is_not_used_again(shm_name: Any, monkey
         with attach([owner.serve("grpc://127.0.0.1:0")], path="service") as table:
             fill(table, 0, 0, 30)
             shard = table._fleet.shards[0]
-            shard.ask_root(0)()
+            shard.ask_root(0, 5.0)()
             pending = shard._lines.ask({"op": "roots", "index": 0}, time.monotonic() + 5.0)
             cut = cut_as_answered(monkeypatch)
             pending.take()
@@ -291,4 +291,4 @@ def test_a_stream_cut_as_its_answer_came_is_not_used_again(shm_name: Any, monkey
             assert cut
             failed: list[Exception] = []
             monkeypatch.setattr(RemoteShard, "fails", lambda shard, error: failed.append(error))
-            assert not shard.ask_root(0)().is_dead and not failed
+            assert not shard.ask_root(0, 5.0)().is_dead and not failed

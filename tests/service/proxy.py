@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
+
+_PIECE = 8192
 
 
 class Proxy:
     """Between clients and the server at a port. cut(): ends all connections; `refuses`: takes no new ones. `stalls`:
     nothing passes, nothing ends. `cuts_after`: connections end when so many bytes came from the server, then None.
+    `bytes_a_second`: a slow link from the server, of short pieces; None: as fast as it goes.
     """
 
     def __init__(self, port: int) -> None:
@@ -20,6 +24,7 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self.refuses = self.stalls = False
         self.cuts_after: int | None = None
+        self.bytes_a_second: float | None = None
         self.num_connections = 0
         self._open: set[socket.socket] = set()
         self._passes = threading.Condition()
@@ -95,7 +100,9 @@ class Proxy:
 
     def _pass(self, source: socket.socket, target: socket.socket, from_server: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(1 << 16 if self.bytes_a_second is None else _PIECE):
+                if from_server and self.bytes_a_second is not None:
+                    time.sleep(len(data) / self.bytes_a_second)
                 with self._passes:
                     self._passes.wait_for(lambda: not self.stalls)
                 if from_server and self.cuts_after is not None:

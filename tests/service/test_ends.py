@@ -44,7 +44,8 @@ def test_no_thread_of_relive_outlives_its_end(host: Host, uses: str) -> None:
             [sys.executable, "-c", PROGRAMME, address, uses], capture_output=True, text=True, timeout=60
         )
         left, started = sorted(done.stdout.splitlines())
-        expected = ["relive-deadlines"] if uses == "calls" else ["relive-deadlines", "relive-keys", "relive-writer"]
+        of_writer = ["relive-collected", "relive-deadlines", "relive-keys", "relive-writer"]
+        expected = ["relive-deadlines"] if uses == "calls" else of_writer
         assert (started.split()[1:], left) == (expected, "left"), done.stderr
         assert (done.returncode, done.stderr) == (0, "")
 

@@ -61,14 +61,23 @@ class WriterClosed(ReliveError, ValueError):
 
 @final
 class ForkedHandle(ReliveError, RuntimeError):
-    """The handle cannot be used in a forked child."""
+    """The handle, or the library below it, cannot be used in a forked child.
 
-    def __init__(self, what: str = "this handle") -> None:
+    Attributes:
+        what: the handle.
+        remedy: the reason and the way out, as text; '': those of a table of this machine.
+    """
+
+    def __init__(self, what: str = "this handle", remedy: str = "") -> None:
         self.what = what
+        self.remedy = remedy
         super().__init__(
-            f"{what} came over a fork: a writer's lanes, prefetched batches and LocalMemory tables belong to the"
-            " process that opened them; open a writer in the child, and use SharedMemory(name) for a table of several"
-            " processes"
+            f"{what} came over a fork: "
+            + (
+                remedy
+                or "a writer's lanes, prefetched batches and LocalMemory tables belong to the process that opened them;"
+                " open a writer in the child, and use SharedMemory(name) for a table of several processes"
+            )
         )
 
 

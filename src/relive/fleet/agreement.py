@@ -101,7 +101,7 @@ class Agreement:
     def __init__(self, shards: Shards, exchange: Exchange, root_age: int) -> None:
         self._shards = shards
         self._exchange = exchange
-        self._root_age = root_age
+        self.root_age = root_age
         self._agreed: dict[int, tuple[Roots, int]] = {}  # by index: the roots, and how many more draws they serve
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -133,9 +133,9 @@ class Agreement:
                 given = int.from_bytes(theirs[HEAD_BYTES:], "little")
                 raise RanksDisagree(rank, "a number of its next draw", number, given)
 
-    def read(self, index: int) -> Roots:
-        """Reads the roots as this rank sees them."""
-        return Roots.of(self._shards.roots(index))
+    def read(self, index: int, left_s: float) -> Roots:
+        """Reads the roots as this rank sees them. Waits at most left_s for the answers of shards."""
+        return Roots.of(self._shards.roots(index, left_s))
 
     def roots(self, index: int, num_items: int, pace: Pace, wait: Wait) -> Roots:
         """Waits for roots on which every rank may draw num_items items, and returns them.
@@ -146,7 +146,7 @@ class Agreement:
         """
         agreed, draws_left = self._agreed.get(index, (None, 0))
         if agreed is None or draws_left == 0:
-            agreed, draws_left = self._wait(index, num_items, pace, wait), self._root_age
+            agreed, draws_left = self._wait(index, num_items, pace, wait), self.root_age
         self._agreed[index] = agreed, draws_left - 1
         return agreed
 
@@ -156,7 +156,7 @@ class Agreement:
             self._agreed.pop(index, None)
 
     def _wait(self, index: int, num_items: int, pace: Pace, wait: Wait) -> Roots:
-        asked = num_items * self._exchange.world * self._root_age
+        asked = num_items * self._exchange.world * self.root_age
         while True:
             is_over = wait.is_over
             roots, is_over = self._exchanged(_Head(_DRAW, is_over, index, num_items), wait)
@@ -169,8 +169,8 @@ class Agreement:
     def _exchanged(self, head: _Head, wait: Wait) -> tuple[Roots, bool]:
         exchange = self._exchange
         if exchange.world == 1:
-            return self.read(head.index), head.is_over
-        told = self._shards.roots(head.index, exchange.rank, exchange.world)
+            return self.read(head.index, wait.arrives_s), head.is_over
+        told = self._shards.roots(head.index, wait.arrives_s, exchange.rank, exchange.world)
         mine = b"".join(root.pack() for root in told)
         self.bytes_sent += HEAD_BYTES + len(mine)
         heard = self._gathered(head, mine, max(wait.left_s, 1.0))

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
 
-from relive._core import CoreSelection, CoreTable
+from relive._core import CoreSelection
 from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, WriterCore
-from relive.errors import InvalidPriority, ReadOnly, TableClosed
+from relive.errors import ReadOnly, TableClosed
 from relive.fleet.agreement import Agreement, Exchange
-from relive.fleet.draws.mixing import Outputs, empty, mixed, scatter
+from relive.fleet.calls import Calls
+from relive.fleet.draws.mixing import Outputs, mixed
 from relive.fleet.draws.pace import Pace, Wait, pace_of
 from relive.fleet.draws.placement import Roots, place, shared_point, within
 from relive.fleet.errors import NotOverShards
-from relive.fleet.shards import STALL_S, Asked, Missed, Part, Places, Shard, Shards
+from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shard, Shards, Short
 from relive.fleet.totals import totals
 from relive.fleet.writing import PacedWriterCore, emptiest
 
@@ -30,6 +29,7 @@ Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
 Arrays = list[npt.NDArray[Any]]
 
+_USES_S = 0.02  # how long a shard whose uses are counted waits for items: others may have them
 _LEAVES_BITS = 48  # low bits of a listing's position are the leaf, the bits above are the shard
 
 
@@ -65,12 +65,12 @@ class FleetCore:
 
     Any number of threads may use it. Ranks that agree make their draws one after another.
 
-    A call that changes items splits them by shard. All keys and priorities are checked before the first shard changes.
-    Items of a shard that is dead, stalled or does not answer count as gone.
+    Draws are made here. `calls` makes every other call that goes to several shards (calls.py).
     """
 
     def __init__(self, shards: Shards, exchange: Exchange, root_age: int, local: int | None) -> None:
         self.shards = shards
+        self.calls = Calls(shards)
         self._exchange = exchange
         self._local = local
         self._lock = threading.Lock()  # protects the agreement of ranks
@@ -78,9 +78,16 @@ class FleetCore:
         self.agreement = Agreement(shards, exchange, root_age)
         config = shards[0].table.config
         self._seed = config.seed
+        self._timeout_s = config.timeout_s  # of calls that have no deadline of their own
         self._paces = [pace_of(index.limiter) for index in config.index.values()]
         self._max_times = [index.max_times_sampled for index in config.index.values()]
         self._call = 0
+
+    def set_patience(self, timeout_s: float) -> None:
+        """Sets how long calls without a deadline of their own wait for answers that are on their way."""
+        self._timeout_s = timeout_s
+        for shard in self.shards:
+            shard.set_patience(timeout_s, len(self.shards))
 
     # ---- drawing ---------------------------------------------------------------------------------------------------
 
@@ -89,8 +96,10 @@ class FleetCore:
 
         Raises UnknownColumn. Raises NotOverShards if items of the batch lie end to end (a ragged batch).
         """
-        parts: list[Any] = [shard.select(index, names) for shard in self.shards]
-        outputs: Outputs = next((part for part in parts if isinstance(part, CoreSelection)), parts[0]).outputs
+        alike: list[Any] = []
+        parts: list[Any] = [shard.select(index, names, alike) for shard in self.shards]
+        live = [part for part, shard in zip(parts, self.shards, strict=True) if shard.is_live]
+        outputs: Outputs = next((part for part in parts if isinstance(part, CoreSelection)), (live or parts)[0]).outputs
         if len(self.shards) > 1 and any(per != "item" for *_, per in outputs):
             raise NotOverShards(
                 "a ragged batch", "rows of several shards are not put end to end yet", "use layout='padded'"
@@ -101,8 +110,14 @@ class FleetCore:
         """The condition, translated for each shard."""
         return [shard.core.where(index, text, operations) for shard in self.shards]
 
-    def check_condition(self, where: Any) -> None:
-        """Raises NotOverShards for a draw with a condition over several shards."""
+    def check_request(self, request: DrawRequest) -> None:
+        """Raises RequestTooLarge for a draw that could wait for ever, and NotOverShards for one with a condition.
+
+        The limiter must let pass all draws of all ranks that one read of the roots serves.
+        """
+        num_served = request.num_items * self._exchange.world * self.agreement.root_age
+        self._paces[request.index_number].check_draw(num_served)
+        where = request.condition
         if where is not None and len(self.shards) > 1:
             raise NotOverShards(
                 "where= of a draw",
@@ -116,20 +131,25 @@ class FleetCore:
         self.commit(drawn)
         return drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items
 
-    def hold(self, request: DrawRequest, timeout_s: float) -> Drawn:
+    def hold(self, request: DrawRequest, timeout_s: float, arrives_s: float = 0.0) -> Drawn:
         """Draws items and keeps them in flight until commit or give_back.
 
         A draw of keys alone keeps items that it uses for the last time until they are gathered. A shard whose items
-        went, or
-        that does not answer within STALL_S, is left out: the draw is made again from the same roots without that shard.
+        went, that does not answer, or whose lock is not free for STALL_S, is left out: the draw is made again from the
+        same roots without that shard.
 
-        Raises DeadlineExceeded, RequestTooLarge, TableClosed, and NotOverShards for a condition.
+        Args:
+            request: the draw.
+            timeout_s: how long to wait for the limiter, for items, and for rows that are on their way.
+            arrives_s: how long to wait for rows that are on their way, if that is longer.
+
+        Raises:
+            DeadlineExceeded, RequestTooLarge, TableClosed, and NotOverShards for a condition.
         """
-        self.check_condition(request.condition)
-        wait, pace = Wait(timeout_s), self._paces[request.index_number]
+        self.check_request(request)
+        wait, pace = Wait(timeout_s, arrives_s=arrives_s), self._paces[request.index_number]
         if self.closed:
             raise TableClosed()
-        pace.check_draw(request.num_items)
         roots, call = self._begin(request.index_number, request.num_items, pace, wait)
         try:
             return self._drawn(_Making(request, call, wait), roots)
@@ -145,13 +165,18 @@ class FleetCore:
         call, wait = making.call, making.wait
         index, num_items = making.request.index_number, making.request.num_items
         attempt, is_anew = 0, False  # the first roots may be those of earlier draws
+        room: dict[int, int] = {}  # by place: the uses that a shard has left, where it lacked some
         while True:
-            placed = self._placed(index, roots, num_items, call, attempt) if roots.bounds[-1] > 0.0 else None
+            placed = self._placed(index, roots, num_items, call, attempt, room) if roots.bounds[-1] > 0.0 else None
             if placed is not None:
                 try:
                     return self._descend(making, *placed, roots.num_items)
                 except Missed as missed:
-                    roots = roots.without({missed.shard.number})
+                    if isinstance(missed, Short) and self._shares_uses(index):
+                        at = list(self.shards).index(missed.shard)
+                        room[at] = self._room_of(making, at, placed[0][at] - 1)
+                    else:
+                        roots = roots.without({missed.shard.number})
                     self.agreement.forget(index)  # the root of that shard is outdated
             elif wait.is_over and is_anew:
                 raise wait.exceeded(f"{num_items} items of shards that answer", self.num_items(index))
@@ -159,7 +184,8 @@ class FleetCore:
                 if is_anew:
                     wait.pause()
                 self.agreement.forget(index)
-                roots, is_anew = self.agreement.read(index), True
+                roots, is_anew = self.agreement.read(index, wait.arrives_s), True
+                room.clear()
             attempt += 1
 
     def commit(self, drawn: Drawn) -> None:
@@ -187,18 +213,15 @@ class FleetCore:
     def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]:
         """Claims each key in its shard. Returns which keys were claimed, and the number of live items."""
         wait, pace = Wait(timeout_s), self._paces[index]
-        places = self.shards.places_of(keys, True)
+        if self.read_only:
+            raise ReadOnly()
+        self.shards.places_of(keys, True)
         pace.check_draw(len(keys))
-        while not pace.can_sample(roots := self.agreement.read(index), len(keys)):
+        while not pace.can_sample(roots := self.agreement.read(index, wait.arrives_s), len(keys)):
             if wait.is_over:
                 raise wait.exceeded(pace.needs(len(keys)), self.num_items(index))
             wait.pause()
-        taken = np.zeros(len(keys), np.bool_)
-        for shard, mine in self._split(places):
-            seconds = min(wait.left_s, STALL_S)
-            call = partial(_claimed, index=index, keys=keys[mine], timeout_s=seconds)
-            taken[mine] = shard.asked(call, np.zeros(len(mine), np.bool_), len(self.shards) == 1)
-        return taken, roots.num_items
+        return self.calls.claim(index, keys, wait.arrives_s), roots.num_items
 
     @property
     def num_ranks(self) -> int:
@@ -237,7 +260,7 @@ class FleetCore:
         return roots, call
 
     def _placed(
-        self, index: int, roots: Roots, num_items: int, call: int, attempt: int
+        self, index: int, roots: Roots, num_items: int, call: int, attempt: int, room: dict[int, int]
     ) -> tuple[list[int], Sequence[float]] | None:
         """Number of items of each shard, and its share. None if uses are counted and too few are left."""
         # Ranks that draw together share stream 0. A rank alone uses the stream of its handle.
@@ -245,23 +268,48 @@ class FleetCore:
         point = shared_point(self._seed, stream, call, attempt, world)
         counts = place(roots, num_items, point, self._exchange.rank, world)
         most = self._max_times[index]
-        if most is None or world > 1 or len(self.shards) == 1:
+        if most is None or not self._shares_uses(index):
             return counts, roots.shares
-        # A shard that is asked for too many items would make the draw wait. If counts are cut, they are the shares.
-        room = self.shards.sharings[index].room
-        cut = within(
-            counts, [most * room(root) if share else 0 for root, share in zip(roots.shards, roots.shares, strict=True)]
-        )
+        # A shard that is asked for too many items gives none. If counts are cut, they are the shares.
+        items = self.shards.sharings[index].room
+        uses = [most * items(root) if share else 0 for root, share in zip(roots.shards, roots.shares, strict=True)]
+        cut = within(counts, [min(most, room.get(at, most)) for at, most in enumerate(uses)])
         if cut is None:
             return None
         return cut, (roots.shares if cut == counts else [count / num_items for count in cut])
+
+    def _shares_uses(self, index: int) -> bool:
+        """Whether uses are counted, and other shards give what one lacks."""
+        return self._max_times[index] is not None and self._exchange.world == 1 and len(self.shards) > 1
+
+    def _room_of(self, making: _Making, at: int, most: int) -> int:
+        """Number of uses, up to `most`, that a shard has left: draws of keys that go back show it."""
+        keys = making._replace(request=making.request.keys_only)
+        held, found, step = list[Part](), 0, most
+        try:
+            while step and found < most:
+                count = min(step, most - found)
+                try:
+                    part = self.shards[at].begin(self._asked(keys, at, count))
+                    held.append(part)
+                    part.take()
+                    found += count
+                except Short:
+                    step //= 2
+                except Missed:
+                    return 0
+        finally:
+            for part in reversed(held):
+                part.give_back()
+        return found
 
     def _descend(self, making: _Making, counts: list[int], shares: Sequence[float], num_live_items: int) -> Drawn:
         request, held = making.request, list[Part]()
         parts: list[tuple[Arrays, Keys, Masses, float]] = []
         drawn_from = [at for at, count in enumerate(counts) if count]
-        is_certain = bool(self.shards.sharings) and self.shards.sharings[request.index_number].is_certain
+        is_certain = self.shards.sharings[request.index_number].is_certain
         try:
+            self.shards.prepare([self.shards[at] for at in drawn_from])
             for at in drawn_from:  # all shards are asked before the first wait
                 held.append(self.shards[at].begin(self._asked(making, at, counts[at])))
             for at, part in zip(drawn_from, held, strict=True):
@@ -281,13 +329,16 @@ class FleetCore:
 
     def _asked(self, making: _Making, at: int, count: int) -> Asked:
         whole, is_only = making.request, len(self.shards) == 1
-        seconds = making.wait.left_s if is_only else min(making.wait.left_s, STALL_S)
+        seconds = making.wait.left_s
+        if not is_only:
+            seconds = min(seconds, _USES_S if self._shares_uses(whole.index_number) else STALL_S)
         request = whole._replace(
             num_items=count,
             selection=None if whole.selection is None else whole.selection.parts[at],
             condition=None if whole.condition is None else whole.condition[at],
         )
-        return Asked(request, seconds, self.read_only, whole.selection is not None, is_only)
+        is_read = whole.selection is not None
+        return Asked(request, seconds, making.wait.arrives_s, self.read_only, is_read, is_only)
 
     # ---- items by key ----------------------------------------------------------------------------------------------
 
@@ -295,56 +346,36 @@ class FleetCore:
         self, selection: FleetSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, npt.NDArray[np.bool_]]:
         """Gathers columns by key, each key from its shard; into `out` if it is given."""
-        places = self.shards.places_of(keys, False)
-        if len(self.shards) == 1 and (not len(keys) or self.shards[0].is_live):
-            with contextlib.suppress(Missed):
-                return self.shards[0].gather(selection.parts[0], keys, out)
-        arrays = [empty(output, len(keys)) for output in selection.outputs] if out is None else list(out)
-        present = np.zeros(len(keys), np.bool_)
-        for array in arrays:
-            array.fill(0)  # rows of items that are gone read as 0
-        for at, shard in enumerate(self.shards):
-            mine = np.flatnonzero(places == at)
-            if not (mine.size and shard.is_live):
-                continue
-            with contextlib.suppress(Missed):  # the shard's items count as gone
-                some, present[mine] = shard.gather(selection.parts[at], np.ascontiguousarray(keys[mine]), None)
-                scatter(selection.outputs, arrays, mine, some)
-        return arrays, present
+        return self.calls.gather(selection.parts, selection.outputs, keys, out)
 
     def update_priorities(self, index: int, keys: Keys, priorities: npt.NDArray[Any]) -> int:
         """Sets priorities in the shard of each key. Returns the number of items that were still present."""
-        if len(self.shards) > 1:
-            with np.errstate(over="ignore"):
-                narrow = priorities.astype(np.float32)
-            wrong = np.flatnonzero(~((narrow >= 0.0) & np.isfinite(narrow)))
-            if wrong.size:
-                raise InvalidPriority(int(wrong[0]), float(priorities[wrong[0]]))
-        return self._summed(
-            keys, lambda core, mine: core.update_priorities(index, keys[mine], np.ascontiguousarray(priorities[mine]))
-        )
+        self._check_changes()
+        return self.calls.update_priorities(index, keys, priorities)
 
     def complete(self, keys: Keys, cells: npt.NDArray[np.uint8]) -> int:
         """Writes late columns of rows, each row in its shard."""
-        rows = cells.reshape(len(keys), -1) if len(keys) else cells.reshape(0, 1)
-        return self._summed(
-            keys, lambda core, mine: core.complete(keys[mine], np.ascontiguousarray(rows[mine]).reshape(-1))
-        )
+        self._check_changes()
+        return self.calls.complete(keys, cells)
 
     def delete(self, keys: Keys) -> int:
         """Removes steps, each from its shard."""
-        return self._summed(keys, lambda core, mine: core.delete(keys[mine]))
+        self._check_changes()
+        return self.calls.delete(keys)
+
+    def _check_changes(self) -> None:
+        if self.read_only:
+            raise ReadOnly()
 
     def list_items(
         self, index: int, first: int, count: int, where: Any = None
     ) -> tuple[Keys, npt.NDArray[np.uint64], Masses, int]:
         """Lists up to `count` leaves of one shard after another. Ages are counted within each shard."""
         at, leaf = first >> _LEAVES_BITS, first & ((1 << _LEAVES_BITS) - 1)
-        nothing = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0), 0
-        shard, is_only = self.shards[at], len(self.shards) == 1
-        condition = None if where is None else where[at]
-        found = shard.asked(lambda core: core.list_items(index, leaf, count, condition), nothing, is_only)
-        keys, ages, ranks, next_leaf = found if shard.is_live else nothing
+        if first == 0 and len(self.shards) > 1:
+            self.agreement.read(index, self._timeout_s)  # finds all silent shards at once
+        found = self.calls.list_items(at, index, leaf, count, None if where is None else where[at])
+        keys, ages, ranks, next_leaf = found or (np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0), 0)
         if next_leaf == 0 and at + 1 < len(self.shards):
             return keys, ages, ranks, (at + 1) << _LEAVES_BITS
         return keys, ages, ranks, next_leaf and at << _LEAVES_BITS | next_leaf
@@ -361,28 +392,11 @@ class FleetCore:
         """Creates items in the only shard. A table of several shards has no Explicit items."""
         return self.shards[0].core.create_items(index, windows, rows, priorities, columns, timeout_s)
 
-    def _split(self, places: Places) -> Iterator[tuple[Shard, npt.NDArray[np.intp]]]:
-        for at, shard in enumerate(self.shards):
-            mine = np.flatnonzero(places == at)
-            if mine.size and shard.is_live:
-                yield shard, mine
-
-    def _summed(self, keys: Keys, call: Callable[..., int]) -> int:
-        if self.read_only:
-            raise ReadOnly()
-        places = self.shards.places_of(keys, True)
-        if len(self.shards) == 1 and (not len(keys) or self.shards[0].is_live):
-            everything = np.arange(len(keys))
-            return self.shards[0].asked(lambda core: call(core, mine=everything), 0, True)
-        if not len(keys):
-            return self.shards[0].asked(lambda core: call(core, mine=np.arange(0)), 0, False)
-        return sum(shard.asked(partial(call, mine=mine), 0, False) for shard, mine in self._split(places))
-
     # ---- the table as a whole --------------------------------------------------------------------------------------
 
     def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
         """Opens lanes in the local shard, otherwise in the emptiest shard."""
-        shard = emptiest(self.shards) if self._local is None else self.shards.numbered(self._local)
+        shard = emptiest(self.calls.stats()) if self._local is None else self.shards.numbered(self._local)
         return self.open_writer_of(shard, num_lanes, single, normalise)
 
     def open_writer_of(self, shard: Shard, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
@@ -395,30 +409,30 @@ class FleetCore:
         def has_room(num_steps: int) -> bool:
             for _, pace in paced:
                 pace.check_insert(num_steps)
-            return all(pace.can_insert(self.agreement.read(number), num_steps) for number, pace in paced)
+            roots = {number: self.agreement.read(number, self._timeout_s) for number, _ in paced}
+            return all(pace.can_insert(roots[number], num_steps) for number, pace in paced)
 
         columns = shard.table.config.spec.columns.items()
         return PacedWriterCore(core, has_room, {name for name, column in columns if column.kind == "step"})
 
     def num_steps(self) -> int:
         """Live steps of live shards. Raises TableClosed."""
-        return self._sum_of(lambda core: core.num_steps())
+        return self._sum_of("num_steps")
 
     def num_items(self, index: int) -> int:
         """Live items of live shards. Raises TableClosed."""
-        return self._sum_of(lambda core: core.num_items(index))
+        return self._sum_of("num_items", index)
 
-    def _sum_of(self, call: Callable[[Any], int]) -> int:
+    def _sum_of(self, call: str, *values: Any) -> int:
         if self.closed:
             raise TableClosed()
-        return sum(shard.asked(call, 0, False) for shard in self.shards if shard.is_live)
+        return int(sum(self.calls.of_live(call, *values)))
 
     @property
     def policy_version(self) -> int:
         """The lowest policy version of the live shards; of all shards if none is live."""
-        told = [shard.asked(lambda core: int(core.policy_version), None, False) for shard in self.shards.live]
-        known = [version for version in told if version is not None]
-        return min(known or [int(shard.stats()["policy_version"]) for shard in self.shards])
+        known: list[int] = self.calls.of_live("policy_version")
+        return min(known or [int(told["policy_version"]) for _, told in self.calls.stats()])
 
     def limiter(self, index: int) -> list[float]:
         """The limiter that acts on totals, as numbers."""
@@ -439,38 +453,41 @@ class FleetCore:
     def set_priority_exponent(self, index: int, exponent: float) -> None:
         """Sets the exponent in every shard, one after another. Draws in between mix masses of both exponents.
 
-        Raises ServiceUnavailable before the first change if a shard of another host is dead.
+        Raises before the first change: ServiceUnavailable if a shard of another host does not answer, DeadlineExceeded
+        if the lock of a shard is not free, and InvalidConfig if a shard refuses the exponent.
         """
-        for shard in self.shards:
-            shard.check_answers()
-        for shard in self.shards:
-            shard.core.set_priority_exponent(index, exponent)
+        self._check_changes()
+        told = self.calls.of_all("priority_exponent", index)
+        if exponent != 0.0 and 0.0 in told and any(told):  # those that forgot their priorities refuse
+            self.shards[told.index(0.0)].ask("set_priority_exponent", index, exponent).take()
+        self.calls.change_all("set_priority_exponent", index, exponent)
 
     def set_policy_version(self, version: int) -> None:
         """Sets the policy version in every shard.
 
         Dead mapped shards get it too; shards of other hosts get it when they answer.
         """
-        for shard in self.shards:
-            shard.set_policy_version(version)
+        self._check_changes()
+        self.calls.of_all("set_policy_version", version)
 
     def clear(self) -> None:
-        """Clears every shard. Raises ServiceUnavailable before the first change if a shard of another host is dead."""
-        for shard in self.shards:
-            shard.check_answers()
-        for shard in self.shards:
-            shard.core.clear()
+        """Clears every shard.
+
+        Raises before the first change: ServiceUnavailable if a shard of another host does not answer, DeadlineExceeded
+        if the lock of a shard is not free.
+        """
+        self._check_changes()
+        self.calls.change_all("clear")
 
     def check(self) -> None:
         """Checks every live shard."""
-        for shard in self.shards.live:
-            shard.asked(lambda core: core.check(), None, False)
+        self.calls.of_live("check")
 
     def stats(self) -> dict[str, Any]:
         """The totals, and the statistics of each shard."""
         if self.closed:
             raise TableClosed()
-        return totals([(shard, shard.stats()) for shard in self.shards], self._paces)
+        return totals(self.calls.stats(), self._paces)
 
     @property
     def metadata(self) -> bytes:
@@ -500,7 +517,3 @@ class FleetCore:
     def close(self) -> None:
         """Closes the handles of all shards."""
         self.shards.close()
-
-
-def _claimed(core: CoreTable, index: int, keys: Keys, timeout_s: float) -> npt.NDArray[np.bool_]:
-    return core.claim(index, keys, timeout_s)[0]

@@ -6,16 +6,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 from relive._core import CoreTable, Hold
+from relive.core.late_rows import first_filled
+from relive.core.locked import check_lock, is_of_lock
 from relive.errors import DeadlineExceeded
 from relive.fleet.draws.placement import Root
 from relive.fleet.owner import OwnerWatch, shard_of
-from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shard, State
+from relive.fleet.shards import STALL_S, Answer, Asked, Later, Missed, Part, Shard, Short, State
 from relive.reading.sources import DrawNumber
 from relive.table.table import Table
 
@@ -25,7 +27,6 @@ Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
 Arrays = list[npt.NDArray[Any]]
 Present = npt.NDArray[np.bool_]
-Value = TypeVar("Value")
 
 
 @final
@@ -62,11 +63,11 @@ class MappedShard(Shard):
         """Notes that the shard kept a call waiting: draws leave it out for STALL_S."""
         self._stalled_until = time.monotonic() + STALL_S
 
-    def select(self, index: int, names: list[str]) -> Any:
+    def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> Any:
         """Resolves columns in the core."""
         return self.core.select(index, names)
 
-    def ask_root(self, index: int) -> Callable[[], Root]:
+    def ask_root(self, index: int, left_s: float) -> Callable[[], Root]:
         """Returns a function that reads the root without a lock, in a few microseconds."""
         return partial(self._root, index)
 
@@ -85,19 +86,53 @@ class MappedShard(Shard):
         """Gathers from the core."""
         return self.core.gather(selection, keys, out)
 
-    def asked(self, call: Callable[[Any], Value], without: Value, is_only: bool) -> Value:
-        """Calls the core. Returns `without` if the process that took the shard's lock does not go on."""
-        try:
-            return call(self.core)
-        except DeadlineExceeded:
-            if is_only:
-                raise
-            self.stalls()
-            return without
+    def ask_gather(self, selection: Any, keys: Keys) -> Answer:
+        """Returns an answer that gathers when it is taken, while other shards answer."""
+        return self._later(partial(self.core.gather, selection, keys, None))
 
-    def stats(self) -> dict[str, Any]:
-        """The statistics of the core."""
-        return self.core.stats()
+    def ask(self, call: str, *values: Any) -> Answer:
+        """Returns an answer that calls the core when it is taken."""
+        if call == "policy_version":
+            return Later(lambda: self.core.policy_version)
+        return self._later(partial(getattr(self.core, call), *values))
+
+    def ask_list(self, index: int, first: int, count: int, condition: Any) -> Answer:
+        """Returns an answer that lists when it is taken."""
+        return self._later(partial(self.core.list_items, index, first, count, condition))
+
+    def ask_claim(self, index: int, keys: Keys, left_s: float) -> Answer:
+        """Returns an answer that claims when it is taken."""
+        return self._later(partial(self._claim, index, keys, min(left_s, STALL_S)))
+
+    def _claim(self, index: int, keys: Keys, timeout_s: float) -> Present:
+        if not self.core.root(index)[1]:  # the core would wait for an item
+            return np.zeros(len(keys), np.bool_)
+        return self.core.claim(index, keys, timeout_s)[0]
+
+    def ask_filled(self, keys: Keys) -> Answer:
+        """Returns an answer that looks at the rows when it is taken."""
+        return self._later(partial(first_filled, self.core, keys))
+
+    def ask_stats(self) -> Answer:
+        """Returns an answer that reads the statistics when it is taken."""
+        return self.ask("stats")
+
+    def ask_free(self) -> Answer:
+        """Returns an answer that takes the lock and releases it. A shard whose owner died can be changed, too."""
+        return self._later(partial(check_lock, self.core, STALL_S))
+
+    def _later(self, call: Callable[[], Any]) -> Answer:
+        """Returns an answer that calls the core when it is taken."""
+
+        def take() -> Any:
+            try:
+                return call()
+            except DeadlineExceeded as error:
+                if is_of_lock(error):
+                    self.stalls()
+                raise Missed(self, error) from None
+
+        return Later(take)
 
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
         """Sets how long calls wait for the shard's lock.
@@ -105,10 +140,6 @@ class MappedShard(Shard):
         The wait is timeout_s for the only shard of a table, and at most STALL_S for one of several.
         """
         self.core.timeout_s = min(timeout_s, math.inf if num_shards == 1 else STALL_S)
-
-    def set_policy_version(self, version: int) -> None:
-        """Sets the policy version. The call works without a live owner, because the shard is mapped."""
-        self.core.set_policy_version(version)
 
     def close(self) -> None:
         """Closes the handle and the watch."""
@@ -139,9 +170,10 @@ class _MappedPart:
         except DeadlineExceeded as error:
             if asked.is_only:
                 raise
-            if error.holder_pid is not None:
-                self._shard.stalls()
-            raise Missed(self._shard) from None
+            if not is_of_lock(error):
+                raise Short(self._shard, error) from None
+            self._shard.stalls()
+            raise Missed(self._shard, error) from None
         number.taken()
         self._number = number
         return arrays, keys, masses

@@ -16,7 +16,7 @@ from relive.config.storage import SharedMemory
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.core.table_core import Normalise, WriterCore
-from relive.errors import InvalidConfig, NotShareable, ReliveError
+from relive.errors import InvalidConfig, NotShareable, ReliveError, RequestTooLarge
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore
 from relive.fleet.mapped import MappedShard
@@ -203,8 +203,7 @@ class ShardedTable(TableHandle):
         self._fleet = FleetCore(found, exchange or Alone(), age, local)
         config = found[0].table.config
         self._bind(self._fleet, config, config.timeout_s if timeout_s is None else timeout(timeout_s))
-        for shard in found:
-            shard.set_patience(self._timeout_s, len(found))
+        self._fleet.set_patience(self._timeout_s)
         self._fleet.agreement.check_ranks(self._timeout_s)
 
     @classmethod
@@ -259,7 +258,7 @@ class ShardedTable(TableHandle):
     def _batch_source(
         self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
-        return FleetSource(self._fleet, request, columns), prefetch
+        return FleetSource(self._fleet, request, columns, timeout_s), prefetch
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
@@ -277,6 +276,14 @@ class ShardedTable(TableHandle):
     def num_ranks(self) -> int:
         """Number of ranks of the exchange that draw together; 1 without an exchange."""
         return self._fleet.num_ranks
+
+    def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
+        """The same error with the arithmetic of the limiter, and of the draws that one read of the roots serves."""
+        told, age, world = super()._explained(error, index), self._fleet.agreement.root_age, self._fleet.num_ranks
+        if age * world == 1 or told.none_twice:
+            return told
+        served = f"one read of the roots serves root_age {age} draws of {world} rank{'s' if world > 1 else ''}"
+        return RequestTooLarge(told.requested, told.window, f"{told.arithmetic}; {served}")
 
     def opened_by(self, again: Callable[..., ShardedTable]) -> None:
         """Sets how this table pickles: again(stream=) opens one more handle on the same shards, in any process."""
@@ -394,16 +401,17 @@ _NONE = np.empty(0, np.int64)
 class FleetSource:
     """Draws and gathers batches in one call. A batch is in flight until it is handed out."""
 
-    def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns) -> None:
-        """Raises NotOverShards for a condition over several shards."""
-        fleet.check_condition(request.condition)
+    def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns, timeout_s: float) -> None:
+        """Raises RequestTooLarge, and NotOverShards for a condition over several shards."""
+        fleet.check_request(request)
         self._fleet = fleet
+        self._timeout_s = timeout_s
         self._request = request
         self._columns = columns
 
     def take(self) -> Taken:
         """Draws and gathers one batch."""
-        drawn = self._fleet.hold(self._request, SLICE_S)
+        drawn = self._fleet.hold(self._request, SLICE_S, self._timeout_s)  # rows on their way have the call's time
         hold = _FleetHold(self._fleet, drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
         batch = Batch(self._columns, drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
         return Taken(batch, hold)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +12,26 @@ import numpy.typing as npt
 from relive.config.limiters import MinSize
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
-from relive.errors import ForeignKey, InvalidConfig
+from relive.errors import ForeignKey, InvalidConfig, ReliveError
 from relive.fleet.draws.placement import MAX_SHARDS, Root
-from relive.fleet.draws.sharing import Sharing, sharing_of
+from relive.fleet.draws.sharing import sharing_of
 from relive.fleet.errors import NotOverShards
 from relive.table.handle import TableHandle
 
-__all__ = ["STALL_S", "Asked", "Missed", "Part", "Path", "Shard", "Shards", "State"]
+__all__ = [
+    "SILENCE_S",
+    "STALL_S",
+    "Answer",
+    "Asked",
+    "Later",
+    "Missed",
+    "Part",
+    "Path",
+    "Shard",
+    "Shards",
+    "Short",
+    "State",
+]
 
 State: TypeAlias = Literal["live", "dead", "stalled", "replaced"]
 Path: TypeAlias = Literal["mapped", "service", "nixl"]
@@ -27,28 +40,66 @@ Masses = npt.NDArray[np.float64]
 Arrays = list[npt.NDArray[Any]]
 Present = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
-Value = TypeVar("Value")
 
-STALL_S = 0.5  # how long a draw waits for one shard; the draw then leaves the shard out for as long
+STALL_S = 0.5  # how long a call waits for the lock of one shard; draws then leave the shard out for as long
+SILENCE_S = 1.0  # how long a call waits without a byte from the owner of a shard; the shard is dead then
 _LEAF_BITS = 51
 
 
 class Missed(Exception):
-    """A shard did not give its items: they were gone, the shard stalled, or its owner did not answer."""
+    """A shard gave no answer: its items were gone, it stalled, or its owner is gone or silent.
 
-    def __init__(self, shard: Shard) -> None:
+    Attributes:
+        shard: the shard.
+        error: why, if the shard or its transport said so.
+    """
+
+    def __init__(self, shard: Shard, error: ReliveError | None = None) -> None:
         super().__init__()
         self.shard = shard
+        self.error = error
+
+
+@final
+class Short(Missed):
+    """A shard answers, but has fewer items to draw than it was asked for."""
 
 
 class Asked(NamedTuple):
     """The part of a draw that one shard makes: the request to its core, and how the draw is made and counted."""
 
     request: DrawRequest
-    timeout_s: float
+    timeout_s: float  # how long the shard waits for its lock and for items, in seconds
+    left_s: float  # how long the call waits for an answer that is on its way, in seconds
     counts_nowhere: bool  # the draw of a read-only handle
     is_read: bool  # the batch contains its rows when it is handed out; otherwise the caller gathers them later
     is_only: bool  # the table has no other shard, so the draw cannot go on without this one
+
+
+class Answer(Protocol):
+    """The answer of a shard that was asked: due until take() or drop()."""
+
+    def take(self) -> Any:
+        """Waits for the answer.
+
+        Raises Missed if none comes, and the error with which the shard refuses the call.
+        """
+        ...
+
+    def drop(self) -> None:
+        """Gives up on the answer."""
+        ...
+
+
+@final
+class Later:
+    """An answer that is made when it is taken, by a call that raises as take() does."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.take = call
+
+    def drop(self) -> None:
+        """Does nothing: nothing was begun."""
 
 
 class Part(Protocol):
@@ -57,7 +108,7 @@ class Part(Protocol):
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Waits for the items: arrays, keys, and each item's mass divided by its shard's mass at the descent.
 
-        Raises Missed.
+        Raises Missed, and Short if the shard lacks items.
         """
         ...
 
@@ -107,15 +158,21 @@ class Shard(ABC):
     def stream(self) -> int:
         """The random stream of this handle."""
 
-    @abstractmethod
-    def select(self, index: int, names: list[str]) -> Any:
-        """Resolves columns for draws and gathers. The result has `outputs`. Raises UnknownColumn."""
+    def prepare(self) -> None:  # noqa: B027 - a mapped shard has nothing to prepare
+        """Begins what the next question to this shard would wait for, so that several shards are waited for once."""
 
     @abstractmethod
-    def ask_root(self, index: int) -> Callable[[], Root]:
+    def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> Any:
+        """Resolves columns for draws and gathers. The result has `outputs`. Raises UnknownColumn.
+
+        alike: one list for the same columns of all shards, in which shards may find what others have resolved.
+        """
+
+    @abstractmethod
+    def ask_root(self, index: int, left_s: float) -> Callable[[], Root]:
         """Asks for the root of an index.
 
-        Returns a function that waits for the answer: a dead root if none comes in time.
+        Returns a function that waits for the answer, at most left_s: a dead root if none comes.
         """
 
     @abstractmethod
@@ -127,18 +184,32 @@ class Shard(ABC):
         """Gathers columns by key. Raises Missed."""
 
     @abstractmethod
-    def asked(self, call: Callable[[Any], Value], without: Value, is_only: bool) -> Value:
-        """Calls the shard's core and returns the answer.
-
-        If the shard does not answer, notes that and returns `without`.
-        """
-
-    def check_answers(self) -> None:  # noqa: B027 - a mapped shard always answers
-        """Raises ServiceUnavailable if the shard cannot be changed because it does not answer."""
+    def ask_gather(self, selection: Any, keys: Keys) -> Answer:
+        """Asks for columns by key: arrays, and which keys are present. Raises Missed."""
 
     @abstractmethod
-    def stats(self) -> dict[str, Any]:
-        """The statistics of the shard's core; the last known statistics if the shard does not answer."""
+    def ask(self, call: str, *values: Any) -> Answer:
+        """Asks the shard's core for a simple call (relive.core.table_core.SimpleCalls). Raises Missed."""
+
+    @abstractmethod
+    def ask_list(self, index: int, first: int, count: int, condition: Any) -> Answer:
+        """Asks for the items of some leaves (relive.core.table_core.TableCore.list_items). Raises Missed."""
+
+    @abstractmethod
+    def ask_claim(self, index: int, keys: Keys, left_s: float) -> Answer:
+        """Asks the shard to claim keys: which of them were claimed. Waits for no items. Raises Missed."""
+
+    @abstractmethod
+    def ask_filled(self, keys: Keys) -> Answer:
+        """Asks for the position of the first key whose row has its late columns; -1: no row has them. Raises Missed."""
+
+    @abstractmethod
+    def ask_stats(self) -> Answer:
+        """Asks for the statistics of the shard's core; the last known statistics if the shard does not answer."""
+
+    @abstractmethod
+    def ask_free(self) -> Answer:
+        """Asks whether the shard can be changed now. The answer raises if its lock or its owner stand in the way."""
 
     def are_rows(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of the keys, all with this shard's number, the shard may have given out for rows."""
@@ -149,13 +220,6 @@ class Shard(ABC):
     @abstractmethod
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
         """Sets how long calls without a deadline of their own wait for the shard."""
-
-    @abstractmethod
-    def set_policy_version(self, version: int) -> None:
-        """Sets the policy version in this shard.
-
-        If the shard does not answer, it gets the version as soon as it does.
-        """
 
     @abstractmethod
     def close(self) -> None:
@@ -175,6 +239,7 @@ class Shards:
         if not 1 <= len(shards) <= MAX_SHARDS:
             raise InvalidConfig("number of shards", f"1 to {MAX_SHARDS}", len(shards))
         self._shards = sorted(shards, key=lambda shard: shard.number)
+        self._are_served = any(shard.path != "mapped" for shard in shards)
         self._place_of = np.full(MAX_SHARDS, -1, np.intp)
         for place, shard in enumerate(self._shards):
             if self._place_of[shard.number] >= 0:
@@ -182,11 +247,10 @@ class Shards:
             self._place_of[shard.number] = place
         for shard in self._shards:
             self._check_alike(shard)
-        self.sharings: list[Sharing] = []  # by index; empty for a single shard
         if len(self) > 1:
             _check_indexes(self._shards[0].table)
-            indexes = self._shards[0].table.config.index
-            self.sharings = [sharing_of(name, index.drawn_by) for name, index in indexes.items()]
+        indexes = self._shards[0].table.config.index
+        self.sharings = [sharing_of(name, index.drawn_by, len(self)) for name, index in indexes.items()]
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -202,15 +266,21 @@ class Shards:
         """The live shards."""
         return [shard for shard in self._shards if shard.is_live]
 
-    def roots(self, index: int, first: int = 0, step: int = 1) -> list[Root]:
+    def roots(self, index: int, left_s: float, first: int = 0, step: int = 1) -> list[Root]:
         """The roots of every step-th shard from `first` on. The sampler's sharing sets the masses (`sharing.py`).
 
-        All shards are asked before the first wait for an answer.
+        All shards are asked before the first wait for an answer, which takes at most left_s seconds.
         """
-        answers = [shard.ask_root(index) for shard in self._shards[first::step]]
-        if not self.sharings:
-            return [answer() for answer in answers]
+        asked = self._shards[first::step]
+        self.prepare(asked)
+        answers = [shard.ask_root(index, left_s) for shard in asked]
         return [self.sharings[index].of(answer()) for answer in answers]
+
+    def prepare(self, asked: Sequence[Shard]) -> None:
+        """Begins what questions to these shards would wait for."""
+        if self._are_served:
+            for shard in asked:
+                shard.prepare()
 
     def numbered(self, number: int) -> Shard:
         """The shard with this number. Raises InvalidConfig."""

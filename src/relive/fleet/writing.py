@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, final
 
 import numpy as np
@@ -11,23 +11,26 @@ import numpy.typing as npt
 from relive.core.table_core import WriterCore
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import NoLiveShard
-from relive.fleet.shards import Shard, Shards
+from relive.fleet.shards import Shard
 
 __all__ = ["PacedWriterCore", "emptiest"]
 
 Lanes = npt.NDArray[np.int32]
 
 
-def emptiest(shards: Shards) -> Shard:
+def emptiest(told: Sequence[tuple[Shard, dict[str, Any]]]) -> Shard:
     """The live shard with the smallest part of its capacity in use. Ties go to the fewest open lanes.
 
-    Raises NoLiveShard.
+    Args:
+        told: every shard with its statistics.
+
+    Raises:
+        NoLiveShard: no shard is live.
     """
-    told = [(shard, shard.stats()) for shard in shards.live]
-    told = [(shard, raw) for shard, raw in told if shard.is_live]  # the shards that answered
-    if not told:
-        raise NoLiveShard(len(shards))
-    return min(told, key=lambda one: (one[1]["num_steps"] / one[1]["capacity"], one[1]["num_lanes"]))[0]
+    live = [(shard, raw) for shard, raw in told if shard.is_live]
+    if not live:
+        raise NoLiveShard(len(told))
+    return min(live, key=lambda one: (one[1]["num_steps"] / one[1]["capacity"], one[1]["num_lanes"]))[0]
 
 
 @final

@@ -62,14 +62,23 @@ def pace_of(limiter: Limiter) -> Pace:
 
 @final
 class Wait:
-    """The wait of one call: it checks less and less often until its deadline."""
+    """The wait of one call: it checks less and less often until its deadline.
 
-    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        timeout_s: how long the call waits, in seconds.
+        clock: tells the time.
+        arrives_s: how long it waits for answers that are on their way, if that is longer.
+    """
+
+    def __init__(
+        self, timeout_s: float, clock: Callable[[], float] = time.monotonic, *, arrives_s: float = 0.0
+    ) -> None:
         if not timeout_s >= 0.0:
             raise InvalidConfig("timeout_s", "a number of seconds >= 0", timeout_s)
         self._clock = clock
         self._start = clock()
         self._timeout_s = timeout_s
+        self._arrives_s = max(timeout_s, arrives_s)
         self._pause_s = _SHORTEST_S
 
     @property
@@ -81,6 +90,11 @@ class Wait:
     def left_s(self) -> float:
         """Seconds until the deadline, at least 0."""
         return max(0.0, self._timeout_s - self.waited_s)
+
+    @property
+    def arrives_s(self) -> float:
+        """Seconds that answers on their way have left, at least 0."""
+        return max(0.0, self._arrives_s - self.waited_s)
 
     @property
     def is_over(self) -> bool:

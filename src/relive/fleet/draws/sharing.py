@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import final
 
 from relive.config.kinds import SamplerKind
-from relive.fleet.draws.placement import Root
+from relive.fleet.draws.placement import MAX_SHARDS, Root
 from relive.fleet.errors import NotOverShards
 
 __all__ = ["Sharing", "sharing_of"]
@@ -45,12 +45,12 @@ class Sharing:
         return root if part == root.mass else replace(root, mass=part)
 
 
-def sharing_of(name: str, sampler: SamplerKind) -> Sharing:
-    """The sharing of the index of this name.
+def sharing_of(name: str, sampler: SamplerKind, num_shards: int = MAX_SHARDS) -> Sharing:
+    """The sharing of the index of this name. A single shard gets every draw, if it has items.
 
-    Raises NotOverShards for samplers that need to know the draws of other shards.
+    Raises NotOverShards for samplers that need to know the draws of other shards, if there are any.
     """
-    if sampler.one_table_only is not None:
+    if num_shards > 1 and sampler.one_table_only is not None:
         what, reason, instead = sampler.one_table_only
         raise NotOverShards(f"{what} of index {name!r}", reason, instead)
     return Sharing(sampler)

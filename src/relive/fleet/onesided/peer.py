@@ -33,7 +33,7 @@ from relive.fleet.onesided.peer_layout import PeerLayout
 from relive.fleet.onesided.rows import OneSidedReader
 from relive.fleet.onesided.transport import Memory
 from relive.fleet.remote.shard import LazySelection, RemotePart, RemoteShard
-from relive.fleet.shards import STALL_S, Asked, Missed, Part, Path
+from relive.fleet.shards import STALL_S, Answer, Asked, Later, Missed, Part, Path
 from relive.service.wire import framing
 
 __all__ = ["PeerShard"]
@@ -185,8 +185,7 @@ class PeerShard(RemoteShard):
         request, selection = asked.request, cast("LazySelection | None", asked.request.selection)
         if selection is None or request.condition is not None or not self.is_read_here(request.index_number):
             return super().begin(asked)
-        if not self.is_live:
-            raise Missed(self)
+        self.check_live()
         choice, chosen = self._chosen("draw", selection, request.num_items)
         started = time.monotonic()
         part = super().begin(asked) if chosen.way == BY_OWNER else self._begun_here(asked, selection)
@@ -210,8 +209,7 @@ class PeerShard(RemoteShard):
         """Gathers by key, one-sidedly or through the owner."""
         if not self.is_read_here(selection.index):
             return super().gather(selection, keys, out)
-        if not self.is_live:
-            raise Missed(self)
+        self.check_live()
         are_rows = self.are_rows(keys)
         if not are_rows.all():
             wrong = int(np.argmin(are_rows))
@@ -223,6 +221,12 @@ class PeerShard(RemoteShard):
         if choice is not None:
             choice.took(chosen, time.monotonic() - started)
         return told
+
+    def ask_gather(self, selection: LazySelection, keys: Keys) -> Answer:
+        """Returns an answer that gathers when it is taken: a read by pages needs one answer after another."""
+        if not self.is_read_here(selection.index):
+            return super().ask_gather(selection, keys)
+        return Later(partial(self.gather, selection, keys, None))
 
     def _gathered_here(
         self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
@@ -241,9 +245,7 @@ class PeerShard(RemoteShard):
 
         are_drawn: whether the keys come from a draw. Raises Missed.
         """
-        names = self.answered(lambda: [output[0] for output in selection.outputs], None)
-        if names is None:
-            raise Missed(self)
+        names = self.answered(lambda: [output[0] for output in selection.outputs])
         got = self._read(selection.index, names, keys, are_drawn)
         if got is None:
             return super().gather(selection, keys, None)

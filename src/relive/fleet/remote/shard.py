@@ -1,8 +1,8 @@
 """A shard on another host, whose owner draws and answers over Arrow Flight. Needs the extra `service`.
 
-No call waits for the shard longer than STALL_S plus the transport's own patience of a second. A shard that does not
-answer is dead. A thread of this handle tries again and again until the shard answers. If another region answers at the
-address, the shard is "replaced", because its keys would mean nothing there.
+A call waits for an answer until its own deadline, as long as bytes come from the owner. A shard whose owner is silent
+for SILENCE_S is dead. A thread of this handle tries again and again until the shard answers. If another region answers
+at the address, the shard is "replaced", because its keys would mean nothing there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast, final
 
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.core.ending import start_thread
+from relive.core.locked import is_of_lock
 from relive.errors import (
     BadMessage,
     DeadlineExceeded,
@@ -27,10 +29,11 @@ from relive.errors import (
     TableClosed,
 )
 from relive.fleet.draws.placement import Root
+from relive.fleet.remote.answers import FilledAnswer, RemoteAnswer, StatsAnswer
 from relive.fleet.remote.streams import Line, Lines, Pending
-from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shard, State
+from relive.fleet.shards import SILENCE_S, STALL_S, Answer, Asked, Missed, Part, Shard, Short, State
 from relive.service.client.connection import Connection, cutoff, server_wait
-from relive.service.client.remote_core import RemoteCore, RemoteSelection
+from relive.service.client.remote_core import RemoteCore, RemoteSelection, Started
 from relive.service.client.remote_table import RemoteTable
 from relive.service.server.shard_session import ROOT
 from relive.service.wire import framing
@@ -51,10 +54,15 @@ _STREAMS = 2**40
 
 @final
 class LazySelection:
-    """Columns of a shard. The shard resolves them at their first use, because it may be dead when they are named."""
+    """Columns of a shard. A shard resolves them at their first use, because it may be dead when they are named.
 
-    def __init__(self, shard: RemoteShard, index: int, names: list[str]) -> None:
+    alike: the same columns of all shards. Shards are alike, so one of them resolves the columns for all.
+    """
+
+    def __init__(self, shard: RemoteShard, index: int, names: list[str], alike: list[LazySelection]) -> None:
         self._shard = shard
+        self._alike = alike
+        alike.append(self)
         self.index = index
         self.names = names
         self._resolved: RemoteSelection | None = None
@@ -63,7 +71,8 @@ class LazySelection:
     def resolved(self) -> RemoteSelection:
         """The selection that the service made of the columns. Raises UnknownColumn, ServiceUnavailable."""
         if self._resolved is None:
-            self._resolved = self._shard.core.select(self.index, self.names)
+            told = (other._resolved for other in self._alike if other._resolved is not None)
+            self._resolved = next(told, None) or self._shard.core.select(self.index, self.names)
         return self._resolved
 
     @property
@@ -81,7 +90,7 @@ class RemoteShard(Shard):
     path = "service"
 
     def __init__(self, address: str, stream: int | None, timeout_s: float | None) -> None:
-        connection = Connection(address, None)
+        connection = Connection(address, None, SILENCE_S)
         try:
             table = RemoteTable(connection, timeout_s)
             self._lines = Lines(connection)
@@ -97,6 +106,8 @@ class RemoteShard(Shard):
             connection.close()
             raise
         self.core: RemoteCore = table.core
+        connection.retries_s = SILENCE_S
+        self._stalled_until = 0.0
         self._stream = secrets.randbelow(_STREAMS) if stream is None else stream
         self._state: State = "live"
         self._last_root: dict[int, Root] = {}
@@ -112,7 +123,7 @@ class RemoteShard(Shard):
     @property
     def state(self) -> State:
         """The state that the last call found."""
-        return self._state
+        return "stalled" if self._state == "live" and time.monotonic() < self._stalled_until else self._state
 
     @property
     def progress(self) -> str:
@@ -137,7 +148,11 @@ class RemoteShard(Shard):
         self._lines.forget()
         self.is_gone()
         if starts:
-            start_thread(self._look, f"relive-shard-{self.number}")
+            start_thread(_look_for, f"relive-shard-{self.number}", weakref.ref(self), self._closing)
+
+    def stalls(self) -> None:
+        """Notes that the shard's lock kept a call waiting: draws leave the shard out for STALL_S."""
+        self._stalled_until = time.monotonic() + STALL_S
 
     def is_gone(self) -> None:
         """Called when the shard stops answering. A subclass releases its resources other than streams here."""
@@ -145,74 +160,122 @@ class RemoteShard(Shard):
     def is_back(self) -> None:
         """Called when the shard answers again. A subclass opens here again the resources that is_gone released."""
 
-    def _look(self) -> None:
-        while not self._closing.wait(_LOOK_EVERY_S):
-            try:
-                line, _ = self._lines.open(time.monotonic() + 1.0)
-            except FormatMismatch:
-                self._state = "replaced"
-                continue
-            except TableClosed:
-                return
-            except ReliveError:
-                self._state = "dead" if self._state != "replaced" else self._state
-                continue
-            self._lines.give(line)
-            with contextlib.suppress(ReliveError):  # a version that cannot be sent now is sent at the next change
-                self._catch_up()
-            with self._changed:
-                self._looks = False
-                self._state = "live"
-            self.is_back()
-            return
+    def look(self) -> bool:
+        """Asks once whether the shard answers again. Returns whether to ask no more."""
+        try:
+            line, _ = self._lines.open(time.monotonic() + _CONNECT_S)  # less if the owner is silent
+        except FormatMismatch:
+            self._state = "replaced"
+            return False
+        except TableClosed:
+            return True
+        except ReliveError:
+            self._state = "dead" if self._state != "replaced" else self._state
+            return False
+        self._lines.give(line)
+        with contextlib.suppress(ReliveError):  # a version that cannot be sent now is sent at the next change
+            self._catch_up()
+        with self._changed:
+            self._looks = False
+            self._state = "live"
+        self.is_back()
+        return True
 
     def _catch_up(self) -> None:
         if self._policy_version is not None:
             self.core.set_policy_version(self._policy_version)
             self._policy_version = None
 
-    def answered(self, call: Callable[[], Value], without: Value) -> Value:
-        """Makes the call and returns the answer. If the shard does not answer, notes that and returns `without`."""
+    def answered(self, call: Callable[[], Value]) -> Value:
+        """Makes the call and returns the answer.
+
+        Raises Missed if the shard does not answer, and notes that.
+        """
         try:
             return call()
         except (ServiceUnavailable, FormatMismatch) as error:
             if self.core.closed:
                 raise TableClosed() from None
             self.fails(error)
-            return without
+            raise Missed(self, error) from None
 
-    def asked(self, call: Callable[[Any], Value], without: Value, is_only: bool) -> Value:
-        """Calls the core.
+    def started(self, start: Callable[[], Started]) -> Answer:
+        """Begins a call of the core. Raises Missed."""
+        self.check_live()
+        return RemoteAnswer(self, self.answered(start))
 
-        Returns `without` if the shard is dead, or if the process that took its lock does not go on.
-        """
+    def check_live(self) -> None:
+        """Raises Missed if draws do not use the shard."""
         if not self.is_live:
-            return without
-        try:
-            return self.answered(lambda: call(self.core), without)
-        except DeadlineExceeded:
-            if is_only:
-                raise
-            return without
+            raise Missed(self, ServiceUnavailable(self.address, 0.0, f"the shard is {self.state}"))
+
+    def ask(self, call: str, *values: Any) -> Answer:
+        """Sends a simple call to the owner. A dead shard gets a policy version when it answers again."""
+        if call != "set_policy_version":
+            return self.started(lambda: self.core.start(call, *values))
+        self._policy_version = values[0]
+        return RemoteAnswer(self, self.started(lambda: self.core.start(call, *values)), self._has_version(values[0]))
+
+    def _has_version(self, version: int) -> Callable[[], None]:
+        def note() -> None:
+            if self._policy_version == version:
+                self._policy_version = None
+
+        return note
+
+    def ask_list(self, index: int, first: int, count: int, condition: Any) -> Answer:
+        """Asks the owner, which may look at fewer leaves."""
+        return self.started(lambda: self.core.start_list(index, first, count, condition))
+
+    def ask_claim(self, index: int, keys: Keys, left_s: float) -> Answer:
+        """Sends the keys to the owner, which does not wait for items."""
+        return self.started(lambda: self.core.start_claim(index, keys, 0.0, left_s))
+
+    def ask_filled(self, keys: Keys) -> Answer:
+        """Sends the keys to the owner."""
+        self.check_live()
+        header, ends = {"op": "filled", "n": len(keys)}, cutoff(self.core.timeout_s)
+        return FilledAnswer(self, self.answered(lambda: self._lines.ask(header, ends, np.ascontiguousarray(keys))))
+
+    def ask_free(self) -> Answer:
+        """Asks the owner to take the lock and to release it."""
+        self.check_live()
+        header = {"op": "free", "timeout_s": STALL_S}
+        return RemoteAnswer(self, self.answered(lambda: self._lines.ask(header, cutoff(self.core.timeout_s))))
+
+    def ask_stats(self) -> Answer:
+        """Asks the owner for its statistics, after it has received all settled tickets."""
+        return StatsAnswer(self, self._lines)
 
     # ---- draws -----------------------------------------------------------------------------------------------------
 
-    def select(self, index: int, names: list[str]) -> LazySelection:
-        """Returns columns that are resolved at their first use."""
-        return LazySelection(self, index, names)
+    def prepare(self) -> None:
+        """Begins to open the streams that are missing."""
+        if self.is_live:
+            self._lines.prepare()
+            self.core.connection.prepare("call")
 
-    def ask_root(self, index: int) -> Callable[[], Root]:
+    def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> LazySelection:
+        """Returns columns that are resolved at their first use."""
+        return LazySelection(self, index, names, [] if alike is None else alike)
+
+    def ask_root(self, index: int, left_s: float) -> Callable[[], Root]:
         """Asks for the root, an answer of 56 bytes.
 
         If no answer comes in time, the root is dead and has the counters that were last known.
         """
         pending = None
         if self.is_live:
-            pending = self.answered(lambda: self._lines.ask({"op": "roots", "index": index}, cutoff(STALL_S)), None)
+            with contextlib.suppress(Missed):
+                header = {"op": "roots", "index": index}
+                pending = self.answered(lambda: self._lines.ask(header, cutoff(left_s)))
         return lambda: self._root(index, pending)
 
     def _root(self, index: int, pending: Pending | None) -> Root:
-        answer = None if pending is None else self.answered(pending.take, None)
+        answer = None
+        if pending is not None:
+            with contextlib.suppress(Missed):
+                answer = self.answered(pending.take)
         if answer is None:
             known = self._last_root.get(index, Root(self.number, 0.0, 0))
             return Root(self.number, 0.0, 0, known.max_priority, known.inserted, known.sampled, is_dead=True)
@@ -225,8 +288,7 @@ class RemoteShard(Shard):
 
     def begin(self, asked: Asked) -> Part:
         """Asks the owner for keys and masses, 16 bytes an item, and for the columns if there are any."""
-        if not self.is_live:
-            raise Missed(self)
+        self.check_live()
         return self.part(asked)
 
     def part(self, asked: Asked) -> RemotePart:
@@ -238,23 +300,20 @@ class RemoteShard(Shard):
         def ask() -> tuple[Pending, Any]:
             packing = DRAWN if selection is None else selection.resolved.sampled
             after = self.core.after()
-            return self._lines.ask(header | ({"after": after} if after else {}), cutoff(seconds)), packing
+            return self._lines.ask(header | ({"after": after} if after else {}), cutoff(asked.left_s)), packing
 
-        begun = self.answered(ask, None)
-        if begun is None:
-            raise Missed(self)
-        return RemotePart(self, asked, *begun)
+        return RemotePart(self, asked, *self.answered(ask))
 
     def gather(
         self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, Present]:
         """Gathers through the owner."""
-        if not self.is_live:
-            raise Missed(self)
-        told = self.answered(lambda: self.core.gather(selection.resolved, keys, out), None)
-        if told is None:
-            raise Missed(self)
-        return told
+        self.check_live()
+        return self.answered(lambda: self.core.gather(selection.resolved, keys, out))
+
+    def ask_gather(self, selection: LazySelection, keys: Keys) -> Answer:
+        """Sends the keys to the owner."""
+        return self.started(lambda: self.core.start_gather(selection.resolved, keys, None))
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 
@@ -266,16 +325,8 @@ class RemoteShard(Shard):
         reply = self._lines.ask(header, cutoff(timeout_s)).take()
         return reply.header, bytes(reply.body)
 
-    def check_answers(self) -> None:
-        """Raises ServiceUnavailable if the shard is dead."""
-        if not self.is_live:
-            raise ServiceUnavailable(self.address, 0.0, f"the shard is {self.state}")
-
-    def stats(self) -> dict[str, Any]:
-        """The shard's statistics. If it does not answer, the last statistics with the last known counters."""
-        if self.is_live:
-            self.answered(lambda: self._lines.confirm(cutoff(STALL_S)), None)
-        told: dict[str, Any] | None = self.asked(lambda core: core.stats(), None, False)
+    def note_stats(self, told: dict[str, Any] | None) -> dict[str, Any]:
+        """Returns the statistics that the owner told; None: the last ones, with the last known counters."""
         if told is not None:
             self._last_stats = dict(told)
             return self._last_stats
@@ -292,21 +343,25 @@ class RemoteShard(Shard):
         return list(self.table.config.index.values())[index].max_times_sampled is not None
 
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
-        """Sets how long calls without a deadline of their own wait for answers, at most STALL_S."""
-        self.core.timeout_s = min(timeout_s, STALL_S)
-        self._last_stats = self.asked(lambda core: core.stats(), None, False)
-
-    def set_policy_version(self, version: int) -> None:
-        """Sets the policy version. A dead shard gets it when it answers again."""
-        self._policy_version = version
-        if self.asked(lambda core: core.set_policy_version(version) is None, False, False):
-            self._policy_version = None
+        """Sets how long calls without a deadline of their own wait for answers that are on their way."""
+        self.core.timeout_s = timeout_s
+        with contextlib.suppress(Missed):
+            self.note_stats(self.ask("stats").take())
 
     def close(self) -> None:
         """Ends the streams. Draws that are in flight in them go back."""
         self._closing.set()
         self._lines.forget()
         self.table.close()
+
+
+def _look_for(shard: weakref.ref[RemoteShard], closing: threading.Event) -> None:
+    """Asks for a shard until it answers, is closed or is collected."""
+    while not closing.wait(_LOOK_EVERY_S):
+        found = shard()
+        if found is None or found.look():
+            return
+        del found
 
 
 @final
@@ -328,13 +383,14 @@ class RemotePart:
         self._is_taken = True
         count = self._asked.request.num_items
         try:
-            told = self._shard.answered(lambda: self._pending.take(self._packing, count), None)
-        except DeadlineExceeded:
+            told = self._shard.answered(lambda: self._pending.take(self._packing, count))
+        except DeadlineExceeded as error:
             if self._asked.is_only:
                 raise
-            raise Missed(self._shard) from None
-        if told is None:
-            raise Missed(self._shard)
+            if not is_of_lock(error):
+                raise Short(self._shard, error) from None
+            self._shard.stalls()
+            raise Missed(self._shard, error) from None
         self._ticket = framing.whole(told.header, "ticket", 0, 1 << 62)
         *arrays, keys, masses = self._packing.arrays(told.block, count, self._packing.num_rows(told.header))
         return arrays, keys, masses
@@ -354,10 +410,14 @@ class RemotePart:
     def give_back(self) -> None:
         """Gives the draw back.
 
-        Waits for an answer that was not taken, because its stream may have other draws in flight.
+        Waits a little for an answer that was not taken, because its stream may have other draws in flight. Rows that
+        take longer are not waited for: the stream ends, and the owner takes its draws back.
         """
         if not self._is_taken:
-            with contextlib.suppress(ReliveError, Missed):
-                self.take()
+            self._pending.hurry(time.monotonic() + SILENCE_S)
+            self._is_taken = True
+            with contextlib.suppress(ReliveError):  # the shard is not taken for dead: the caller waits no longer
+                told = self._pending.take(self._packing, self._asked.request.num_items)
+                self._ticket = framing.whole(told.header, "ticket", 0, 1 << 62)
         if self._ticket is not None:
             self._line.settle("back", self._ticket)

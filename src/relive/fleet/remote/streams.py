@@ -13,13 +13,11 @@ from typing import Any, NamedTuple, TypeAlias, final
 
 from relive.errors import BadMessage
 from relive.service.client.connection import Connection
-from relive.service.client.exchange import Exchange, StreamBroken
+from relive.service.client.exchange import LATE_S, Exchange, StreamBroken
 from relive.service.wire import framing
 from relive.service.wire.packing import Packing
 
 __all__ = ["Line", "Lines", "Pending", "Reply"]
-
-_LATE_S = 0.1  # for an answer that has already arrived during a wait for another shard; two periods of the watch
 
 Ticket: TypeAlias = int | tuple[int, int]  # of a draw; with the number of its items that went before they were read
 
@@ -117,7 +115,7 @@ class Pending:
         """
         stream = self.line.stream
         try:
-            stream.begin(max(self._ends, time.monotonic() + _LATE_S))
+            stream.begin(max(self._ends, time.monotonic() + LATE_S), self._started)
             told, body = stream.receive()
             block = None
             if packing is not None and "error" not in told:
@@ -134,6 +132,10 @@ class Pending:
         if "error" in told:
             raise framing.error_from(told["error"])
         return Reply(told, body, block)
+
+    def hurry(self, ends: float) -> None:
+        """Brings the deadline forward."""
+        self._ends = min(self._ends, ends)
 
     def drop(self) -> None:
         """Gives up on the answer, and ends the stream."""
@@ -158,21 +160,29 @@ class Lines:
         line.acquire()
         return line, hello
 
-    def ask(self, header: dict[str, Any], ends: float) -> Pending:
-        """Sends a request. Raises ServiceUnavailable, FormatMismatch, TableClosed, ForkedHandle."""
+    def prepare(self) -> None:
+        """Begins to open a stream if none is idle, without a wait."""
+        if not self._idle:
+            self.connection.prepare("shard")
+
+    def ask(self, header: dict[str, Any], ends: float, *body: Any) -> Pending:
+        """Sends a request, with bytes after its header.
+
+        Raises ServiceUnavailable, FormatMismatch, TableClosed, ForkedHandle.
+        """
         self.connection.check_process("a table over shards")
         line = self._idle_one()
         if line is None:
             line = self.open(ends)[0]
             line.release()
-        return self._ask(line, header, ends)
+        return self._ask(line, header, ends, *body)
 
-    def _ask(self, line: Line, header: dict[str, Any], ends: float) -> Pending:
+    def _ask(self, line: Line, header: dict[str, Any], ends: float, *body: Any) -> Pending:
         started = time.monotonic()
         line.acquire()
         try:
             line.stream.begin(ends)
-            line.stream.send(framing.encode(header | line.settlements()))
+            line.stream.send(framing.encode(header | line.settlements(), *body))
             line.stream.end()
         except StreamBroken as problem:
             line.is_over = True
@@ -191,14 +201,21 @@ class Lines:
         line.release()
         self._idle.append(line)
 
-    def confirm(self, ends: float) -> None:
-        """Waits until the shard has received all settled tickets. Raises ServiceUnavailable."""
+    def confirming(self, ends: float) -> list[Pending]:
+        """Asks for answers, after which the shard has received all settled tickets. Raises ServiceUnavailable."""
+        asked: list[Pending] = []
         for line in [one for one in list(self._idle) if not one.is_confirmed]:
             try:
                 self._idle.remove(line)
             except ValueError:
                 continue  # another thread uses it now
-            self._ask(line, {"op": "roots", "index": 0}, ends).take()
+            try:
+                asked.append(self._ask(line, {"op": "roots", "index": 0}, ends))
+            except BaseException:
+                for pending in asked:
+                    pending.drop()
+                raise
+        return asked
 
     def forget(self) -> None:
         """Drops the idle streams, after the shard did not answer on another stream."""

@@ -12,26 +12,29 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import pyarrow.flight as flight
 
 from relive._core import BatchMemory
 from relive.core.ending import at_end
-from relive.errors import BadMessage, ForkedHandle, ReliveError, ServiceUnavailable, TableClosed
+from relive.errors import BadMessage, ReliveError, ServiceUnavailable, TableClosed
 from relive.service.client.exchange import Exchange, StreamBroken, Watch
 from relive.service.wire import framing
 from relive.service.wire.address import parse_table
 from relive.service.wire.framing import Bytes
 from relive.service.wire.memory import keep_freed_memory
 from relive.service.wire.packing import Packing
-from relive.service.wire.transport import with_few_wakeups
+from relive.service.wire.sockets import heard_s, peers_of
+from relive.service.wire.transport import check_process, keep_for_ever, with_few_wakeups
 from relive.service.wire.verbs import VERBS
 
-__all__ = ["MIN_REPLY_S", "Answer", "Connection", "close_connections", "cutoff", "server_wait"]
+__all__ = ["MIN_REPLY_S", "Answer", "Asking", "Connection", "close_connections", "cutoff", "server_wait"]
 
 MIN_REPLY_S = 1.0  # shortest wait for an answer, whatever the deadline: networks have short outages
 _LOOKS = frozenset({"select", "gather", "list", *(verb.name for verb in VERBS.values() if verb.looks)})
+_SHORT_WAITS = frozenset({"call", "shard"})  # kinds of streams on which silence_s and retries_s count
 _OPTIONS = [
     # Windows and frames as large as batches. With the default sizes, large bodies arrive at about half the speed.
     ("grpc.http2.lookahead_bytes", 16 << 20),
@@ -56,6 +59,13 @@ class Answer(NamedTuple):
     block: Bytes | None
 
 
+class _Opening(NamedTuple):
+    """A stream whose hello is due, and the time.monotonic() at which it was asked for."""
+
+    stream: Exchange
+    started: float
+
+
 def cutoff(timeout_s: float) -> float:
     """Returns the time.monotonic() at which the client gives up.
 
@@ -78,19 +88,40 @@ class Connection:
 
     If a stream breaks, the connection drops that stream and all idle streams. The next call connects again and waits
     for the server until the call's deadline. The server must then serve the same table, else FormatMismatch.
+
+    If the connection is collected, its watch ends the streams.
+
+    Args:
+        address: Address of the table.
+        spec_json: The expected spec; None: any.
+        silence_s: How long a call waits without a byte from the server, in seconds; inf: until its deadline alone.
+
+    Attributes:
+        retries_s: How long a call tries to open a stream if the server is not there, in seconds; inf, the default:
+            until its deadline.
+
+    Raises:
+        ForkedHandle: This process is a forked child of a process that used the service.
     """
 
-    def __init__(self, address: str, spec_json: str | None) -> None:
+    def __init__(self, address: str, spec_json: str | None, silence_s: float = math.inf) -> None:
+        check_process("this process")
         self.address = address
         self._location, self._table = parse_table(address)
         self._spec_json = spec_json
         self._identity: dict[str, str | None] = {"uuid": None, "layout_hash": None}
         self._idle: dict[str, deque[Exchange]] = {"call": deque(), "parameters": deque()}
+        self._opening: dict[str, _Opening] = {}  # by kind: streams whose hello no call has received yet
         self._all: set[Exchange] = set()
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._changed = threading.Lock()
         self._client: Any = None
-        self._watch = Watch()
+        self._silence_s = silence_s
+        self.retries_s = math.inf
+        self._peers: frozenset[tuple[str, int]] | None = None
+        self._watch = Watch(partial(_heard_s, weakref.ref(self)))
+        self._collected = weakref.finalize(self, self._watch.abandon)
+        self._collected.atexit = False
         self._memory = BatchMemory()
         self.closed = False
         self.is_foreign = False  # whether this process is a forked child: the streams then belong to the parent
@@ -104,7 +135,7 @@ class Connection:
     def check_process(self, what: str) -> None:
         """Raises ForkedHandle in a forked child."""
         if self.is_foreign:
-            raise ForkedHandle(what)
+            check_process(what)
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
@@ -114,30 +145,7 @@ class Connection:
         Raises the server's error, and ServiceUnavailable. If the stream breaks, a call that only reads is sent again,
         until `ends`. Any other call is never sent twice.
         """
-        while True:
-            start = time.monotonic()
-            stream = self.take(ends)
-            try:
-                stream.begin(ends)
-                stream.send(message)
-                told, body = stream.receive()
-                block = None
-                if packing is not None and "error" not in told:
-                    num_bytes = packing.num_bytes(count, packing.num_rows(told))
-                    block = stream.receive_block(told, body, num_bytes)
-                stream.end()
-            except StreamBroken as problem:
-                error = self.broken(stream, problem, start)
-                if op in _LOOKS and not stream.expired and not self.closed:
-                    continue  # open() raises at `ends`, and so ends the loop
-                raise error from None
-            except BaseException:
-                self.drop(stream)  # a stream between a call and its answer is of no further use
-                raise
-            self.give(stream)
-            if "error" in told:
-                raise framing.error_from(told["error"])
-            return Answer(told, block)
+        return Asking(self, op, message, ends, packing, count).take()
 
     def give(self, stream: Exchange, kind: str = "call") -> None:
         """Makes a stream available to the next call, unless the watch cancelled the stream while the answer came."""
@@ -154,6 +162,12 @@ class Connection:
         except IndexError:
             return self.open(kind, {}, ends)[0]
 
+    def heard_s(self) -> float | None:
+        """Returns how long ago the last byte came from the server, in seconds; None if the system does not tell."""
+        if self._peers is None:
+            self._peers = peers_of(self._location)
+        return heard_s(self._peers)
+
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def open(
@@ -163,7 +177,42 @@ class Connection:
 
         If the server is not there, the method retries until `ends`, as long as wanted() is true.
         """
-        start = time.monotonic()
+        opening = None
+        with contextlib.suppress(KeyError):
+            opening = self._opening.pop(kind)
+        start = time.monotonic() if opening is None else opening.started
+        tries_until = min(ends, start + (self.retries_s if kind in _SHORT_WAITS else math.inf))
+        pause_s = 0.02
+        while True:
+            if self.closed:
+                raise TableClosed()
+            if opening is None and (time.monotonic() >= tries_until or not wanted()):
+                raise ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
+            self.check_process("a remote table")
+            try:
+                one, opening = opening or self._begin_open(kind, fields), None
+                return one.stream, self._greeted(one, ends)
+            except ReliveError:
+                raise  # the server's answer; before StreamBroken: some errors of the library are OSErrors
+            except StreamBroken as problem:
+                self._forget_client()
+                if time.monotonic() + pause_s >= tries_until or not wanted():
+                    reason = _short(problem)
+                    raise ServiceUnavailable(self.address, time.monotonic() - start, reason) from None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.5)
+
+    def prepare(self, kind: str) -> None:
+        """Begins to open a stream of this kind if none is idle. Does not wait: a later call waits for the hello."""
+        if self._idle.get(kind) or kind in self._opening or self.closed or self.is_foreign:
+            return
+        with contextlib.suppress(*StreamBroken):
+            opening = self._begin_open(kind, {})
+            if self._opening.setdefault(kind, opening) is not opening:  # another thread was first
+                self.drop(opening.stream)
+
+    def _begin_open(self, kind: str, fields: dict[str, Any]) -> _Opening:
+        quiet_s = self._silence_s if kind in _SHORT_WAITS else math.inf
         request = {
             "relive": framing.VERSION,
             "byte_order": sys.byteorder,
@@ -172,39 +221,25 @@ class Connection:
             "spec": self._spec_json,
             **self._identity,
             **fields,
+            **({} if quiet_s == math.inf else {"pulses": True}),
         }
-        pause_s = 0.02
-        while True:
-            if self.closed:
-                raise TableClosed()
-            if time.monotonic() >= ends or not wanted():
-                raise ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
-            self.check_process("a remote table")
-            try:
-                return self._open_once(request, ends)
-            except ReliveError:
-                raise  # the server's answer; before StreamBroken: some errors of the library are OSErrors
-            except StreamBroken as problem:
-                self._forget_client()
-                if time.monotonic() + pause_s >= ends or not wanted():
-                    reason = _short(problem)
-                    raise ServiceUnavailable(self.address, time.monotonic() - start, reason) from None
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.5)
-
-    def _open_once(self, request: dict[str, Any], ends: float) -> tuple[Exchange, dict[str, Any]]:
         with self._changed:
             if self._client is None:
                 keep_freed_memory()
                 self._client = with_few_wakeups(lambda: flight.FlightClient(self._location, generic_options=_OPTIONS))
             client = self._client
+        started = time.monotonic()
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         writer, reader = client.do_exchange(descriptor)
-        stream = Exchange(writer, reader, self._watch)
+        stream = Exchange(writer, reader, self._watch, quiet_s)
         with self._changed:
             self._all.add(stream)
+        return _Opening(stream, started)
+
+    def _greeted(self, opening: _Opening, ends: float) -> dict[str, Any]:
+        stream = opening.stream
         try:
-            stream.begin(ends)
+            stream.begin(ends, opening.started)
             hello, _ = stream.receive()
             stream.end()
             if "error" in hello:
@@ -213,7 +248,7 @@ class Connection:
         except BaseException:
             self.drop(stream)
             raise
-        return stream, hello
+        return hello
 
     def broken(self, stream: Exchange, problem: BaseException, start: float) -> ReliveError:
         """Returns the error of a broken stream.
@@ -230,10 +265,14 @@ class Connection:
         if isinstance(problem, BadMessage):
             return problem
         reason = "no answer in time" if expired else _short(problem)
+        if stream.was_silent:
+            reason = f"no byte came for {self._silence_s:g} s"
         return ServiceUnavailable(self.address, time.monotonic() - start, reason)
 
     def drop(self, stream: Exchange) -> None:
-        """Ends a stream at once."""
+        """Ends a stream at once. In a forked child it stays as it is: the parent uses the same socket."""
+        if self.is_foreign:
+            return
         with self._changed:
             self._all.discard(stream)
         stream.cancel()
@@ -243,11 +282,17 @@ class Connection:
 
         False if not done by `ends`.
         """
+        if self.is_foreign or time.monotonic() >= ends:  # another stream has waited for the server until then
+            self.drop(stream)
+            return False
         with self._changed:
             self._all.discard(stream)
         return stream.finish(ends)
 
     def _drop_idle(self) -> None:
+        while self._opening:
+            with contextlib.suppress(KeyError):
+                self.drop(self._opening.popitem()[1].stream)
         for idle in self._idle.values():
             while idle:
                 with contextlib.suppress(IndexError):
@@ -263,14 +308,20 @@ class Connection:
         with self._changed:
             self._users.add(user)
 
+    def disown(self) -> None:
+        """Leaves everything to the parent, in a forked child. The release of an object of gRPC would wait for ever."""
+        self.is_foreign = True
+        self._collected.detach()
+        keep_for_ever(self._watch, self._client)
+
     def close(self) -> None:
         """Ends every stream at once. A call that waits on a stream raises TableClosed."""
         self.closed = True
         _open.discard(self)
-        self._watch.stop()
-        self._memory.close()
         if self.is_foreign:
             return
+        self._watch.stop()
+        self._memory.close()
         self._drop_idle()
         with self._changed:
             streams, self._all, self._client = tuple(self._all), set(), None
@@ -281,9 +332,82 @@ class Connection:
             user.note_closed()
 
 
+@final
+class Asking:
+    """A call that was sent and is not answered yet. Owns its stream until take() or drop(). One thread at a time."""
+
+    def __init__(
+        self, connection: Connection, op: str, message: bytes, ends: float, packing: Packing | None, count: int
+    ) -> None:
+        self._connection = connection
+        self._op = op
+        self._message = message
+        self._ends = ends
+        self._packing = packing
+        self._count = count
+        self._send()
+
+    def take(self) -> Answer:
+        """Waits for the answer, as Connection.call does."""
+        while True:
+            stream, packing = self._stream, self._packing
+            try:
+                stream.begin(self._ends, self._asked)
+                told, body = stream.receive()
+                block = None
+                if packing is not None and "error" not in told:
+                    block = stream.receive_block(told, body, packing.num_bytes(self._count, packing.num_rows(told)))
+                stream.end()
+            except StreamBroken as problem:
+                self._note_broken(problem)
+                self._send()
+                continue
+            except BaseException:
+                self.drop()
+                raise
+            self._connection.give(stream)
+            if "error" in told:
+                raise framing.error_from(told["error"])
+            return Answer(told, block)
+
+    def rest(self) -> None:
+        """Removes the deadline until take(), so that a wait for another server cuts off no answer."""
+        self._stream.end()
+
+    def drop(self) -> None:
+        """Gives up on the answer: a stream between a call and its answer is of no further use."""
+        self._connection.drop(self._stream)
+
+    def _send(self) -> None:
+        while True:
+            self._asked = time.monotonic()
+            self._stream = stream = self._connection.take(self._ends)
+            try:
+                stream.begin(self._ends)
+                stream.send(self._message)
+            except StreamBroken as problem:
+                self._note_broken(problem)
+            except BaseException:
+                self.drop()
+                raise
+            else:
+                return
+
+    def _note_broken(self, problem: BaseException) -> None:
+        """Returns if the call may be sent again; open() raises at `ends`. Else raises the error of the stream."""
+        error = self._connection.broken(self._stream, problem, self._asked)
+        if self._op not in _LOOKS or self._stream.expired or self._connection.closed:
+            raise error from None
+
+
+def _heard_s(connection: weakref.ref[Connection]) -> float | None:
+    found = connection()
+    return None if found is None else found.heard_s()
+
+
 def _note_fork() -> None:
     for connection in list(_open):
-        connection.is_foreign = True
+        connection.disown()
 
 
 os.register_at_fork(after_in_child=_note_fork)

@@ -1,12 +1,13 @@
-"""The client's end of one stream, and the watch that cancels streams with late answers."""
+"""The client's end of one stream, and the watch that cancels streams with late answers or silent servers."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -19,60 +20,77 @@ from relive.errors import BadMessage
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 
-__all__ = ["Exchange", "StreamBroken", "Watch"]
+__all__ = ["LATE_S", "Exchange", "StreamBroken", "Watch"]
 
 StreamBroken = (flight.FlightError, pa.ArrowException, OSError, StopIteration)  # errors of a dead stream
 
 _LOOK_EVERY_S = 0.05
 _ROUNDS_BEFORE_SLEEP = 40
+LATE_S = 0.2  # for an answer that arrived during a wait for another server
 
 
 @final
 class Watch:
-    """A thread that cancels streams at their deadlines. It sleeps while no stream waits. The object owns the thread."""
+    """A thread that cancels streams at their deadlines, and earlier if their server is silent for too long.
 
-    def __init__(self) -> None:
-        self._streams: set[Exchange] = set()
-        self._changed = threading.Condition()
-        self._stopped = False
+    A server is silent while no byte comes from it, over any stream and for any thread. The object owns the thread,
+    which sleeps while no stream waits.
+
+    Args:
+        heard_s: Tells how long ago the last byte came from the server, in seconds; None: not known.
+    """
+
+    def __init__(self, heard_s: Callable[[], float | None] = lambda: None) -> None:
+        self._heard_s = heard_s
+        self._streams: set[Exchange] = set()  # changed by one step at a time
+        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()  # a collection may put: put() takes no lock
+        self._starting = threading.Lock()
+        self._stopped = self._is_abandoned = False
         self._thread: threading.Thread | None = None
+        self.heard_at = 0.0  # when a stream received a message last
         self.sleeps = True
 
     def add(self, stream: Exchange) -> None:
         """Watches a stream from now on."""
-        with self._changed:
-            self._streams.add(stream)
+        self._streams.add(stream)
 
     def remove(self, stream: Exchange) -> None:
         """Stops watching a stream."""
-        with self._changed:
-            self._streams.discard(stream)
+        self._streams.discard(stream)
 
     def wake(self) -> None:
         """Wakes the thread: a stream has a deadline. Streams call wake() while `sleeps` is set."""
-        with self._changed:
-            if self._thread is None and not self._stopped:
-                self._thread = start_thread(self._look, "relive-deadlines")
-            self.sleeps = False
-            self._changed.notify_all()
+        self.sleeps = False
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None and not self._stopped:
+                    self._thread = start_thread(self._look, "relive-deadlines")
+        self._changed.put(None)
 
     def stop(self) -> None:
-        """Ends the thread."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        """Ends the thread. The streams stay with their users. Takes no lock."""
+        self._stopped = True
+        self._changed.put(None)
+
+    def abandon(self) -> None:
+        """Ends the thread, which first ends every stream: they have no other user. Takes no lock, and does not wait."""
+        self._is_abandoned = True
+        self.stop()
 
     def _look(self) -> None:
         quiet = 0
-        with self._changed:
-            while not self._stopped:
-                busy = self._expire(time.monotonic())
-                quiet = 0 if busy else quiet + 1
-                # If a stream sets its deadline between this look and the sleep, one of two things happens. Either the
-                # stream finds `sleeps` set and wakes this thread, or the look after the setting of `sleeps` sees the
-                # deadline.
-                self.sleeps = quiet > _ROUNDS_BEFORE_SLEEP
-                self._changed.wait(None if quiet > _ROUNDS_BEFORE_SLEEP + 1 else _LOOK_EVERY_S)
+        while not self._stopped:
+            busy = self._expire(time.monotonic())
+            quiet = 0 if busy else quiet + 1
+            # If a stream sets its deadline between this look and the sleep, one of two things happens. Either the
+            # stream finds `sleeps` set and wakes this thread, or the look after the setting of `sleeps` sees the
+            # deadline.
+            self.sleeps = quiet > _ROUNDS_BEFORE_SLEEP
+            with contextlib.suppress(queue.Empty):
+                self._changed.get(timeout=None if quiet > _ROUNDS_BEFORE_SLEEP + 1 else _LOOK_EVERY_S)
+        if self._is_abandoned:
+            for stream in tuple(self._streams):
+                stream.cancel()
 
     def _expire(self, now: float) -> bool:
         """Returns whether a stream waits for an answer. On return the thread refers to no stream: it owns none."""
@@ -81,7 +99,16 @@ class Watch:
             busy |= stream.deadline != math.inf
             if now >= stream.deadline:
                 stream.expire(now)
+            elif now >= stream.silent_from(self.heard_at):
+                self._ask_sockets(now)
+                if now >= stream.silent_from(self.heard_at):
+                    stream.expire(now, is_silent=True)
         return busy
+
+    def _ask_sockets(self, now: float) -> None:
+        heard_s = self._heard_s()
+        if heard_s is not None:
+            self.heard_at = max(self.heard_at, now - heard_s)
 
 
 @final
@@ -89,22 +116,33 @@ class Exchange:
     """Sends and receives the messages of one stream.
 
     One thread may send while another thread receives. At most one thread sends at a time, and at most one receives. A
-    deadline that begin() sets stays until end(). After the deadline the watch cancels the stream, and the waiting
-    thread gets an error of StreamBroken. After any error of the transport the stream is not usable.
+    deadline that begin() sets stays until end(). After the deadline, or after silence_s seconds in which no byte came
+    from the server, the watch cancels the stream, and the waiting thread gets an error of StreamBroken. After any error
+    of the transport the stream is not usable.
     """
 
-    def __init__(self, writer: Any, reader: Any, watch: Watch) -> None:
+    def __init__(self, writer: Any, reader: Any, watch: Watch, silence_s: float = math.inf) -> None:
         self._writer = writer
         self._reader = reader
         self._watch = watch
         self._changed = threading.Lock()
+        self._silence_s = silence_s
+        self._quiet_from = self._begun = math.inf
         self.deadline = math.inf
         self.expired = False
+        self.was_silent = False  # expired, and not because of its deadline
         watch.add(self)
 
-    def begin(self, deadline: float) -> None:
-        """Sets the deadline, a time.monotonic(). The watch cancels the stream then, unless end() came before."""
+    def begin(self, deadline: float, since: float | None = None) -> None:
+        """Sets the deadline, a time.monotonic(). The watch cancels the stream then, unless end() came before.
+
+        Args:
+            deadline: The time.
+            since: When the answer was asked for, if that was earlier: silence counts from then.
+        """
+        now = time.monotonic()
         with self._changed:
+            self._quiet_from, self._begun = now if since is None else since, now
             self.deadline = deadline
         if self._watch.sleeps:
             self._watch.wake()
@@ -114,11 +152,17 @@ class Exchange:
         with self._changed:
             self.deadline = math.inf
 
-    def expire(self, now: float) -> None:
-        """Cancels the stream if its deadline has passed; called by the watch."""
+    def silent_from(self, heard_at: float) -> float:
+        """Returns when the server counts as silent, if the last byte came at heard_at; inf while nothing is awaited."""
+        if self.deadline == math.inf:
+            return math.inf
+        return max(max(self._quiet_from, heard_at) + self._silence_s, self._begun + LATE_S)
+
+    def expire(self, now: float, is_silent: bool = False) -> None:
+        """Cancels the stream if its deadline has passed, or if its server is silent; called by the watch."""
         with self._changed:
-            if now >= self.deadline:
-                self.expired = True
+            if now >= self.deadline or (is_silent and self.deadline != math.inf):
+                self.expired, self.was_silent = True, now < self.deadline
                 self.deadline = math.inf
                 self._reader.cancel()
 
@@ -128,9 +172,13 @@ class Exchange:
 
     def receive(self) -> tuple[dict[str, Any], Bytes]:
         """Returns the header and the body of the next message; blocks until the message comes. Raises StreamBroken."""
-        chunk = self._reader.read_chunk()
-        if chunk.app_metadata is None:
-            raise BadMessage("answer", "a message", "a record batch")
+        while True:
+            chunk = self._reader.read_chunk()
+            self._watch.heard_at = time.monotonic()
+            if chunk.app_metadata is None:
+                raise BadMessage("answer", "a message", "a record batch")
+            if chunk.data is not None or not framing.is_pulse(chunk.app_metadata):
+                break
         header, body = framing.decode(chunk.app_metadata)
         return header, body if chunk.data is None else _bytes_of(chunk.data)
 
@@ -155,6 +203,7 @@ class Exchange:
             if at == num_bytes:
                 return block
             chunk = self._reader.read_chunk()
+            self._watch.heard_at = time.monotonic()
             if chunk.app_metadata is not None:
                 raise BadMessage("body of an answer", f"{num_bytes} bytes", "a message")
             body = _bytes_of(chunk.data)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +13,14 @@ from relive.config.table_config import TableConfig
 from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, SimpleCalls, TableCore
 from relive.errors import TableClosed, Unacknowledged
-from relive.service.client.connection import Answer, Connection, cutoff, server_wait
-from relive.service.client.remote_writer import RemoteWriterCore, SyncWriterCore
+from relive.service.client.connection import Answer, Asking, Connection, cutoff, server_wait
+from relive.service.client.remote_writer import CLOSE_S, RemoteWriterCore, SyncWriterCore
 from relive.service.wire import framing
 from relive.service.wire.encoding import RowEncoder
 from relive.service.wire.packing import CREATED, DRAWN, LISTED, PRESENT, PackedArray, Packing, gathered, sampled
-from relive.service.wire.verbs import Verb, answered_by_messages
+from relive.service.wire.verbs import VERBS, Verb, answered_by_messages, asking
 
-__all__ = ["RemoteCore", "RemoteSelection", "remote_core"]
+__all__ = ["RemoteCore", "RemoteSelection", "Started", "remote_core"]
 
 Keys = npt.NDArray[np.int64]
 Arrays = list[npt.NDArray[Any]]
@@ -41,6 +42,24 @@ class RemoteSelection(NamedTuple):
     messages: dict[tuple[DrawRequest, float], bytes]
 
 
+@final
+class Started:
+    """A call whose message was sent. Its answer is due until take() or drop()."""
+
+    def __init__(self, asking: Asking, reads: Callable[[Answer], Any]) -> None:
+        asking.rest()
+        self._asking = asking
+        self._reads = reads
+
+    def take(self) -> Any:
+        """Waits for the answer, and raises as the call does."""
+        return self._reads(self._asking.take())
+
+    def drop(self) -> None:
+        """Gives up on the answer."""
+        self._asking.drop()
+
+
 @answered_by_messages
 class RemoteCore(SimpleCalls):
     """A TableCore in which each call is one message and its answer. Any number of threads; made by remote_core().
@@ -56,7 +75,7 @@ class RemoteCore(SimpleCalls):
         self.stream: int = framing.field(hello, "stream", int)
         self.read_only: bool = framing.field(hello, "read_only", bool)
         self.timeout_s = config.timeout_s if timeout_s is None else timeout_s
-        self._writers: set[RemoteWriterCore] = set()  # the open writers; lanes last until their writer is closed
+        self._writers: weakref.WeakSet[RemoteWriterCore] = weakref.WeakSet()  # those that are open
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -103,32 +122,57 @@ class RemoteCore(SimpleCalls):
         assert block is not None
         return PRESENT.arrays(block, count)[0], told["live"]
 
+    def start_claim(self, index: int, keys: Keys, timeout_s: float, left_s: float) -> Started:
+        """Sends the message of a claim: which keys were claimed.
+
+        The server waits timeout_s for the limiter, and this side left_s for the answer.
+        """
+        count = len(keys)
+        header = {"op": "claim", "index": index, "n": count, "timeout_s": timeout_s}
+        asking = self._start(header, (np.ascontiguousarray(keys),), left_s, PRESENT, count)
+        return Started(asking, lambda answer: PRESENT.arrays(_block(answer), count)[0])
+
     def list_items(
         self, index: int, first: int, count: int, where: str | None = None
     ) -> tuple[Keys, npt.NDArray[np.uint64], npt.NDArray[np.float64], int]:
         """Returns the items of some leaves. The server may look at fewer leaves than requested."""
+        found: tuple[Keys, npt.NDArray[np.uint64], npt.NDArray[np.float64], int] = self.start_list(
+            index, first, count, where
+        ).take()
+        return found
+
+    def start_list(self, index: int, first: int, count: int, where: str | None) -> Started:
+        """Sends the message of list_items."""
         header = {"op": "list", "index": index, "first": first, "n": count}
         header |= {} if where is None else {"where": where}
-        told, block = self._call(header, (), None, LISTED, 0)
-        assert block is not None
-        keys, ages, ranks = LISTED.arrays(block, 0, LISTED.num_rows(told))
-        return keys, ages, ranks, framing.whole(told, "next", 0, 1 << 48)
+
+        def read(answer: Answer) -> Any:
+            keys, ages, ranks = LISTED.arrays(_block(answer), 0, LISTED.num_rows(answer.header))
+            return keys, ages, ranks, framing.whole(answer.header, "next", 0, 1 << 48)
+
+        return Started(self._start(header, (), None, LISTED, 0), read)
 
     def gather(
         self, selection: RemoteSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, npt.NDArray[np.bool_]]:
         """Gathers columns by key, into `out` if given."""
-        count = len(keys)
+        gathered: tuple[Arrays, npt.NDArray[np.bool_]] = self.start_gather(selection, keys, out).take()
+        return gathered
+
+    def start_gather(self, selection: RemoteSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None) -> Started:
+        """Sends the message of a gather."""
+        count, packing = len(keys), selection.gathered
         header = {"op": "gather", "index": selection.number, "names": selection.names, "n": count}
-        packing = selection.gathered
-        told, block = self._call(header, (np.ascontiguousarray(keys),), None, packing, count)
-        assert block is not None
-        *arrays, present = packing.arrays(block, count, packing.num_rows(told))
-        if out is None:
-            return arrays, present
-        for target, array in zip(out, arrays, strict=True):
-            np.copyto(target, array)
-        return list(out), present
+
+        def read(answer: Answer) -> tuple[Arrays, npt.NDArray[np.bool_]]:
+            *arrays, present = packing.arrays(_block(answer), count, packing.num_rows(answer.header))
+            if out is None:
+                return arrays, present
+            for target, array in zip(out, arrays, strict=True):
+                np.copyto(target, array)
+            return list(out), present
+
+        return Started(self._start(header, (np.ascontiguousarray(keys),), None, packing, count), read)
 
     # ---- items -----------------------------------------------------------------------------------------------------
 
@@ -181,15 +225,16 @@ class RemoteCore(SimpleCalls):
         return self.connection.closed
 
     def close(self) -> None:
-        """Closes the writers, then every stream.
+        """Closes the writers, then every stream. However many writers there are, it waits for the server once.
 
         If a streaming writer raised Unacknowledged, raises that error at the end.
         """
         failure: Unacknowledged | None = None
         if not self.connection.closed:
+            ends = cutoff(min(self.timeout_s, CLOSE_S))
             for writer in list(self._writers):
                 try:
-                    writer.close()
+                    writer.close_by(ends)
                 except Unacknowledged as problem:
                     failure = failure or problem
             self.connection.close()
@@ -201,8 +246,14 @@ class RemoteCore(SimpleCalls):
 
         The call then sees the steps that the handle wrote before.
         """
-        self._writers = {writer for writer in self._writers if not writer.closed}
-        return [pair for writer in self._writers if (pair := writer.unseen()) is not None]
+        writers = list(self._writers)
+        self._writers.difference_update([writer for writer in writers if writer.closed])
+        return [pair for writer in writers if not writer.closed and (pair := writer.unseen()) is not None]
+
+    def start(self, call: str, *values: Any) -> Started:
+        """Sends the message of a simple call (relive.core.table_core.SimpleCalls)."""
+        header, arrays = asking(VERBS[call], values)
+        return Started(self._start(header, tuple(arrays)), lambda answer: answer.header["value"])
 
     def _ask(self, verb: Verb, header: dict[str, Any], arrays: list[Any]) -> Any:
         return self._call(header, tuple(arrays)).header["value"]
@@ -215,10 +266,20 @@ class RemoteCore(SimpleCalls):
         packing: Packing | None = None,
         count: int = 0,
     ) -> Answer:
+        return self._start(header, parts, timeout_s, packing, count).take()
+
+    def _start(
+        self,
+        header: dict[str, Any],
+        parts: tuple[Any, ...] = (),
+        timeout_s: float | None = None,
+        packing: Packing | None = None,
+        count: int = 0,
+    ) -> Asking:
         after = self._after()
         seconds = self.timeout_s if timeout_s is None else timeout_s
         message = self._encode(header, parts, seconds, after)
-        return self.connection.call(header["op"], message, cutoff(seconds), packing, count)
+        return Asking(self.connection, header["op"], message, cutoff(seconds), packing, count)
 
     def _after(self) -> list[tuple[int, int]]:
         if self.connection.closed:
@@ -229,10 +290,15 @@ class RemoteCore(SimpleCalls):
     def _encode(
         header: dict[str, Any], parts: tuple[Any, ...], timeout_s: float, after: list[tuple[int, int]]
     ) -> bytes:
-        header["timeout_s"] = server_wait(timeout_s)
+        header.setdefault("timeout_s", server_wait(timeout_s))
         if after:
             header["after"] = after
         return framing.encode(header, *parts)
+
+
+def _block(answer: Answer) -> framing.Bytes:
+    assert answer.block is not None  # the call has a packing
+    return answer.block
 
 
 def remote_core(connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> RemoteCore:

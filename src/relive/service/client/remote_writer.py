@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.errors import BadMessage, ReliveError, ServiceUnavailable, WriterClosed
+from relive.service.client.collected import end_when_collected
 from relive.service.client.connection import Connection, cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.wire import framing
@@ -57,9 +58,16 @@ class RemoteWriterCore(ABC):
     def set_policy_version(self, version: int | None) -> None:
         """Sets the version of the rows from now on."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Cuts the lanes."""
+        """Cuts the lanes.
+
+        Returns when the lanes are cut, or when the server is gone (the server then cuts the lanes itself).
+        """
+        self.close_by(cutoff(min(self.timeout_s, CLOSE_S)))
+
+    @abstractmethod
+    def close_by(self, ends: float) -> None:
+        """Cuts the lanes. Waits for the server until `ends`, a time.monotonic()."""
 
     @abstractmethod
     def unseen(self) -> tuple[int, int] | None:
@@ -103,8 +111,23 @@ def _error_of(operation: Operation, told: Any, body: framing.Bytes) -> ReliveErr
 
 
 @final
+class _Lanes:
+    """The stream of a writer. Apart from the writer, so that the stream can be ended after the writer was collected."""
+
+    def __init__(self, connection: Connection, stream: Exchange) -> None:
+        self._connection = connection
+        self.stream: Exchange | None = stream
+
+    def end(self) -> None:
+        """Ends the stream. The server then cuts the lanes."""
+        stream, self.stream = self.stream, None
+        if stream is not None and not self._connection.closed:
+            self._connection.drop(stream)
+
+
+@final
 class SyncWriterCore(RemoteWriterCore):
-    """Sends one message for each call.
+    """Sends one message for each call. A writer that is collected cuts its lanes.
 
     After ServiceUnavailable the call may or may not have been applied. It is not repeated.
 
@@ -116,7 +139,16 @@ class SyncWriterCore(RemoteWriterCore):
         self._sequence = 0
         self._epoch = 0
         self._version: int | None = None
-        self._stream: Exchange | None = self._open(cutoff(timeout_s))[0]
+        self._lanes = _Lanes(connection, self._open(cutoff(timeout_s))[0])
+        end_when_collected(self, self._lanes.end)
+
+    @property
+    def _stream(self) -> Exchange | None:
+        return self._lanes.stream
+
+    @_stream.setter
+    def _stream(self, stream: Exchange | None) -> None:
+        self._lanes.stream = stream
 
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
         """Appends one step of each lane. Returns keys int64[M], or an int for a writer of one lane."""
@@ -145,16 +177,13 @@ class SyncWriterCore(RemoteWriterCore):
         self._version = version
         self._send(_version(version), self.timeout_s)
 
-    def close(self) -> None:
-        """Cuts the lanes.
-
-        Returns when the lanes are cut, or when the server is gone (the server then cuts the lanes itself).
-        """
+    def close_by(self, ends: float) -> None:
+        """Cuts the lanes."""
         if not self._closed:
             self._closed = True
             stream, self._stream = self._stream, None
             if stream is not None and not self._connection.closed and not self._connection.is_foreign:
-                self._connection.finish(stream, cutoff(min(self.timeout_s, CLOSE_S)))
+                self._connection.finish(stream, ends)
 
     def unseen(self) -> None:
         """Returns None: every call was answered."""

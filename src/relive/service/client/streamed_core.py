@@ -14,12 +14,14 @@ from relive.errors import DeadlineExceeded, DtypeMismatch, ReliveError, TableClo
 from relive.service.client.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
 from relive.service.client.connection import Connection, cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
-from relive.service.client.remote_writer import CLOSE_S, RemoteWriterCore
+from relive.service.client.remote_writer import RemoteWriterCore
 from relive.service.wire import framing
 from relive.service.wire.encoding import Operation, RowEncoder, given
 from relive.service.wire.options import Streaming
 
 __all__ = ["StreamedWriterCore"]
+
+_END_S = 0.2  # for the threads of a stream that was interrupted
 
 
 @final
@@ -63,9 +65,15 @@ class StreamedWriterCore(RemoteWriterCore):
         self._version: int | None = None
         self._stopping = False
         self._has_sender = True
-        connection.tell_end(self)
+        self._sender: threading.Thread | None = None
+        self._receiver: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the threads, which keep this object until close()."""
+        self._connection.tell_end(self)
+        if self._stream is not None:
+            self._receiver = self._start_receiver(self._stream)
         self._sender = start_thread(self._send_all, "relive-writer")
-        self._receiver = self._start_receiver(stream)
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
@@ -150,17 +158,16 @@ class StreamedWriterCore(RemoteWriterCore):
                 return None
             return self._session, waiting[-1].sequence
 
-    def close(self) -> None:
+    def close_by(self, ends: float) -> None:
         """Waits for the sent messages, then cuts the lanes. Raises Unacknowledged if some steps were not stored."""
         if self._closed or self._connection.is_foreign:
             self._closed = True
             return
-        timeout_s = min(self.timeout_s, CLOSE_S)
         with self._changed:
             self._seal()
             try:
                 # Until no message is in flight, also after a failure: a remaining message would open the stream again.
-                self._wait(lambda: not self._outbox and not self._sent, timeout_s)
+                self._wait(lambda: not self._outbox and not self._sent, max(ends - time.monotonic(), 0.0))
             except DeadlineExceeded as problem:
                 self._give_up(problem)
                 self._sent.clear()
@@ -168,11 +175,15 @@ class StreamedWriterCore(RemoteWriterCore):
             self._closed = self._stopping = True
             stream, self._stream = self._stream, None
             self._changed.notify_all()
-        self._sender.join(timeout_s)  # a sender that waits for a hello ends with the connection
+        if stream is not None and time.monotonic() >= ends:
+            stream.interrupt()  # the threads may wait for the server in it
+        if self._sender is not None:
+            self._sender.join(max(ends - time.monotonic(), _END_S))  # a wait for a hello ends with the connection
         if stream is not None:
-            stream.half_close(cutoff(timeout_s))
-            self._receiver.join(CLOSE_S)
-            self._connection.finish(stream, cutoff(timeout_s))
+            stream.half_close(max(ends, time.monotonic() + _END_S))
+            if self._receiver is not None:
+                self._receiver.join(max(ends - time.monotonic(), _END_S))
+            self._connection.finish(stream, ends)
         if failure is not None:
             raise failure
 

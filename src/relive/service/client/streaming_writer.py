@@ -16,6 +16,7 @@ from relive.core.protocol import ReplayWriter
 from relive.core.table_core import Normalise
 from relive.errors import NotShareable
 from relive.service.client.blocks import StreamedKeys
+from relive.service.client.collected import end_when_collected
 from relive.service.client.remote_core import RemoteCore
 from relive.service.client.streamed_core import StreamedWriterCore
 from relive.service.wire.encoding import RowEncoder
@@ -43,7 +44,8 @@ class StreamingWriter(Closing):
     - Other calls of the same table handle see every step appended before them, unless this writer waits for the
       limiter.
 
-    Close the writer. The close waits for the sent steps and cuts the lanes.
+    Close the writer. The close waits for the sent steps and cuts the lanes. A writer that is collected is closed, too,
+    but nothing reports steps that were not stored.
 
     Args:
         core: Core of the remote table.
@@ -62,7 +64,9 @@ class StreamingWriter(Closing):
         create_items: Callable[..., npt.NDArray[np.int64]],
     ) -> None:
         opener = _Opener(core, spec, streaming)
+        end_when_collected(self, opener.end)  # first: Ctrl-C may come at any moment of the opening
         self._writer = Writer(opener, spec, num_lanes, core.timeout_s, lambda error: error, create_items)
+        assert opener.opened is not None
         self._core = opener.opened
         self._spec = spec
 
@@ -247,11 +251,18 @@ class _Opener:
         self._core = core
         self._spec = spec
         self._streaming = streaming
+        self.opened: StreamedWriterCore | None = None
+
+    def end(self) -> None:
+        """Closes the core that was opened, if there is one."""
+        if self.opened is not None:
+            self.opened.close()
 
     def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> StreamedWriterCore:
-        """Makes the core. The table remembers it."""
+        """Makes the core, and starts its threads. The table remembers it."""
         encoder = RowEncoder(self._spec, integer("num_lanes", num_lanes, 1), single, normalise)
         self.opened = StreamedWriterCore(self._core.connection, encoder, self._core.timeout_s, self._streaming)
+        self.opened.start()
         self._core.add_writer(self.opened)
         return self.opened
 

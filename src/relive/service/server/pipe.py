@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from relive.errors import BadMessage
-from relive.service.wire.framing import NOTHING, Bytes, decode, encode
+from relive.service.wire.framing import NOTHING, PULSE, Bytes, decode, encode
 from relive.service.wire.packing import Packing, address_of, room_for
 
 __all__ = ["BODY", "CHUNK_BYTES", "SMALL_BYTES", "Pipe", "StreamBroken", "packed"]
@@ -49,14 +51,19 @@ def packed(packing: Packing, arrays: Sequence[npt.NDArray[Any]], num_items: int,
 
 @final
 class Pipe:
-    """Reads and writes messages of one stream; used by the one thread that serves the stream."""
+    """Reads and writes messages of one stream; used by the one thread that serves the stream.
+
+    Another thread may call pulse() and works_for(). `_sending` protects the writer.
+    """
 
     def __init__(self, context: Any, reader: Any, writer: Any, count_busy: Callable[[int], None]) -> None:
         self._context = context
         self._reader = reader
         self._writer = writer
         self._count_busy = count_busy
-        self._is_busy = False
+        self._sending = threading.Lock()
+        self._is_busy = self._is_over = False
+        self._busy_since = 0.0
         self._has_begun = False
         self._last = _NEVER  # length and header of the last message: requests for batches repeat it
         self._last_header: dict[str, Any] = {}
@@ -75,7 +82,7 @@ class Pipe:
             chunk = self._reader.read_chunk()
         except StopIteration:
             return None
-        self._is_busy = True
+        self._is_busy, self._busy_since = True, time.monotonic()
         self._count_busy(1)
         if chunk.data is not None or chunk.app_metadata is None:
             raise BadMessage("message", "metadata alone", "a record batch")
@@ -95,9 +102,29 @@ class Pipe:
             self._is_busy = False
             self._count_busy(-1)
 
+    def works_for(self, seconds: float) -> bool:
+        """Returns whether the session has worked on its last message for so long."""
+        return self._is_busy and time.monotonic() - self._busy_since >= seconds
+
+    def pulse(self) -> None:
+        """Says that the session works on an answer, unless it is sending one. Never waits for the session."""
+        if self._sending.acquire(blocking=False):
+            try:
+                if self._is_busy and not self._is_over:
+                    self._writer.write_metadata(PULSE)
+            finally:
+                self._sending.release()
+
+    def end(self) -> None:
+        """Waits for a pulse that is being sent: after the stream's end its writer must not be used."""
+        with self._sending:
+            self._is_over = True
+
     def send(self, header: Mapping[str, Any], *parts: Any) -> None:
         """Sends a small message."""
-        self._writer.write_metadata(encode(header, *parts))
+        message = encode(header, *parts)
+        with self._sending:
+            self._writer.write_metadata(message)
 
     def send_buffers(self, header: Mapping[str, Any], buffers: Sequence[pa.Buffer]) -> None:
         """Sends a message whose body is these buffers, one after the other.
@@ -108,10 +135,14 @@ class Pipe:
         if num_bytes <= SMALL_BYTES:
             self.send(header, *buffers)
             return
+        with self._sending:
+            self._send_chunks(encode({**header, "body_bytes": num_bytes}), buffers)
+
+    def _send_chunks(self, first: bytes, buffers: Sequence[pa.Buffer]) -> None:
         if not self._has_begun:
             self._writer.begin(BODY)
             self._has_begun = True
-        message: bytes | None = encode({**header, "body_bytes": num_bytes})
+        message: bytes | None = first
         for buffer in buffers:
             for start in range(0, buffer.size, CHUNK_BYTES):
                 part = buffer.slice(start, min(CHUNK_BYTES, buffer.size - start))

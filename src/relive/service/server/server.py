@@ -7,9 +7,9 @@ import contextlib
 import json
 import os
 import socket
-import stat
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -24,6 +24,7 @@ from relive.service.parameters.store import ParameterStore
 from relive.service.server.hosting import Hosted, Offer
 from relive.service.server.parameter_session import ParameterSession
 from relive.service.server.pipe import Pipe, StreamBroken
+from relive.service.server.pulses import Pulses
 from relive.service.server.sessions import CallSession, HoldSession, Session
 from relive.service.server.shard_session import ShardSession
 from relive.service.server.write_session import WriteSession
@@ -31,7 +32,8 @@ from relive.service.wire import framing
 from relive.service.wire.address import parse_server
 from relive.service.wire.memory import keep_freed_memory
 from relive.service.wire.options import ServerOptions
-from relive.service.wire.transport import with_few_wakeups
+from relive.service.wire.sockets import tcp_sockets
+from relive.service.wire.transport import keep_for_ever, with_few_wakeups
 from relive.table.table import Table
 
 __all__ = ["Server", "serve"]
@@ -93,12 +95,15 @@ class Server(Closing):
         self._process = os.getpid()
         self._options = options
         self._counts = _Counts()
+        self._pulses = Pulses()
         self._hosted = {
             name: Hosted(name, table, self._closing, options.max_parameter_bytes) for name, table in tables.items()
         }
         try:
             flight_server = with_few_wakeups(
-                lambda: _FlightServer(f"grpc://{host}:{port}", self._hosted, self._closing, options, self._counts)
+                lambda: _FlightServer(
+                    f"grpc://{host}:{port}", self._hosted, self._closing, options, self._counts, self._pulses
+                )
             )
         except StreamBroken as problem:
             raise ServiceUnavailable(address, 0.0, str(problem)[:200]) from None
@@ -185,6 +190,7 @@ class Server(Closing):
             return
         self._closed = True
         self._closing.set()
+        self._pulses.close()
         for hosted in self._hosted.values():
             hosted.parameters.close()
         ends = time.monotonic() + self._options.close_timeout_s
@@ -244,11 +250,13 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         closing: threading.Event,
         options: ServerOptions,
         counts: _Counts,
+        pulses: Pulses,
     ) -> None:
         self._hosted = hosted
         self._closing = closing
         self._options = options
         self._counts = counts
+        self._pulses = pulses
         super().__init__(location)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
@@ -264,6 +272,8 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         else:
             session.run()
         finally:
+            self._pulses.remove(pipe)
+            pipe.end()
             self._counts.streams(-1)
 
     def _session(self, descriptor: Any, pipe: Pipe) -> Session:
@@ -278,6 +288,8 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if hosted is None:
             raise NoSuchTable(name[:200])
         hosted.check(request)
+        if request.get("pulses") is True:
+            self._pulses.add(pipe, hosted.table.core)
         kind = framing.field(request, "kind", str)
         if kind == "write":
             return WriteSession(pipe, hosted, self._options, request)
@@ -319,21 +331,28 @@ def _cut_connections(port: int) -> None:
 
     Listening sockets and clients' sockets stay open.
     """
-    for name in os.listdir("/dev/fd"):
+    for connection in tcp_sockets():
         try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            copy = os.dup(int(name))
-        except OSError:
-            continue  # closed meanwhile
-        try:
-            connection = socket.socket(fileno=copy)
-        except OSError:
-            os.close(copy)
-            continue
-        with connection:
-            try:
-                if connection.getsockname()[1] == port and connection.getpeername():
-                    connection.shutdown(socket.SHUT_RDWR)
-            except (OSError, IndexError, TypeError):
-                continue  # a listening socket, or a socket of another family
+            if connection.getsockname()[1] == port and connection.getpeername():
+                connection.shutdown(socket.SHUT_RDWR)
+        except (OSError, IndexError, TypeError):
+            continue  # a listening socket, or a socket of another family
+
+
+def _note_fork() -> None:
+    """Leaves the servers to the parent: a child that released one would join threads that the child does not have.
+
+    pyarrow shuts each server down at the end of the interpreter, by a finalizer that only the registry of weakref
+    shows.
+    """
+    if not _running:
+        return
+    keep_for_ever(*_running)
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        alive = finalizer.peek()
+        if alive is not None and isinstance(alive[0], flight.FlightServerBase):
+            finalizer.detach()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)

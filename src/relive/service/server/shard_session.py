@@ -12,7 +12,11 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple, final
 
+import numpy as np
+
 from relive._core import CoreTable, Hold
+from relive.core.late_rows import first_filled
+from relive.core.locked import check_lock
 from relive.core.request import DrawRequest
 from relive.errors import BadMessage, TableClosed
 from relive.reading.sources import DrawNumber
@@ -83,8 +87,14 @@ class ShardSession(Session):
             self.pipe.send(layout_of(self._core))
         elif op == "offer":
             self._offer(header)
+        elif op == "filled":
+            (keys,) = framing.arrays_of(body, (np.int64, (framing.whole(header, "n", 0, 2**31 - 1),)))
+            self.pipe.send({"position": first_filled(self._core, keys)})
+        elif op == "free":
+            check_lock(self._core, framing.seconds(header))
+            self.pipe.send({})
         else:
-            raise BadMessage("op", "roots, draw, settle, layout or offer", op[:40])
+            raise BadMessage("op", "roots, draw, settle, layout, offer, filled or free", op[:40])
 
     def _root(self, header: Header) -> bytes:
         number = framing.whole(header, "index", 0, len(self.hosted.table.config.index) - 1)

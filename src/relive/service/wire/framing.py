@@ -23,6 +23,7 @@ from relive.errors import BadMessage, ReliveError, from_core
 __all__ = [
     "MAX_HEADER_BYTES",
     "NOTHING",
+    "PULSE",
     "VERSION",
     "Bytes",
     "arrays_of",
@@ -31,6 +32,7 @@ __all__ = [
     "error_from",
     "error_to",
     "field",
+    "is_pulse",
     "number",
     "seconds",
     "whole",
@@ -71,6 +73,15 @@ def decode(message: Any) -> tuple[dict[str, Any], Bytes]:
     if not isinstance(header, dict):
         raise BadMessage("header", "a JSON object", type(header).__name__)
     return header, np.frombuffer(message, np.uint8, offset=end) if end < len(view) else NOTHING
+
+
+# A server sends this message while it works on an answer, to clients that asked for it in the handshake.
+PULSE = encode({"pulse": True})
+
+
+def is_pulse(message: Any) -> bool:
+    """Returns whether a buffer with a message says only that the server works on the answer."""
+    return len(message) == len(PULSE) and memoryview(message) == PULSE
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ gRPC counts its clients and servers. When the last one goes, gRPC releases its g
 poll for a connection that ended with unsent bytes, for ten seconds, and it uses that state: the process then dies by
 SIGSEGV or SIGABRT (seen with the gRPC of pyarrow 26). So that the count never reaches 0, one client that never connects
 stays until the process ends.
+
+gRPC does not survive a fork: its threads stay in the parent, and its locks may be taken. In a forked child of a process
+that used gRPC, a call would wait for ever. The child therefore uses no object of gRPC, and releases none.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from typing import TypeVar
 
 import pyarrow.flight as flight
 
-__all__ = ["with_few_wakeups"]
+from relive.errors import ForkedHandle
+
+__all__ = ["check_process", "keep_for_ever", "with_few_wakeups"]
 
 Made = TypeVar("Made")
 
@@ -30,6 +35,24 @@ _VARIABLE = "GRPC_EXPERIMENTS"
 _FEW_WAKEUPS = "-event_engine_client,-event_engine_listener"
 _making = threading.Lock()
 _was_made = False
+_came_by_fork = False  # from a process that had used gRPC
+
+
+def check_process(what: str) -> None:
+    """Raises ForkedHandle in a forked child of a process that used gRPC."""
+    if _came_by_fork:
+        raise ForkedHandle(
+            what,
+            "gRPC, which carries the service, does not work in a forked child of a process that has used it; start the"
+            ' child with multiprocessing.get_context("spawn"), or fork before the first connect, serve or attach to an'
+            " address",
+        )
+
+
+def keep_for_ever(*objects: object) -> None:
+    """Keeps objects from being released, even at the end of the interpreter."""
+    for one in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 def with_few_wakeups(make: Callable[[], Made]) -> Made:
@@ -41,8 +64,11 @@ def with_few_wakeups(make: Callable[[], Made]) -> Made:
 
     A change of os.environ must not meet C code of another thread that reads the environment at that moment. A program
     with such threads should set GRPC_EXPERIMENTS itself (an empty value is enough) before it starts those threads.
+
+    Raises ForkedHandle in a forked child of a process that used gRPC.
     """
     global _was_made
+    check_process("this process")
     if _was_made:
         return make()
     with _making:
@@ -62,5 +88,14 @@ def with_few_wakeups(make: Callable[[], Made]) -> Made:
 
 def _keep_running() -> None:
     """Makes a client that nothing releases, not even the end of the interpreter: polling threads run until then."""
-    client = flight.FlightClient("grpc://127.0.0.1:1")  # connects at its first call, which never comes
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+    keep_for_ever(flight.FlightClient("grpc://127.0.0.1:1"))  # connects at its first call, which never comes
+
+
+def _note_fork() -> None:
+    global _came_by_fork, _making
+    _came_by_fork = _came_by_fork or _was_made
+    _making = threading.Lock()  # the copy may be taken
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)

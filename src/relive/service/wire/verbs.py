@@ -7,7 +7,7 @@ arrays, one after the other. The answer is {"value": the core's return value}.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
@@ -17,7 +17,7 @@ from relive.errors import BadMessage
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 
-__all__ = ["VERBS", "Asks", "Verb", "answered_by_messages", "arguments"]
+__all__ = ["VERBS", "Asks", "Verb", "answered_by_messages", "arguments", "asking"]
 
 _MAX_LENGTH = 2**31 - 1
 
@@ -60,19 +60,24 @@ def answered_by_messages(core: Core) -> Core:
     return core
 
 
+def asking(verb: Verb, values: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Returns the header and the arrays of the message of a simple call."""
+    header: dict[str, Any] = {"op": verb.name}
+    arrays = []
+    for (name, kind), value in zip(verb.parameters.items(), values, strict=True):
+        if isinstance(kind, InBody):
+            dtype = value.dtype if value.dtype.str in kind.dtypes else np.dtype(kind.dtypes[-1])
+            arrays.append(np.ascontiguousarray(value, dtype))
+        else:
+            header[name] = value
+    if arrays:
+        header["arrays"] = [[array.dtype.str, len(array)] for array in arrays]
+    return header, arrays
+
+
 def _sending(verb: Verb) -> Callable[..., Any]:
     def call(self: Any, *values: Any) -> Any:
-        header: dict[str, Any] = {"op": verb.name}
-        arrays = []
-        for (name, kind), value in zip(verb.parameters.items(), values, strict=True):
-            if isinstance(kind, InBody):
-                dtype = value.dtype if value.dtype.str in kind.dtypes else np.dtype(kind.dtypes[-1])
-                arrays.append(np.ascontiguousarray(value, dtype))
-            else:
-                header[name] = value
-        if arrays:
-            header["arrays"] = [[array.dtype.str, len(array)] for array in arrays]
-        return self._ask(verb, header, arrays)
+        return self._ask(verb, *asking(verb, values))
 
     call.__name__, call.__doc__ = verb.name, f"As SimpleCalls.{verb.name}, answered by the server."
     return call

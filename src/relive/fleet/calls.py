@@ -1,0 +1,220 @@
+"""Calls that go to several shards: what they wait for, what a shard without an answer changes, and what is checked.
+
+- All shards are asked before the first answer is awaited, so any number of silent shards costs one wait.
+- A call waits for a shard while bytes come from its owner, at most until the deadline of the call. It waits for the
+  lock of a shard at most STALL_S. A shard that gives no answer is left out, and its keys count as gone.
+- Everything that can be refused is checked before the first shard changes. If another process completes a row after
+  the check, that row's shard still refuses its part. The parts of the other shards are then done, and the error says
+  how many rows they had.
+- A refusal names positions in the caller's keys.
+
+docs/design/fleet.md has the table of all calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.core.late_rows import check_twice
+from relive.errors import AlreadyCompleted, DeadlineExceeded, InvalidPriority, ReliveError, from_core
+from relive.fleet.draws.mixing import Outputs, empty, scatter
+from relive.fleet.shards import Answer, Missed, Places, Shard, Shards
+
+__all__ = ["Calls"]
+
+Keys = npt.NDArray[np.int64]
+Arrays = list[npt.NDArray[Any]]
+
+_NO_KEYS: Places = np.empty(0, np.intp)
+
+
+# A shard that is to be asked, the positions of its keys in the call, and the question; the same with the answer.
+_Due: TypeAlias = tuple[Shard, Places, Callable[[], Answer]]
+_Told: TypeAlias = tuple[Shard, Places, Any]
+
+
+@final
+class Calls:
+    """Calls of a table over shards, other than draws. Any number of threads."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    # ---- the table as a whole --------------------------------------------------------------------------------------
+
+    def of_live(self, call: str, *values: Any) -> list[Any]:
+        """The answers of the live shards to a simple call."""
+        return self._values((shard, _NO_KEYS, partial(shard.ask, call, *values)) for shard in self._shards.live)
+
+    def of_all(self, call: str, *values: Any) -> list[Any]:
+        """The answers of all shards that answered, live or not, to a simple call."""
+        return self._values((shard, _NO_KEYS, partial(shard.ask, call, *values)) for shard in self._shards)
+
+    def stats(self) -> list[tuple[Shard, dict[str, Any]]]:
+        """The statistics of every shard: the last known ones of a shard that does not answer."""
+        told = self._taken((shard, _NO_KEYS, shard.ask_stats) for shard in self._shards)
+        return [(shard, value) for shard, _, value in told]
+
+    def change_all(self, call: str, *values: Any) -> None:
+        """Changes every shard by a simple call.
+
+        Raises the error of a shard that does not answer, or whose lock is not free, before the first change.
+        """
+        self._taken(((shard, _NO_KEYS, shard.ask_free) for shard in self._shards), must_answer=True)
+        self._taken(((shard, _NO_KEYS, partial(shard.ask, call, *values)) for shard in self._shards), must_answer=True)
+
+    def list_items(self, at: int, index: int, first: int, count: int, condition: Any) -> Any:
+        """Lists leaves of one shard, in the form of TableCore.list_items; None if the shard does not answer."""
+        shard = self._shards[at]
+        if not shard.is_live:
+            return None
+        told = self._taken([(shard, _NO_KEYS, partial(shard.ask_list, index, first, count, condition))])
+        return told[0][2] if told else None
+
+    # ---- items by key ----------------------------------------------------------------------------------------------
+
+    def gather(self, parts: Sequence[Any], outputs: Outputs, keys: Keys, out: Any) -> tuple[Arrays, npt.NDArray[Any]]:
+        """Gathers columns by key, each key from its shard; into `out` if it is given. Rows that are gone read as 0."""
+        places = self._shards.places_of(keys, False)
+        if len(self._shards) == 1 and (not len(keys) or self._shards[0].is_live):
+            with contextlib.suppress(Missed):
+                return self._shards[0].gather(parts[0], keys, out)
+        arrays = [empty(output, len(keys)) for output in outputs] if out is None else list(out)
+        present = np.zeros(len(keys), np.bool_)
+        for array in arrays:
+            array.fill(0)
+        due = (
+            (self._shards[at], mine, partial(self._shards[at].ask_gather, parts[at], keys[mine]))
+            for at, mine in self._split(places)
+        )
+        for _, mine, (some, present[mine]) in self._taken(due):
+            scatter(outputs, arrays, mine, some)
+        return arrays, present
+
+    def update_priorities(self, index: int, keys: Keys, priorities: npt.NDArray[Any]) -> int:
+        """Sets priorities in the shard of each key. Returns the number of items that were still present."""
+        if len(self._shards) > 1:
+            with np.errstate(over="ignore"):
+                narrow = priorities.astype(np.float32)
+            wrong = np.flatnonzero(~((narrow >= 0.0) & np.isfinite(narrow)))
+            if wrong.size:
+                raise InvalidPriority(int(wrong[0]), float(priorities[wrong[0]]))
+        return self._summed(
+            "update_priorities", keys, lambda mine: (index, keys[mine], np.ascontiguousarray(priorities[mine]))
+        )
+
+    def delete(self, keys: Keys) -> int:
+        """Removes steps, each from its shard."""
+        return self._summed("delete", keys, lambda mine: (keys[mine],))
+
+    def complete(self, keys: Keys, cells: npt.NDArray[np.uint8]) -> int:
+        """Writes late columns of rows, each row in its shard."""
+        rows = cells.reshape(len(keys), -1) if len(keys) else cells.reshape(0, 1)
+        if len(self._shards) > 1:
+            self._check_unfilled(keys)
+        return self._summed("complete", keys, lambda mine: (keys[mine], np.ascontiguousarray(rows[mine]).reshape(-1)))
+
+    def _check_unfilled(self, keys: Keys) -> None:
+        places = self._shards.places_of(keys, True)
+        columns = self._shards[0].table.config.spec.columns.items()
+        column = next((name for name, one in columns if one.late), "")
+        check_twice(keys, column)
+        due = (
+            (self._shards[at], mine, partial(self._shards[at].ask_filled, keys[mine]))
+            for at, mine in self._split(places)
+        )
+        filled = [int(mine[first]) for _, mine, first in self._taken(due) if first >= 0]
+        if filled:
+            raise AlreadyCompleted(min(filled), int(keys[min(filled)]), column)
+
+    def claim(self, index: int, keys: Keys, left_s: float) -> npt.NDArray[np.bool_]:
+        """Claims each key in its shard. Returns which keys were claimed."""
+        taken = np.zeros(len(keys), np.bool_)
+        due = (
+            (self._shards[at], mine, partial(self._shards[at].ask_claim, index, keys[mine], left_s))
+            for at, mine in self._split(self._shards.places_of(keys, True))
+        )
+        for _, mine, claimed in self._taken(due):
+            taken[mine] = claimed
+        return taken
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _split(self, places: Places) -> list[tuple[int, Places]]:
+        """(place, positions) of each live shard that has keys of the call."""
+        found = [(at, np.flatnonzero(places == at)) for at in range(len(self._shards))]
+        return [(at, mine) for at, mine in found if mine.size and self._shards[at].is_live]
+
+    def _summed(self, call: str, keys: Keys, values: Callable[[Places], tuple[Any, ...]]) -> int:
+        places = self._shards.places_of(keys, True)
+        split = self._split(places)
+        if not len(keys):  # some shard checks the other arguments
+            split = [(0, np.arange(0))]
+        due = ((self._shards[at], mine, partial(self._shards[at].ask, call, *values(mine))) for at, mine in split)
+        return sum(int(count) for _, _, count in self._taken(due))
+
+    def _values(self, due: Iterable[_Due]) -> list[Any]:
+        return [value for _, _, value in self._taken(due)]
+
+    def _taken(self, due: Iterable[_Due], must_answer: bool = False) -> list[_Told]:
+        """Asks all, then takes all answers. A shard that does not answer is left out.
+
+        Raises the first refusal after all answers were taken. Raises DeadlineExceeded if the table's only shard is
+        locked, and the error of a shard that does not answer if must_answer is True.
+        """
+        asked: list[tuple[Shard, Places, Answer]] = []
+        told: list[_Told] = []
+        refusals: list[ReliveError] = []
+        wanted = list(due)
+        self._shards.prepare([shard for shard, _, _ in wanted])
+        try:
+            for shard, mine, ask in wanted:
+                try:
+                    asked.append((shard, mine, ask()))
+                except Missed as missed:
+                    self._leave_out(missed, must_answer)
+            while asked:
+                shard, mine, answer = asked[0]
+                try:
+                    told.append((shard, mine, answer.take()))
+                except Missed as missed:
+                    self._leave_out(missed, must_answer)
+                except ReliveError as error:
+                    refusals.append(_placed(error, mine))
+                asked.pop(0)
+        finally:
+            for _, _, answer in asked:
+                answer.drop()
+        if refusals:
+            raise _counted(refusals[0], told)
+        return told
+
+    def _leave_out(self, missed: Missed, must_answer: bool) -> None:
+        is_only = len(self._shards) == 1 and isinstance(missed.error, DeadlineExceeded)
+        if missed.error is not None and (must_answer or is_only):
+            raise missed.error
+
+
+def _placed(error: ReliveError, mine: Places) -> ReliveError:
+    """The refusal of a shard's part, with its position among the keys of the whole call."""
+    position = getattr(error, "position", None)
+    if type(position) is not int or not 0 <= position < len(mine):
+        return error
+    return _again(error, position=int(mine[position]))
+
+
+def _counted(error: ReliveError, told: Sequence[_Told]) -> ReliveError:
+    """The refusal with the number of rows that the other shards completed before."""
+    if not isinstance(error, AlreadyCompleted):
+        return error
+    return _again(error, applied=error.applied + sum(int(count) for _, _, count in told))
+
+
+def _again(error: ReliveError, **changed: Any) -> ReliveError:
+    return from_core(type(error).__name__, {**vars(error), **changed})

@@ -1,0 +1,86 @@
+"""The answers of the owner of a shard on another host, which are on their way (relive.fleet.shards.Answer)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+from relive.core.locked import is_of_lock
+from relive.errors import DeadlineExceeded
+from relive.fleet.remote.streams import Lines, Pending
+from relive.fleet.shards import Answer, Missed
+from relive.service.client.connection import cutoff
+from relive.service.wire import framing
+
+if TYPE_CHECKING:
+    from relive.fleet.remote.shard import RemoteShard
+
+__all__ = ["FilledAnswer", "RemoteAnswer", "StatsAnswer"]
+
+
+@final
+class RemoteAnswer:
+    """An answer of the owner of a shard on another host, which is on its way."""
+
+    def __init__(self, shard: RemoteShard, due: Any, then: Callable[[], None] = lambda: None) -> None:
+        self._shard = shard
+        self._due = due
+        self._then = then
+
+    def take(self) -> Any:
+        """Waits for the answer."""
+        try:
+            told = self._shard.answered(self._due.take)
+        except DeadlineExceeded as error:
+            if is_of_lock(error):
+                self._shard.stalls()
+            raise Missed(self._shard, error) from None
+        self._then()
+        return told
+
+    def drop(self) -> None:
+        """Ends the stream."""
+        self._due.drop()
+
+
+@final
+class FilledAnswer:
+    """The position of the first row that has its late columns."""
+
+    def __init__(self, shard: RemoteShard, pending: Pending) -> None:
+        self._answer = RemoteAnswer(shard, pending)
+        self.drop = self._answer.drop
+
+    def take(self) -> int:
+        """Waits for the answer."""
+        return framing.whole(self._answer.take().header, "position", -1, 1 << 62)
+
+
+@final
+class StatsAnswer:
+    """The statistics of a shard: asked for at once if the owner has received all settled tickets, else after them."""
+
+    def __init__(self, shard: RemoteShard, lines: Lines) -> None:
+        self._shard = shard
+        self._confirming: list[Pending] = []
+        self._answer: Answer | None = None
+        if shard.is_live:
+            with contextlib.suppress(Missed):
+                self._confirming = shard.answered(lambda: lines.confirming(cutoff(shard.core.timeout_s)))
+                self._answer = None if self._confirming else shard.ask("stats")
+
+    def take(self) -> dict[str, Any]:
+        """Waits for the answers."""
+        told = None
+        with contextlib.suppress(Missed):
+            while self._confirming:
+                self._shard.answered(self._confirming.pop().take)
+            told = (self._answer or self._shard.ask("stats")).take()
+        self.drop()
+        return self._shard.note_stats(told)
+
+    def drop(self) -> None:
+        """Ends the streams of the answers that were not taken."""
+        while self._confirming:
+            self._confirming.pop().drop()

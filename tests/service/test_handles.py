@@ -1,0 +1,291 @@
+"""Handles of the service that end in every way leave nothing behind, on neither side."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from processes.shm import needs_shared_memory
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+from fleet.owning import Owners
+
+import relive
+from relive import errors
+from relive.fleet import attach
+from relive.service import Streaming
+
+pytestmark = needs_shared_memory
+
+SPEC = relive.StepSpec({"a": relive.ArraySpec((), "int64")})
+COUNT = 1000 if os.environ.get("RELIVE_SOAK") else 25
+
+
+@pytest.fixture
+def owners() -> Iterator[Owners]:
+    one = Owners()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def address(owners: Owners, shm_name: Any) -> str:
+    place = owners.own(0, relive.TableConfig(SPEC, 4000, None, relive.SharedMemory(shm_name()), timeout_s=5.0))
+    with relive.connect(place) as table, table.writer() as writer:
+        writer.extend(a=np.arange(500), truncated=True)
+    return place
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def settles(what: Callable[[], Any], expected: Callable[[Any], bool]) -> Any:
+    """The value once it is as expected; after ten seconds, whatever it is."""
+    ends = time.monotonic() + 10.0
+    while not expected(told := what()) and time.monotonic() < ends:
+        gc.collect()
+        time.sleep(0.02)
+    return told
+
+
+def counts(owners: Owners, address: str) -> tuple[int, int, int, int]:
+    """Descriptors of both sides, threads here, items in flight."""
+    in_flight = owners.ask("in_flight", address)
+    return descriptors(os.getpid()), descriptors(owners.process.pid), threading.active_count(), in_flight
+
+
+def use(address: str, kind: str) -> list[Any]:
+    """A handle of this kind in use: all that a program would have of it."""
+    if kind == "attach":
+        table: Any = attach([address], path="service", timeout_s=5.0)
+        return [table, table.sample(4)]
+    table = relive.connect(address, timeout_s=5.0)
+    if kind == "connect":
+        return [table, table.sample(4)]
+    if kind == "held":
+        held = table.held_draws()
+        held.draw(relive.core.request.DrawRequest(0, 4), 5.0)
+        return [table, held]
+    if kind == "parameters":
+        table.parameters.pull(timeout_s=0.0)
+        return [table]
+    writer = table.writer(streaming=Streaming()) if kind == "streaming" else table.writer()
+    writer.append(a=1, truncated=True)
+    return [table, writer]
+
+
+KINDS = ("connect", "attach", "held", "parameters", "writer", "streaming")
+
+
+def ended_by_close(address: str, kind: str) -> None:
+    table, *_ = use(address, kind)
+    table.close()
+
+
+def ended_by_collection(address: str, kind: str) -> None:
+    use(address, kind)
+
+
+def ended_by_interrupt(address: str, kind: str) -> None:
+    """Ctrl-C at some moment between the opening of the handle and its end."""
+
+    fired = []
+
+    def interrupt(*_: Any) -> None:
+        fired.append(True)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4 + 3e-3 * np.random.default_rng().random())
+        while not fired:  # an interrupt in a destructor is dropped
+            table, *_ = use(address, kind)
+            table.close()
+    except (KeyboardInterrupt, RuntimeError):
+        pass  # RuntimeError: the interrupt met Python's own Condition as it took its lock again
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", [ended_by_close, ended_by_collection, ended_by_interrupt], ids=lambda end: end.__name__)
+def test_nothing_is_left_of_a_handle(owners: Owners, address: str, kind: str, end: Callable[[str, str], None]) -> None:
+    for _ in range(3):  # what the first use of a process leaves stays
+        ended_by_close(address, kind)
+        end(address, kind)
+    before = settles(lambda: counts(owners, address), lambda told: told[3] == 0)
+    for _ in range(COUNT):
+        end(address, kind)
+    after = settles(
+        lambda: counts(owners, address), lambda told: all(a <= b + 4 for a, b in zip(told, before, strict=True))
+    )
+    assert all(a <= b + 4 for a, b in zip(after, before, strict=True)), f"{before} before, {after} after"
+
+
+CHILD = """
+import os, sys, numpy as np, relive
+from relive.fleet import attach
+opens = {"attach": lambda: attach([sys.argv[1]], path="service"), "connect": lambda: relive.connect(sys.argv[1])}
+kept = opens[sys.argv[2]]()
+kept.sample(4)
+"""
+
+
+@pytest.mark.parametrize("kind", ["connect", "attach"])
+def test_a_process_that_ends_leaves_nothing(owners: Owners, address: str, kind: str) -> None:
+    before = settles(lambda: counts(owners, address), lambda told: told[3] == 0)
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", CHILD, address, kind], check=True, timeout=60)
+    after = settles(lambda: counts(owners, address), lambda told: told[1] <= before[1] + 4)
+    assert after[1] <= before[1] + 4 and after[3] == 0
+
+
+# ---- forks ---------------------------------------------------------------------------------------------------------
+
+
+def said_by_child(work: Callable[[], str]) -> tuple[str, int]:
+    """What a forked child says of its work, and how it ends: it runs no exit functions of the tests."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reads)
+        try:
+            said = work()
+        except BaseException as problem:  # whatever it is, the parent hears of it
+            said = type(problem).__name__
+        os.write(writes, said.encode())
+        os.close(writes)
+        os._exit(7)
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        said = pipe.read()
+    return said, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_is_refused_in_words_and_ends(address: str) -> None:
+    """gRPC does not survive a fork: a child of a process that has, or had, a connection is told so at once."""
+    with relive.connect(address, timeout_s=5.0) as table:
+        table.sample(4)
+        sharded = attach([address], path="service", timeout_s=5.0)
+        calls: list[Callable[[], Any]] = [
+            lambda: relive.connect(address, timeout_s=5.0),
+            lambda: attach([address], path="service", timeout_s=5.0),
+            lambda: table.sample(4),
+            lambda: sharded.sample(4),
+            lambda: sharded.gather(np.zeros(0, np.int64)).num_items or len(sharded),
+        ]
+        for call in calls:
+            assert said_by_child(lambda call=call: call() and "") == ("ForkedHandle", 7)
+        assert said_by_child(lambda: str(table.close() or sharded.close())) == ("None", 7)
+        assert said_by_child(lambda: "nothing") == ("nothing", 7)
+        sharded.close()
+        assert table.sample(4).num_items == 4
+    assert said_by_child(lambda: relive.connect(address, timeout_s=5.0) and "") == ("ForkedHandle", 7)
+
+
+FORKS = """
+import os, sys, threading, numpy as np, relive, relive.service
+from relive.fleet import ShardOwner, attach
+address, kind = sys.argv[1:3]
+spec = relive.StepSpec({"a": relive.ArraySpec((), "int64")})
+kept = []
+if kind == "mapped":
+    for number in (0, 1):
+        kept += [ShardOwner(number, relive.TableConfig(spec, 100, None, relive.SharedMemory(sys.argv[3 + number])))]
+    kept += [attach(sys.argv[3:5])]
+elif kind == "server":
+    kept += [relive.Table(spec, 100)]
+    kept += [relive.service.serve({"one": kept[0]}, "grpc://127.0.0.1:0")]
+else:
+    kept += [relive.connect(address, 5.0) if kind == "connect" else attach([address], path="service", timeout_s=5.0)]
+    kept[0].sample(4)
+for drops in (False, True):
+    child = os.fork()
+    if child == 0:
+        if drops:
+            kept.clear()
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["mapped", "server", "connect", "attach"])
+def test_a_forked_child_ends_by_sys_exit(address: str, kind: str, shm_name: Any) -> None:
+    arguments = [sys.executable, "-c", FORKS, address, kind, shm_name(), shm_name()]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout.split(), ended.returncode) == (["7", "7"], 0), ended.stderr
+
+
+def test_a_forked_child_of_a_process_that_serves(shm_name: Any) -> None:
+    table = relive.Table(SPEC, 1000, storage=relive.SharedMemory(shm_name()))
+    with table, relive.service.serve({"one": table}, "grpc://127.0.0.1:0") as server:
+        with relive.connect(server.address + "/one") as remote:
+            remote.writer().extend(a=np.arange(10), truncated=True)
+        assert said_by_child(lambda: str(server.close() or "closed")) == ("closed", 7)
+        assert said_by_child(lambda: str(relive.service.serve({"one": table}, "grpc://127.0.0.1:0"))) == (
+            "ForkedHandle",
+            7,
+        )
+        with relive.connect(server.address + "/one") as remote:
+            assert remote.sample(4).num_items == 4
+
+
+def test_the_refusal_names_the_way_out(address: str) -> None:
+    relive.connect(address, timeout_s=5.0).close()
+
+    def work() -> str:
+        try:
+            relive.connect(address)
+        except errors.ForkedHandle as problem:
+            return str(problem)
+        return ""
+
+    said, _ = said_by_child(work)
+    assert "spawn" in said and "before the first connect" in said
+
+
+# ---- a server that hangs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streaming", [None, Streaming()], ids=["writers", "streaming writers"])
+def test_a_handle_with_many_writers_on_a_hung_server_closes_once(
+    owners: Owners, address: str, streaming: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every writer has the same end of its wait, whatever the writers before it waited."""
+    from relive.service.client.connection import Connection
+
+    table = relive.connect(address, timeout_s=2.0)
+    writers = [table.writer(streaming=streaming) if streaming else table.writer() for _ in range(6)]
+    for writer in writers:
+        writer.append(a=1)
+    finish, ends = Connection.finish, list[float]()
+
+    def noting(connection: Any, stream: Any, until: float) -> bool:
+        ends.append(until)
+        return finish(connection, stream, until)
+
+    monkeypatch.setattr(Connection, "finish", noting)
+    os.kill(owners.process.pid, signal.SIGSTOP)
+    try:
+        if streaming:
+            for writer in writers:
+                writer.append(a=2)
+            with pytest.raises(errors.Unacknowledged):
+                table.close()
+        else:
+            table.close()
+    finally:
+        os.kill(owners.process.pid, signal.SIGCONT)
+    assert len(set(ends)) == 1
