@@ -180,17 +180,23 @@ class OwnerWatch(Closing):
 
     def is_owned(self) -> bool:
         """Whether a process owns the region that was at the path when the watch was made. True for a closed watch."""
-        if self._descriptor < 0:
-            return True  # the core raises TableClosed to the caller
+        descriptor = self._descriptor
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0)
-        told = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked)
+        try:
+            told = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked) if descriptor >= 0 else None
+        except OSError:
+            if self._descriptor >= 0:
+                raise
+            told = None  # another thread has closed the watch meanwhile
+        if told is None:
+            return True  # the core raises TableClosed to the caller
         return bool(_FLOCK.unpack(told)[0] != fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Ends the watch."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def outlive(path: str, pause: Callable[[], bool]) -> bool:

@@ -188,11 +188,14 @@ class Batches(Closing):
                 if self._thread is None and not bringer.stopping:
                     raise InvalidConfig("batches()", "use in a `with` block", "next() outside of it")
                 if bringer.is_handing_out:
-                    raise WaitsForItself(
-                        "the call of next() that this signal's handler interrupted", "a call within it"
-                    )
-                if bringer.ready and not bringer.stopping:
-                    return self._hand_out(was_late)
+                    needs = "the call of next() that this signal's handler interrupted"
+                    raise WaitsForItself(needs, "a call within it")
+                try:
+                    bringer.is_handing_out = True
+                    if bringer.ready and not bringer.stopping:
+                        return self._hand_out(was_late)
+                finally:
+                    bringer.is_handing_out = False
                 self._raise_if_over()
                 waited = time.monotonic() - start
                 if waited >= self._timeout_s:
@@ -227,13 +230,9 @@ class Batches(Closing):
 
     def _hand_out(self, was_late: bool) -> Batch:
         bringer = self._bringer
-        try:
-            bringer.is_handing_out = True
-            taken = bringer.ready[0]
-            taken.hold.commit(was_late)
-            bringer.ready.popleft()
-        finally:
-            bringer.is_handing_out = False
+        taken = bringer.ready[0]
+        taken.hold.commit(was_late)
+        bringer.ready.popleft()
         bringer.wanted.ring()
         if bringer.ready or bringer.error is not None:
             bringer.came.ring()  # another consumer may wait

@@ -30,7 +30,7 @@ from relive.errors import (
 )
 from relive.fleet.draws.placement import Root
 from relive.fleet.remote.answers import FilledAnswer, RemoteAnswer, StatsAnswer
-from relive.fleet.remote.streams import Line, Lines, Pending
+from relive.fleet.remote.streams import Lent, Lines, Pending
 from relive.fleet.shards import SILENCE_S, STALL_S, Answer, Asked, Missed, Part, Shard, Short, State
 from relive.service.client.connection import Connection, cutoff, server_wait
 from relive.service.client.remote_core import RemoteCore, RemoteSelection, Started
@@ -373,8 +373,7 @@ class RemotePart:
         self._asked = asked
         self._pending = pending
         self._packing = packing
-        self._line: Line = pending.line
-        self._ticket: int | None = None
+        self._lent: Lent | None = None
         self._num_lost = 0
         self._is_taken = False
 
@@ -391,7 +390,7 @@ class RemotePart:
                 raise Short(self._shard, error) from None
             self._shard.stalls()
             raise Missed(self._shard, error) from None
-        self._ticket = framing.whole(told.header, "ticket", 0, 1 << 62)
+        self._lent = told.lent
         *arrays, keys, masses = self._packing.arrays(told.block, count, self._packing.num_rows(told.header))
         return arrays, keys, masses
 
@@ -401,10 +400,9 @@ class RemotePart:
 
     def commit(self) -> None:
         """Counts the draw. Raises ServiceUnavailable if its uses went back because the stream ended."""
-        if self._ticket is None:
+        if self._lent is None:
             return
-        ticket = (self._ticket, self._num_lost) if self._num_lost else self._ticket
-        if not self._line.settle("done", ticket) and self._shard.counts_uses(self._asked.request.index_number):
+        if not self._lent.commit(self._num_lost) and self._shard.counts_uses(self._asked.request.index_number):
             raise ServiceUnavailable(self._shard.address, 0.0, "the stream that held the batch is over")
 
     def give_back(self) -> None:
@@ -417,7 +415,6 @@ class RemotePart:
             self._pending.hurry(time.monotonic() + SILENCE_S)
             self._is_taken = True
             with contextlib.suppress(ReliveError):  # the shard is not taken for dead: the caller waits no longer
-                told = self._pending.take(self._packing, self._asked.request.num_items)
-                self._ticket = framing.whole(told.header, "ticket", 0, 1 << 62)
-        if self._ticket is not None:
-            self._line.settle("back", self._ticket)
+                self._lent = self._pending.take(self._packing, self._asked.request.num_items).lent
+        if self._lent is not None:
+            self._lent.give_back()

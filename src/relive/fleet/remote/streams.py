@@ -9,25 +9,29 @@ import contextlib
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, final
 
 from relive.errors import BadMessage
+from relive.service.client.collected import end_when_collected
 from relive.service.client.connection import Connection
 from relive.service.client.exchange import LATE_S, Exchange, StreamBroken
 from relive.service.wire import framing
 from relive.service.wire.packing import Packing
 
-__all__ = ["Line", "Lines", "Pending", "Reply"]
+__all__ = ["Lent", "Line", "Lines", "Pending", "Reply"]
 
 Ticket: TypeAlias = int | tuple[int, int]  # of a draw; with the number of its items that went before they were read
 
 
 class Reply(NamedTuple):
-    """An answer: its header, the bytes after the header, and the block of arrays if one was expected."""
+    """An answer: its header, the bytes after the header, the block of arrays if one was expected, and the draw if it is
+    the answer to one."""
 
     header: dict[str, Any]
     body: Any
     block: Any
+    lent: Lent | None
 
 
 @final
@@ -37,6 +41,9 @@ class Line:
     Protocol: a settled ticket is first noted. If no thread has the line's lock, the settling thread sends the ticket at
     once. Otherwise the thread that has the lock sends it, with its next message or when it releases the lock. No thread
     waits for this.
+
+    A signal's handler that raises may lose a line between two steps of its user. The stream then ends when the line is
+    collected, and the shard takes back the draws in flight in it.
     """
 
     def __init__(self, connection: Connection, stream: Exchange) -> None:
@@ -46,6 +53,7 @@ class Line:
         self._connection = connection
         self._lock = threading.Lock()
         self._settled: deque[tuple[str, Ticket]] = deque()
+        end_when_collected(self, partial(connection.drop, stream))
 
     def acquire(self) -> None:
         """Takes the line's lock before a request.
@@ -96,6 +104,30 @@ class Line:
 
 
 @final
+class Lent:
+    """A draw in flight on a line. The first call of commit or give_back settles it; later calls do nothing.
+
+    A draw that nobody settled goes back when the object is collected.
+    """
+
+    def __init__(self, line: Line, ticket: int) -> None:
+        self._line = line
+        self._ticket = ticket
+        self._collected = end_when_collected(self, partial(line.settle, "back", ticket))
+
+    def commit(self, num_lost: int) -> bool:
+        """Counts the draw, without the items that were lost. False if the stream is over: then the draw went back."""
+        if self._collected.detach() is None:
+            return not self._line.is_over
+        return self._line.settle("done", (self._ticket, num_lost) if num_lost else self._ticket)
+
+    def give_back(self) -> None:
+        """Gives the draw back."""
+        if self._collected.detach() is not None:
+            self._line.settle("back", self._ticket)
+
+
+@final
 class Pending:
     """A request that was sent and waits for its answer. Owns its line until take() or drop().
 
@@ -117,10 +149,12 @@ class Pending:
         try:
             stream.begin(max(self._ends, time.monotonic() + LATE_S), self._started)
             told, body = stream.receive()
-            block = None
+            block = lent = None
             if packing is not None and "error" not in told:
                 block = stream.receive_block(told, body, packing.num_bytes(num_items, packing.num_rows(told)))
             stream.end()
+            if "ticket" in told:
+                lent = Lent(self.line, framing.whole(told, "ticket", 0, 1 << 62))
         except (*StreamBroken, BadMessage) as problem:
             self.line.is_over = True
             raise self._lines.connection.broken(stream, problem, self._started) from None
@@ -131,7 +165,7 @@ class Pending:
         self._lines.give(self.line)
         if "error" in told:
             raise framing.error_from(told["error"])
-        return Reply(told, body, block)
+        return Reply(told, body, block, lent)
 
     def hurry(self, ends: float) -> None:
         """Brings the deadline forward."""

@@ -17,12 +17,12 @@ from relive.errors import ReliveError
 
 __all__ = ["end_when_collected"]
 
-_due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+_due: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
 _starting = threading.Lock()
 _process = 0  # which has the thread: a forked child has none
 
 
-def end_when_collected(handle: object, end: Callable[[], None]) -> weakref.finalize:  # type: ignore[type-arg]
+def end_when_collected(handle: object, end: Callable[[], object]) -> weakref.finalize:  # type: ignore[type-arg]
     """Calls end() when the handle is collected, in a thread. end() must not refer to the handle.
 
     An error of the library in end() has no caller, and is dropped.

@@ -192,8 +192,8 @@ class Hosted:
 
         Raises BadMessage, and the core's errors about the names.
         """
-        if not (isinstance(names, list) and 0 < len(names) <= 4096 and all(isinstance(name, str) for name in names)):
-            raise BadMessage("header field 'names'", "1 to 4096 names of columns", type(names).__name__)
+        if not (isinstance(names, list) and len(names) <= 4096 and all(isinstance(name, str) for name in names)):
+            raise BadMessage("header field 'names'", "up to 4096 names of columns", type(names).__name__)
         key = (number, *names)
         selection = self._selections.get(key)
         if selection is None:
