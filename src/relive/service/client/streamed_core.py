@@ -175,12 +175,15 @@ class StreamedWriterCore(RemoteWriterCore):
             self._closed = self._stopping = True
             stream, self._stream = self._stream, None
             self._changed.notify_all()
-        if stream is not None and time.monotonic() >= ends:
+        is_late = time.monotonic() >= ends
+        if stream is not None and is_late:
             stream.interrupt()  # the threads may wait for the server in it
         if self._sender is not None:
             self._sender.join(max(ends - time.monotonic(), _END_S))  # a wait for a hello ends with the connection
         if stream is not None:
-            stream.half_close(max(ends, time.monotonic() + _END_S))
+            if not is_late and (self._sender is None or not self._sender.is_alive()):
+                # Not after an interrupt, nor beside a message: gRPC aborts the process if two operations write.
+                stream.half_close(max(ends, time.monotonic() + _END_S))
             if self._receiver is not None:
                 self._receiver.join(max(ends - time.monotonic(), _END_S))
             self._connection.finish(stream, ends)
