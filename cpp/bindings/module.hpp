@@ -146,7 +146,7 @@ class CoreHold final {
   CoreHold(const CoreHold&) = delete;
   CoreHold& operator=(const CoreHold&) = delete;
 
-  void prepare(DrawRequest* request);                            // before the draw
+  void prepare(DrawRequest* request);                           // before the draw
   void begin(const CoreTable& of, const DrawRequest& request);  // the draw was made
   // is_read: the rows were read, so that pages may go; none: whether the draw came with rows. num_lost: items that went
   // before their rows were read, and that do not count.

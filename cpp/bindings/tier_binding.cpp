@@ -54,8 +54,7 @@ CorePlannedBatch* plan_batch(const CoreTable& self, nb::handle request, double t
   if (asked.selection == nullptr) throw nb::type_error("plan_batch: a DrawRequest with a selection is expected");
   std::unique_ptr<PlannedBatch> batch;
   without_gil([&] {
-    return StagedReader(*self.table)
-        .plan_batch(asked.selection->plan, asked.num_items, asked.where, timeout_s, &batch);
+    return StagedReader(*self.table).plan_batch(asked.selection->plan, asked.num_items, asked.where, timeout_s, &batch);
   });
   return new CorePlannedBatch(self.table, std::move(batch));
 }

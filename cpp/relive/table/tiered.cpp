@@ -164,8 +164,8 @@ Status StagedReader::gather_batch(PlannedBatch& batch, const GatherPlan& plan, s
   return status;
 }
 
-Status StagedReader::gather_all(PlannedBatch& batch, const GatherPlan& plan, std::byte* const* out,
-                                RaggedBatch* ragged, double timeout_s) {
+Status StagedReader::gather_all(PlannedBatch& batch, const GatherPlan& plan, std::byte* const* out, RaggedBatch* ragged,
+                                double timeout_s) {
   const Deadline deadline = Deadline::after(timeout_s);
   Entered entered(table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());

@@ -154,9 +154,9 @@ class Staging final {
   bool is_stopping_ = false;
   uint32_t sleeping_ = 0;
   std::unordered_map<UnitId, Unit, Hash> units_;
-  Order pending_;      // to be read
-  Places pending_at_;  // the same, by place on disk
-  Order ready_;        // in memory, with a planned use
+  Order pending_;          // to be read
+  Places pending_at_;      // the same, by place on disk
+  Order ready_;            // in memory, with a planned use
   std::list<Unit*> idle_;  // in memory, without one; least recently used first
   std::vector<uint32_t> free_blocks_;
   uint64_t fresh_blocks_ = 0;  // of units that were read and not used yet

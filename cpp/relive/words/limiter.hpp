@@ -195,7 +195,8 @@ inline bool sample_can_ever_pass(const LimiterConfig& config, int64_t n) {
 // than the window never passes. Ask can_insert() first: an insert that fits the first fill (live + n <= min_size)
 // passes at any size.
 inline bool insert_can_ever_pass(const LimiterConfig& config, int64_t n) {
-  return config.kind == LimiterConfig::kMinSize || fits_window(config, static_cast<double>(n) * config.samples_per_insert);
+  return config.kind == LimiterConfig::kMinSize ||
+         fits_window(config, static_cast<double>(n) * config.samples_per_insert);
 }
 
 // Whether writers that always insert `insert_size` items and samplers that always draw `draw_size` can never block each
@@ -205,7 +206,8 @@ inline bool insert_can_ever_pass(const LimiterConfig& config, int64_t n) {
 inline bool always_moves(const LimiterConfig& config, int64_t insert_size, int64_t draw_size) {
   if (config.kind == LimiterConfig::kStalenessBudget) return insert_size <= 1;
   return config.kind == LimiterConfig::kMinSize ||
-         fits_window(config, static_cast<double>(insert_size) * config.samples_per_insert + static_cast<double>(draw_size));
+         fits_window(config,
+                     static_cast<double>(insert_size) * config.samples_per_insert + static_cast<double>(draw_size));
 }
 
 // Whether a draw of n and writers that may insert one item at a time can never block each other for good. A draw cannot

@@ -437,7 +437,7 @@ struct Region {
   // Sums over all participants; exact under the lock.
   int64_t sampled(uint32_t index) const;
   int64_t reserved_rows() const;
-  int64_t undecided(uint32_t index) const;  // over all participants
+  int64_t undecided(uint32_t index) const;     // over all participants
   int64_t refused_draw(uint32_t index) const;  // the largest over all participants
   // The items that the limiter counts as published. Where uses are counted these are the items that were ever drawn, and
   // those that a draw may still find (rule P2).

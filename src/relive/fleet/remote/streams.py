@@ -107,7 +107,7 @@ class Line:
 class Lent:
     """A draw in flight on a line. The first call of commit or give_back settles it; later calls do nothing.
 
-    A draw that nobody settled goes back when the object is collected.
+    A draw that was not settled goes back when the object is collected.
     """
 
     def __init__(self, line: Line, ticket: int) -> None:
