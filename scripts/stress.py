@@ -149,6 +149,7 @@ SEEN_BY = {
     "P5_base": "tests/cpp/test_limiter_counts.cpp",
     "P6_under_way": "tests/cpp/test_limiter_counts.cpp",
     "P6_stands": "tests/cpp/test_limiter_counts.cpp",
+    "P7_places": "tests/cpp/test_limiter_counts.cpp",
     "O1_one_step": "tests/cpp/test_shuffle.cpp",
     "O2_same_slot": "tests/cpp/test_shuffle.cpp",
 }
