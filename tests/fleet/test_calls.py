@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from processes.shm import needs_shared_memory
 from processes.test_locks import stopped_holder
+from processes.tools import stop_process
 
 import relive
 from relive import errors
@@ -346,7 +347,7 @@ def test_a_stopped_owner_is_left_out(start: Any, shm_name: Any) -> None:
     ]
     with attach(places, path="service", timeout_s=60.0) as table:
         keys = np.concatenate([table.writer(shard=number).extend(**rows(4)) for number in (0, 1)])
-        os.kill(owners[1].process.pid, signal.SIGSTOP)
+        stop_process(owners[1].process.pid)
         assert table.gather(keys).present.tolist() == [True] * 4 + [False] * 4
         assert table.sample(8).num_items == 8
         os.kill(owners[1].process.pid, signal.SIGCONT)

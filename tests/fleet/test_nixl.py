@@ -16,6 +16,7 @@ from contract.tools import plain_spec, write_steps
 from processes.shm import needs_shared_memory
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+from processes.tools import stop_process
 
 import relive
 from fleet.fake_nixl import Pair
@@ -203,7 +204,7 @@ def test_the_owners_python_takes_no_part_in_reads(start: Any, shm_name: Any) -> 
         keys = fill(table, 0, 0, 300)
         assert table.gather(keys)["reward"].tolist() == list(range(300))
         assert paths(table) == ["nixl"] and "UCX" in table.stats().shards[0].progress
-        os.kill(owners.process.pid, signal.SIGSTOP)  # memory within a host needs not even its progress thread
+        stop_process(owners.process.pid)  # memory within a host needs not even its progress thread
         shard = table._fleet.shards[0]
         read = shard._read(0, ["reward"], keys)
         assert read is not None and read.arrays[0].tolist() == list(range(300))

@@ -17,6 +17,8 @@ from processes.shm import needs_shared_memory
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
+from processes.tools import stop_process
+
 from fleet.fake_nixl import Pair
 from fleet.tools import config_of, fill, needs_nixl
 from relive import errors
@@ -142,8 +144,7 @@ def test_a_reader_that_is_made_anew_of_a_stopped_owner_holds_nobody_up(
         as_it_is = shard.rows
 
         def rows(*arguments: Any, **named: Any) -> Any:
-            os.kill(near.process.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, near.process.pid, os.WSTOPPED | os.WNOWAIT)  # it may still run for a moment
+            stop_process(near.process.pid)
             return as_it_is(*arguments, **named)
 
         monkeypatch.setattr(shard, "rows", rows)
@@ -173,7 +174,7 @@ def test_a_shard_that_answers_again_is_drawn_from_while_its_reader_is_made(
             as_it_is(*arguments)
 
         monkeypatch.setattr(PeerShard, "_make_reader", slow)
-        os.kill(owners.process.pid, signal.SIGSTOP)
+        stop_process(owners.process.pid)
         try:
             wait_until(lambda: shard.ask_root(0, 5.0)().is_dead)
             os.kill(owners.process.pid, signal.SIGCONT)

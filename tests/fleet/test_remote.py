@@ -14,6 +14,7 @@ from processes.shm import needs_shared_memory
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
+from processes.tools import stop_process
 from service.cutting import cut_as_answered
 
 import relive
@@ -129,7 +130,7 @@ def test_a_stopped_owner_is_left_out_within_two_seconds(start: Any, shm_name: An
     with attach(addresses, path="service") as table:
         fill(table, 0, 0, 30)
         fill(table, 1, 30, 10)
-        os.kill(far.process.pid, signal.SIGSTOP)
+        stop_process(far.process.pid)
         started = time.monotonic()
         batch = table.sample(64, timeout_s=10.0)
         assert (batch.item_keys >> 51 == 0).all() and time.monotonic() - started < 2.0
@@ -185,7 +186,7 @@ def test_what_became_of_a_draw_may_ride_with_the_next_request(start: Any, shm_na
         asked = Asked(DrawRequest(0, 4), 5.0, left_s=5.0, counts_nowhere=False, is_read=True, is_only=True)
         parts = [shard.begin(asked) for _ in range(1)]
         parts[0].take()
-        line = parts[0]._line
+        line = parts[0]._pending.line
         line.acquire()
         parts[0].commit()
         assert owners.ask("in_flight", address) == 4 and line.settlements() == {"done": [0]}

@@ -22,6 +22,7 @@ from processes.shm import needs_shared_memory
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
+from processes.tools import stop_process
 from service.proxy import Proxy
 
 import relive
@@ -95,7 +96,7 @@ class Subject:
         """A shard gives no answer any more: its owner is stopped, or its link stalls."""
         self.away = shard
         if stops:
-            os.kill(self.pids[shard], signal.SIGSTOP)
+            stop_process(self.pids[shard])
             self.brings_back = lambda: os.kill(self.pids[shard], signal.SIGCONT)
         else:
             self.links[shard].stall(True)

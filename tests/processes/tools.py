@@ -9,6 +9,7 @@ import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,3 +158,10 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def stop_process(pid: int) -> None:
+    """Stops a process, and waits until it stands still: the signal alone lets it run for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.001)

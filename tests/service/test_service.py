@@ -293,8 +293,8 @@ def test_a_process_that_writes_to_its_own_server_ends(streaming: str) -> None:
 def test_closing_a_handle_gives_lanes_and_streams_back() -> None:
     with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
         remote = connect(server.address + "/t")
-        remote.writer(num_lanes=3)
-        assert table.stats().num_lanes == 3
+        writer = remote.writer(num_lanes=3)
+        assert table.stats().num_lanes == 3 and not writer.closed
         remote.close()
         assert table.stats().num_lanes == 0
         wait_for_streams(server, 0)

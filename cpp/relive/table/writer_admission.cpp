@@ -145,7 +145,8 @@ Status room_error(const Region& r, Code code, const Admission& admission, const 
     return Status(code)
         .with_int("requested", admission.items)
         .with_double("window", std::min(window(limiter), whole_budget(limiter)) / limiter.samples_per_insert)
-        .with_text("arithmetic", limiter_text(r, admission.refused));
+        .with_text("arithmetic", limiter_text(r, admission.refused))
+        .with_int("index", admission.refused);
   const bool counts_begun = UnderWay::is_counted(r, admission.refused, limiter);
   if (counts_begun) way->look(admission.refused);
   const LimiterCounts counts = r.inserted_counts(admission.refused, limiter, 0, counts_begun ? way->num_items() : 0);

@@ -123,8 +123,11 @@ class Bound(Closing, Loadable):
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the arithmetic of the index's limiter; without an index, of the narrowest limiter."""
-        if error.none_twice or (index is None and error.arithmetic):  # the core says which index refused a block
+        if error.none_twice:
             return error
+        number = getattr(error, "index", None)  # the core says which index refused a block
+        if index is None and type(number) is int:
+            index = self._index_names[number]
         names = self._index_names if index is None else (index,)
         limiters = [self._index_limiter(self.index_number(name)) for name in names]
         paced = [(limiter.window, limiter.arithmetic()) for limiter in limiters if limiter.window is not None]
