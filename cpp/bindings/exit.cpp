@@ -121,7 +121,7 @@ bool is_only_thread() {
   if (way.is_refused()) return false;
   const nb::gil_scoped_acquire acquire;
   try {
-    return nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) == 1;
+    return nb::cast<int>(nb::module_::import_("relive.core.ending").attr("num_threads")()) == 1;
   } catch (nb::python_error& raised) {  // from a handler, or thrown into this thread, which may not be the main one
     raised.restore();
     raised_in_hook = true;

@@ -289,3 +289,22 @@ def test_a_handle_with_many_writers_on_a_hung_server_closes_once(
     finally:
         os.kill(owners.process.pid, signal.SIGCONT)
     assert len(set(ends)) == 1
+
+
+def test_a_program_that_used_the_service_is_told_that_it_waits_for_itself() -> None:
+    """No thread of a handle that was closed counts as one that might write."""
+    program = """
+import numpy as np, relive
+from relive.service import serve
+spec = relive.StepSpec({"a": relive.ArraySpec((), "int64")})
+with relive.Table(spec, 100) as table, serve({"t": table}, "grpc://127.0.0.1:0") as server:
+    with relive.connect(server.address + "/t") as remote, remote.writer() as writer:
+        writer.append(a=1)
+with relive.Table(spec, 100) as table:
+    try:
+        table.sample(1, timeout_s=60.0)
+    except relive.errors.WaitsForItself:
+        print("told")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "told\n"), done.stderr

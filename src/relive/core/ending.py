@@ -11,13 +11,14 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from relive import _core
 from relive.core.made_files import remove_made
 
-__all__ = ["at_end", "start_thread"]
+__all__ = ["at_end", "num_threads", "start_thread"]
 
 Closer = TypeVar("Closer", bound=Callable[[], None])
 
@@ -25,6 +26,7 @@ _JOIN_S = 2.0  # how long the end of the process waits for all threads together
 
 _closers: list[Callable[[], None]] = []
 _threads: set[threading.Thread] = set()  # list() of the set is one step
+_apart: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of those that neither write nor draw
 
 
 def at_end(closer: Closer) -> Closer:
@@ -36,8 +38,10 @@ def at_end(closer: Closer) -> Closer:
     return closer
 
 
-def start_thread(target: Callable[..., None], name: str, *args: Any) -> threading.Thread:
+def start_thread(target: Callable[..., None], name: str, *args: Any, never_writes: bool = False) -> threading.Thread:
     """Starts a daemon thread that a closer tells to end. The end of the process then waits for it, at most 2 seconds.
+
+    A thread that neither writes nor draws (never_writes) does not count in num_threads().
 
     A thread that uses objects of Arrow must be started here. Before Python 3.14, the end of the interpreter unwinds
     each thread that asks for the interpreter's lock. Arrow's C++ asks for it in functions that must not be unwound,
@@ -47,7 +51,14 @@ def start_thread(target: Callable[..., None], name: str, *args: Any) -> threadin
     thread.start()
     _threads.difference_update([one for one in list(_threads) if not one.is_alive()])
     _threads.add(thread)
+    if never_writes:
+        _apart.add(thread)
     return thread
+
+
+def num_threads() -> int:
+    """The threads of Python that might write or draw. The core asks, to tell a thread that it waits for itself."""
+    return threading.active_count() - sum(thread.is_alive() for thread in list(_apart))
 
 
 def _join_threads() -> None:

@@ -148,7 +148,7 @@ class RemoteShard(Shard):
         self._lines.forget()
         self.is_gone()
         if starts:
-            start_thread(_look_for, f"relive-shard-{self.number}", weakref.ref(self), self._closing)
+            start_thread(_look_for, f"relive-shard-{self.number}", weakref.ref(self), self._closing, never_writes=True)
 
     def stalls(self) -> None:
         """Notes that the shard's lock kept a call waiting: draws leave the shard out for STALL_S."""

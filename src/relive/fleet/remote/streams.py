@@ -94,6 +94,9 @@ class Line:
                     self.stream.send(framing.encode({"op": "settle", **told}))
             except StreamBroken:
                 self.is_over = True
+            except BaseException:
+                self.drop()  # whether the shard knows these tickets is not known
+                raise
             finally:
                 self._lock.release()
 

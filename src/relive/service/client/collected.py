@@ -31,7 +31,7 @@ def end_when_collected(handle: object, end: Callable[[], object]) -> weakref.fin
     with _starting:
         if _process != os.getpid():
             _process = os.getpid()
-            start_thread(_end_all, "relive-collected")
+            start_thread(_end_all, "relive-collected", never_writes=True)
     finalizer = weakref.finalize(handle, _due.put, end)
     finalizer.atexit = False
     return finalizer

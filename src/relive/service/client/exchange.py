@@ -64,7 +64,7 @@ class Watch:
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self._stopped:
-                    self._thread = start_thread(self._look, "relive-deadlines")
+                    self._thread = start_thread(self._look, "relive-deadlines", never_writes=True)
         self._changed.put(None)
 
     def stop(self) -> None:

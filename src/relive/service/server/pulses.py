@@ -42,7 +42,7 @@ class Pulses:
         with self._changed:
             self._pipes[pipe] = core
             if self._thread is None and not self._is_closed:
-                self._thread = start_thread(self._run, "relive-server-pulses")
+                self._thread = start_thread(self._run, "relive-server-pulses", never_writes=True)
 
     def remove(self, pipe: Pipe) -> None:
         """Sends no more pulses over a pipe."""
