@@ -22,7 +22,7 @@ def test_a_module_of_the_present_folder_is_found(tmp_path: Path) -> None:
     """By the command, whose script lies elsewhere, as `python -m` finds it; and by an actor's process."""
     (tmp_path / "of_this_folder.py").write_text(MODULE)
     command = Path(sys.executable).parent / "relive"
-    words = ["train", "dqn", "--env", "of_this_folder:Mine-v0", "--actors", "1", "--max-steps", "600"]
+    words = ["train", "dqn", "--env", "of_this_folder:Mine-v0", "--actors", "1", "--max-steps", "3000"]
     ended = subprocess.run([command, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
 
