@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this s
 
 
 class Interrupted(Exception):
-    """What the handler raises."""
+    """The error that the handler raises."""
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])

@@ -300,8 +300,8 @@ def walk(pipe: Any, names: Names, plan: list[tuple[str, int]]) -> Any:
     exchange = TorchExchange()
     told: list[Any] = []
     with attach(names, exchange=exchange, timeout_s=60.0) as table:
-        for kind, who in plan:
-            mine, timeout_s = exchange.rank == who, 60.0
+        for kind, late in plan:
+            mine, timeout_s = exchange.rank == late, 60.0
             if kind == "late" and mine:
                 pipe.recv()
             elif kind == "late":
@@ -334,12 +334,12 @@ def test_ranks_stay_in_step_whatever_one_of_them_does(shards: Any, ranks: Any, w
     kinds = rng.permutation(["late", "late", "index", "size", "draws", "draws"]).tolist()
     plan = [(kind, int(rng.integers(world))) for kind in [*kinds, "ends", "draws", "draws"]]
     group = ranks(world, walk, names, plan)
-    for kind, who in plan:
+    for kind, late in plan:
         if kind == "late":
             for rank, child in enumerate(group):
-                assert rank == who or child.answer() == "waits", f"seed {seed}"
-            group[who].pipe.send("come")
-    last = next(who for kind, who in plan if kind == "ends")
+                assert rank == late or child.answer() == "waits", f"seed {seed}"
+            group[late].pipe.send("come")
+    last = next(late for kind, late in plan if kind == "ends")
     told = [child.answer() for rank, child in enumerate(group) if rank != last]
     expected = {"index": "RanksDisagree", "size": "RanksDisagree", "ends": "RankLost"}
     num_drawn = 0

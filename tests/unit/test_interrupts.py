@@ -24,7 +24,7 @@ SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
 
 
 class Interrupted(Exception):
-    """What the handler raises."""
+    """The error that the handler raises."""
 
 
 @pytest.fixture

@@ -110,10 +110,10 @@ class RelabelledSource:
 
     def close(self) -> None:
         """As BatchSource.close(), with the batch that waits for its rewards."""
+        self._source.close()  # its draws are newer than the batch that waits: their numbers go back first
         if self._waiting is not None:
             self._waiting.hold.give_back()
             self._waiting = None
-        self._source.close()
 
 
 def goals_of(sampler: object, names: tuple[str, ...]) -> Goals | None:
