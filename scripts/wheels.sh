@@ -10,7 +10,8 @@ for version in $1; do
   fi
   folder=".venv-$version"
   [ "$version" = 3.11 ] && folder=.venv || scripts/setup.sh core "$version" "$folder"
-  PATH="$PWD/$folder/bin:$PATH" "$folder/bin/python" -m pip wheel --quiet --no-deps --no-build-isolation \
-    --wheel-dir dist .
+  # Other environments have neither pip nor the tools to build with: those of .venv serve them.
+  PATH="$PWD/$folder/bin:$PWD/.venv/bin:$PATH" .venv/bin/python -m pip --python "$folder/bin/python" wheel --quiet \
+    --no-deps --no-build-isolation --wheel-dir dist .
 done
 ls -l dist/*.whl

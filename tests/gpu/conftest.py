@@ -1,4 +1,8 @@
-"""Chooses Triton's interpreter before any kernel is imported, and has it prepare the language once a launch."""
+"""Chooses what runs the kernels before any kernel is imported: Triton's interpreter, or the card.
+
+RELIVE_TEST_DEVICE=cuda runs these tests on a card. Unset, the interpreter runs them, and prepares the language once a
+launch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ from typing import Any
 
 import pytest
 
-os.environ["TRITON_INTERPRET"] = "1"
+ON_CARD = os.environ.get("RELIVE_TEST_DEVICE", "cpu") != "cpu"
+if not ON_CARD:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,6 +23,9 @@ def one_preparation_a_launch() -> Iterator[None]:
 
     The nested calls look through some hundred names and find them replaced: half of the time of these tests.
     """
+    if ON_CARD:
+        yield
+        return
     try:
         from triton.runtime import interpreter
     except ImportError:

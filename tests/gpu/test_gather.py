@@ -9,6 +9,7 @@ from naive.test_naive import random_programme
 
 import relive
 from gpu.tools import (
+    DEVICE,
     GPU_BLOCKS,
     DeviceReader,
     assert_gathers_the_same,
@@ -38,7 +39,7 @@ def test_random_programmes_gather_the_same_bytes(seed: int) -> None:
     index = {f"index{number}": make_index(items) for number, items in enumerate(programme.indexes)}
     lanes = sum(size or 1 for size in programme.writers)
     table = relive.Table(make_spec(SPECS[programme.columns]), programme.capacity, index, max_lanes=lanes + 2, seed=7)
-    with table, DeviceReader(table, "cpu") as reader:
+    with table, DeviceReader(table, DEVICE) as reader:
         driver = Driver(SPECS[programme.columns], table, programme.writers, programme.indexes)
         for op in programme.ops:
             driver.apply(op)
@@ -66,7 +67,7 @@ def test_returns_round_as_the_core_rounds_them(dtype: str) -> None:
                 discount=rng.random(1000, np.float32),
                 terminated=rng.random(1000) < 0.02,
             )
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             assert assert_gathers_the_same(table, reader, keys, None) == 1000
 
 
@@ -76,7 +77,7 @@ def test_every_page_in_another_frame() -> None:
     with relive.Table(numbered_spec(), 1000, index, max_lanes=2) as table:
         with table.writer() as writer:
             keys = writer.extend(**numbered_rows(0, 900), truncated=True)
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             set_rounds(reader, blocks=GPU_BLOCKS)
             assert table._core.move_all_pages() > 10
             chosen = keys[np.random.default_rng(0).integers(0, 900, 200)]
@@ -103,7 +104,7 @@ def test_large_rows_are_copied_in_tiles() -> None:
     with relive.Table(spec, 64, relive.Index(relive.Transitions(stack={"observation": 2})), max_lanes=1) as table:
         with table.writer() as writer:
             keys = writer.extend(**rows, truncated=True)
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             set_rounds(reader, blocks=GPU_BLOCKS)
             columns = ["observation", "next_observation", "core", "odd"]
             chosen = keys[[0, 3, 17]]
@@ -113,7 +114,7 @@ def test_large_rows_are_copied_in_tiles() -> None:
 def test_generations_of_reused_pages_tell_old_keys_from_new() -> None:
     """Slots are reused many times over; a key of an earlier generation is not present, whatever lies there now."""
     with relive.Table(numbered_spec(), 64, max_lanes=1) as table, table.writer() as writer:
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             old: list[np.ndarray] = []
             for turn in range(16):
                 old.append(writer.extend(**numbered_rows(100 * turn, 100)))
@@ -128,5 +129,5 @@ def test_items_deleted_or_of_a_cut_lane() -> None:
         with table.writer() as writer:
             keys = writer.extend(**numbered_rows(0, 50))
         assert table.delete(keys[10:20]) == 10
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             assert assert_gathers_the_same(table, reader, keys, None) == 40

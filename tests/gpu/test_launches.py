@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import triton
 import triton.language as tl
+from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import GridExecutor
 
 import relive
-from gpu.tools import DeviceReader, all_columns, numbered_rows, numbered_spec, torch
+from gpu.tools import DEVICE, ON_CARD, DeviceReader, all_columns, numbered_rows, numbered_spec, set_rounds, torch
 from relive import _core
 from relive.gpu.kernels.draw import chain_swaps, strata_of
 
 ALLOCATES = {"aten::empty", "aten::slice", "aten::detach", "aten::lift_fresh", "aten::select", "aten::alias"}
+READS_COUNTERS = ["aten::_to_copy"] if ON_CARD else []  # 16 bytes from the card, after the last launch
 
 
 class OpsThatRun(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
@@ -36,14 +38,15 @@ class OpsThatRun(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignor
 def counted() -> Iterator[tuple[list[str], OpsThatRun]]:
     """The kernels that Triton starts, by name, and what torch runs."""
     started: list[str] = []
-    run = GridExecutor.__call__
+    launcher, name = (CompiledKernel, "launch_metadata") if ON_CARD else (GridExecutor, "__call__")
+    run = getattr(launcher, name)
 
     def note(self: Any, *arguments: Any, **constants: Any) -> Any:
-        started.append(self.fn.__name__)
+        started.append(self.name if ON_CARD else self.fn.__name__)
         return run(self, *arguments, **constants)
 
     with pytest.MonkeyPatch.context() as patch, OpsThatRun() as ops:
-        patch.setattr(GridExecutor, "__call__", note)
+        patch.setattr(launcher, name, note)
         yield started, ops
 
 
@@ -61,11 +64,11 @@ SAMPLE = ["chain_swaps", "draw_slots", "resolve", "copy_columns", "copy_columns"
 
 
 def test_a_sample_of_all_columns_is_six_launches(table: relive.Table) -> None:
-    with DeviceReader(table, "cpu") as reader:
+    with DeviceReader(table, DEVICE) as reader:
         with counted() as (started, ops):
             reader.sample(32, all_columns(table))
         assert started == SAMPLE and len(SAMPLE) <= 6
-        assert not ops.names, "between the launches torch starts nothing"
+        assert ops.names == READS_COUNTERS, "between the launches torch starts nothing"
 
 
 def test_a_sample_of_sequences_is_eight_launches() -> None:
@@ -73,36 +76,36 @@ def test_a_sample_of_sequences_is_eight_launches() -> None:
     items = relive.Sequences(6, burn_in=3, bootstrap=1, stack={"frame": 2})
     with relive.Table(numbered_spec(), 512, relive.Index(items), max_lanes=2) as table, table.writer() as writer:
         writer.extend(**numbered_rows(0, 60), truncated=True)
-        with DeviceReader(table, "cpu") as reader, counted() as (started, ops):
+        with DeviceReader(table, DEVICE) as reader, counted() as (started, ops):
             reader.sample(8, [*all_columns(table), "mask"])
-            assert started == [*SAMPLE[:5], "fill_rows", "fill_versions", "recheck"] and not ops.names
+            assert started == [*SAMPLE[:5], "fill_rows", "fill_versions", "recheck"] and ops.names == READS_COUNTERS
             started.clear()
             reader.sample(8, ["action", "frame"])
             assert started == SAMPLE
 
 
 def test_a_draw_is_four_launches_and_a_gather_five(table: relive.Table) -> None:
-    with DeviceReader(table, "cpu") as reader:
+    with DeviceReader(table, DEVICE) as reader:
         with counted() as (started, ops):
             drawn = reader.draw(32)
-        assert started == ["chain_swaps", "draw_slots", "take_leaves", "recheck"] and not ops.names
+        assert started == ["chain_swaps", "draw_slots", "take_leaves", "recheck"] and ops.names == READS_COUNTERS
         with counted() as (started, ops):
             reader.gather(drawn, all_columns(table))
-        assert started == ["note_words", "resolve", "copy_columns", "copy_columns", "recheck"] and not ops.names
+        assert started == ["note_words", "resolve", "copy_columns", "copy_columns", "recheck"] and ops.names == READS_COUNTERS
         with counted() as (started, ops):
             reader.gather(drawn, ["action"])
-        assert started == ["note_words", "resolve", "copy_columns", "recheck"] and not ops.names
+        assert started == ["note_words", "resolve", "copy_columns", "recheck"] and ops.names == READS_COUNTERS
 
 
 def test_a_redraw_does_not_shuffle_again(table: relive.Table) -> None:
-    with DeviceReader(table, "cpu") as reader, table.writer() as writer:
-        rounds, moves = reader._rounds_of(0), []
+    with DeviceReader(table, DEVICE) as reader, table.writer() as writer:
+        moves = []
 
         def pause(stage: str) -> None:
             if stage == "copied" and not moves:
                 moves.append(writer.extend(**numbered_rows(300, 600), truncated=True))
 
-        reader._rounds[0] = type(rounds)(rounds.index, rounds.facts, rounds.blocks, pause=pause)
+        set_rounds(reader, pause)
         with counted() as (started, _):
             reader.sample(32, all_columns(table))
         assert started == SAMPLE + SAMPLE[1:]
@@ -120,10 +123,10 @@ def write_strata(chains: tl.int64, strata: tl.int64, count: tl.int32, base: tl.u
 def test_the_device_shuffles_as_the_core_does(size: int, block: int) -> None:
     """The stratum of every row, for batches smaller and larger than what one program does at a time."""
     for call in range(3):
-        chains = torch.empty((2, size), dtype=torch.int32)
-        strata = torch.full((size,), -1, dtype=torch.int32)
+        chains = torch.empty((2, size), dtype=torch.int32, device=DEVICE)
+        strata = torch.full((size,), -1, dtype=torch.int32, device=DEVICE)
         base = _core.random_base(11, 5, call, 0)
         chain_swaps[(1,)](chains.data_ptr(), size, base, BLOCK=block)
         write_strata[(triton.cdiv(size, 1024),)](chains.data_ptr(), strata.data_ptr(), size, base, BLOCK=1024)
         rows = _core.permutation(11, 5, call, size)
-        assert strata.numpy()[rows].tolist() == list(range(size))
+        assert strata.cpu().numpy()[rows].tolist() == list(range(size))

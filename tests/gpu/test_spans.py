@@ -13,6 +13,7 @@ from naive.test_naive import random_programme
 
 import relive
 from gpu.tools import (
+    DEVICE,
     GPU_BLOCKS,
     DeviceReader,
     all_columns,
@@ -49,14 +50,14 @@ def test_windows_of_seven_pages_are_what_the_core_gathers(blocks: object) -> Non
     with two_lanes(1200, 480) as (table, first, second, keys):
         second.end_episode(truncated=True)
         first.extend(**numbered_rows(480, 9), terminated=True)
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             layout = IndexLayout.from_facts(table._core.geometry, 0, LONG)
             assert (layout.pages_before, layout.pages_after) == (3, 5)
             set_rounds(reader, blocks=blocks)
             assert assert_gathers_the_same(table, reader, keys, None) > 400
             core, device = table.sample(40, all_columns(table)), reader.sample(40, all_columns(table))
             assert device.num_live_items == core.num_live_items
-            keys = device.item_keys.numpy()
+            keys = device.item_keys.cpu().numpy()
             assert_same(table.gather(keys, all_columns(table)), device)
 
 
@@ -70,7 +71,7 @@ def test_random_programmes_with_long_windows_gather_the_same_bytes(seed: int) ->
     lanes = sum(size or 1 for size in programme.writers)
     index = {f"index{number}": make_index(items) for number, items in enumerate(indexes)}
     table = relive.Table(make_spec(SPECS[programme.columns]), 60 * lanes, index, max_lanes=lanes + 8, seed=7)
-    with table, DeviceReader(table, "cpu") as reader:
+    with table, DeviceReader(table, DEVICE) as reader:
         assert table._core.geometry["page_len"] == PAGE_LEN
         driver = Driver(SPECS[programme.columns], table, programme.writers, indexes)
         for op in programme.ops * 2:
@@ -91,7 +92,7 @@ def test_a_lane_without_states_ends_where_a_row_says_so() -> None:
         writer, other = table.writer(), table.writer()
         keys = writer.extend(**bare_rows(100))
         other.extend(**bare_rows(100), terminated=np.arange(100) % 7 == 6)
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             assert assert_gathers_the_same(table, reader, keys, None) == 80
             writer.close()
             assert assert_gathers_the_same(table, reader, keys, None) == 100
@@ -113,7 +114,7 @@ def test_a_window_whose_last_page_goes_is_absent_and_never_shorter(where: str) -
                 for begin in range(0, 720, 12):
                     first.extend(**numbered_rows(96 + begin, 12))
 
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             set_rounds(reader, pause)
             batch = reader.gather(keys, all_columns(table))
         assert done and not batch.present.any()
@@ -137,7 +138,7 @@ def links_from(table: relive.Table, reader: DeviceReader, key: int, hops: int) -
 @pytest.mark.parametrize("hop", [0, 1, 2, 3])
 def test_pages_given_away_while_links_are_followed_are_never_handed_out(hop: int) -> None:
     """The pages of a window are freed and become another lane's just before its hop-th link is read."""
-    with two_lanes(600, 96) as (table, _, second, keys), DeviceReader(table, "cpu") as reader:
+    with two_lanes(600, 96) as (table, _, second, keys), DeviceReader(table, DEVICE) as reader:
         done: list[bool] = []
 
         def overwrite() -> None:
@@ -148,9 +149,9 @@ def test_pages_given_away_while_links_are_followed_are_never_handed_out(hop: int
         with before_load(links_from(table, reader, int(keys[0]), hop + 1)[hop], 8, overwrite):
             batch = reader.sample(24, ["observation", "action", "num_steps"])
         assert done, "the walk of a window from the first page came by"
-        action = batch["action"].numpy()[:, None]
-        assert (batch["num_steps"].numpy() == 37).all() and (action >= 10_000).all()
-        stacked = batch["observation"].numpy()[:, :, 0]
+        action = batch["action"].cpu().numpy()[:, None]
+        assert (batch["num_steps"].cpu().numpy() == 37).all() and (action >= 10_000).all()
+        stacked = batch["observation"].cpu().numpy()[:, :, 0]
         assert (stacked == np.maximum(action + np.arange(-19, 1), action // 10_000 * 10_000)).all()
 
 
@@ -162,7 +163,7 @@ def test_pages_in_the_midst_of_a_window_that_move_are_read_again() -> None:
             if len(moves) < 3:
                 moves.append(table._core.move_all_pages())
 
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             set_rounds(reader, pause)
             batch = reader.gather(keys, all_columns(table))
             assert len(moves) == 3 and min(moves) > 10
@@ -204,7 +205,7 @@ def test_a_window_that_seems_lost_because_its_page_moved_is_read_again() -> None
             moves.append(table._core.move_all_pages())
             other.extend(**bare_rows(5 * PAGE_LEN))
 
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             with before_load(head_address(table, reader, int(keys[7])), 4, move):
                 batch = reader.gather(keys[6:7], ["reward", "num_steps", "terminated"])
         assert moves and batch.present.all()
@@ -227,7 +228,7 @@ def test_a_page_that_goes_while_its_link_is_followed_makes_the_window_absent_at_
         table.update_priorities(keys[5:8], np.ones(3, np.float32))
         assert sorted(table.draw(3).item_keys) == keys[5:8].tolist()
         table.update_priorities(keys[8:16], np.ones(8, np.float32))
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             assert assert_gathers_the_same(table, reader, keys[5:8], None) == 3
             used: list[int] = []
             stages: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ from naive.test_naive import random_programme
 
 import relive
 from gpu.tools import (
+    DEVICE,
     GPU_BLOCKS,
     DeviceReader,
     all_columns,
@@ -58,7 +60,7 @@ def assert_reads_the_same(
 ) -> int:
     """These columns of these keys, by core and kernels; how many were present."""
     core, device = table.gather(keys, columns, index=index), reader.gather(keys, columns, index=index)
-    assert device.present.numpy().tolist() == core.present.tolist()
+    assert device.present.cpu().numpy().tolist() == core.present.tolist()
     assert_same(core, device)
     if "mask" in core:
         assert device.lengths.tolist() == core.lengths.tolist()
@@ -73,7 +75,7 @@ def test_random_programmes_read_the_same_bytes(seed: int) -> None:
     index = {f"index{n}": relive.Index(random_items(rng, programme.columns)) for n in range(3)}
     lanes = sum(size or 1 for size in programme.writers)
     table = relive.Table(make_spec(SPECS[programme.columns]), 64 * lanes, index, max_lanes=lanes + 8, seed=7)
-    with table, DeviceReader(table, "cpu") as reader:
+    with table, DeviceReader(table, DEVICE) as reader:
         assert table._core.geometry["page_len"] == PAGE_LEN
         driver = Driver(SPECS[programme.columns], table, programme.writers, programme.indexes)
         for op in programme.ops:
@@ -115,13 +117,13 @@ def filled(items: Any, lengths: tuple[int, ...] = (24, 3, 29, 17), **more: Any) 
 def test_a_sample_is_what_the_core_samples_in_that_call(name: str) -> None:
     """Keys, probabilities, the columns that come unasked, trimmed where the core trims; block sizes of a GPU."""
     table, keys = filled(SHAPES[name])
-    with table, DeviceReader(table, "cpu", stream=0) as reader:
+    with table, DeviceReader(table, DEVICE, stream=0) as reader:
         core, device = table.sample(9), reader.sample(9)
-        np.testing.assert_array_equal(device.item_keys.numpy(), core.item_keys)
-        np.testing.assert_array_equal(device.probabilities.numpy(), core.probabilities)
+        np.testing.assert_array_equal(device.item_keys.cpu().numpy(), core.item_keys)
+        np.testing.assert_array_equal(device.probabilities.cpu().numpy(), core.probabilities)
         assert_same(core, device)
         assert device.mask.shape == core.mask.shape and device.lengths.tolist() == core.lengths.tolist()
-        np.testing.assert_allclose(device.weights(0.4).numpy(), core.weights(0.4), rtol=1e-5)
+        np.testing.assert_allclose(device.weights(0.4).cpu().numpy(), core.weights(0.4), rtol=1e-5)
         set_rounds(reader, blocks=GPU_BLOCKS)
         chosen = keys[np.random.default_rng(0).permutation(len(keys))[:40]]
         assert assert_reads_the_same(table, reader, np.concatenate([chosen, keys[:1]]), None, timed_columns(table)) > 0
@@ -132,7 +134,7 @@ def test_a_sample_is_what_the_core_samples_in_that_call(name: str) -> None:
 
 def test_rows_end_to_end_have_offsets_and_no_out() -> None:
     table, keys = filled(SHAPES["ragged"])
-    with table, DeviceReader(table, "cpu") as reader:
+    with table, DeviceReader(table, DEVICE) as reader:
         firsts = keys[[24, 1, 0, 27]]  # the second is no item
         batch = reader.gather(firsts, ["action"])
         assert list(batch) == ["action", "offsets"] and batch.present.tolist() == [True, False, True, True]
@@ -143,17 +145,18 @@ def test_rows_end_to_end_have_offsets_and_no_out() -> None:
         nobody = reader.gather(keys[[1, 2]], ["action", "num_steps"])
         assert nobody.offsets.tolist() == [0, 0, 0] and nobody["num_steps"].tolist() == [0, 0]
         with pytest.raises(errors.InvalidConfig, match="out of ragged items"):
-            reader.gather(firsts, ["action"], out={"action": torch.zeros(59, dtype=torch.int64)})
+            reader.gather(firsts, ["action"], out={"action": torch.zeros(59, dtype=torch.int64, device=DEVICE)})
 
 
 def test_out_of_items_with_a_time_axis_has_all_their_rows() -> None:
     table, keys = filled(SHAPES["whole"])
-    with table, DeviceReader(table, "cpu") as reader:
-        out = {"action": torch.ones((31, 2), dtype=torch.int64), "mask": torch.ones((31, 2), dtype=torch.bool)}
+    with table, DeviceReader(table, DEVICE) as reader:
+        ones = functools.partial(torch.ones, device=DEVICE)
+        out = {"action": ones((31, 2), dtype=torch.int64), "mask": ones((31, 2), dtype=torch.bool)}
         batch = reader.gather(keys[[0, 1]], ["action"], out=out)
         assert out["mask"].sum(0).tolist() == [24, 0] and out["action"][6:30, 0].tolist() == list(range(24))
         assert batch["action"].shape == (25, 2) and batch["action"][0, 0] == 0
-        for wrong in (torch.ones((2, 31), dtype=torch.int64), torch.ones((25, 2), dtype=torch.int64)):
+        for wrong in (ones((2, 31), dtype=torch.int64), ones((25, 2), dtype=torch.int64)):
             with pytest.raises(errors.ShapeMismatch):
                 reader.gather(keys[[0, 1]], ["action"], out={**out, "action": wrong})
         with pytest.raises(errors.UnknownColumn):

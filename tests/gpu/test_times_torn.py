@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import relive
-from gpu.tools import DeviceReader, assert_same, numbered_rows, numbered_spec, set_rounds, torch
+from gpu.tools import DEVICE, DeviceReader, assert_same, numbered_rows, numbered_spec, set_rounds, torch
 from relive.gpu.launch import Rounds
 
 WINDOWS = relive.Sequences(9, burn_in=4, bootstrap=1, period=5, at_end="shift", stack={"observation": 3})
@@ -27,7 +27,7 @@ def opened(items: Any, capacity: int = 96) -> Iterator[tuple[relive.Table, reliv
     index = relive.Index(items, relive.Prioritized())
     with relive.Table(numbered_spec(), capacity, index, max_lanes=2, seed=3) as table, table.writer() as writer:
         keys = np.concatenate([overwrite(writer, first, count) for first, count in ((0, 23), (100, 7), (200, 30))])
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             yield table, writer, reader, keys
 
 
@@ -44,12 +44,12 @@ def overwrite_all(writer: relive.Writer, first: int) -> None:
 
 def assert_whole(batch: Any) -> None:
     """All cells of each row are of one step, and the steps of each item follow each other."""
-    mask, action = batch.mask.numpy(), batch["action"].numpy()
-    state, after, frame = (batch[name].numpy()[mask] for name in ("observation", "next_observation", "frame"))
+    mask, action = batch.mask.cpu().numpy(), batch["action"].cpu().numpy()
+    state, after, frame = (batch[name].cpu().numpy()[mask] for name in ("observation", "next_observation", "frame"))
     assert (state[..., -1].reshape(len(state), -1)[:, -1] == action[mask]).all()
     assert (after[..., -1].reshape(len(after), -1)[:, -1] == action[mask] + 1).all()
     assert (frame == (action[mask] % 251)[:, None, None]).all()
-    assert (action[mask] % 100 == batch["episode_step"].numpy()[mask]).all()
+    assert (action[mask] % 100 == batch["episode_step"].cpu().numpy()[mask]).all()
     for number in range(batch.num_items):
         own = slice(*batch.offsets[number : number + 2].tolist()) if "offsets" in batch else (number,)
         if "offsets" not in batch and mask.shape[0] != batch.num_items:
@@ -111,7 +111,7 @@ def test_items_that_held_still_move_when_others_are_drawn_anew() -> None:
         batch = reader.sample(24, COLUMNS)
         assert len(turns) > 1, "nothing went while it was read: the test shows nothing"
         assert_whole(batch)
-        core = table.gather(batch.item_keys.numpy(), COLUMNS)
+        core = table.gather(batch.item_keys.cpu().numpy(), COLUMNS)
         assert core.present.all()
         assert_same(core, batch)
 
@@ -145,10 +145,10 @@ def test_start_cells_that_the_device_cannot_see_yet_are_asked_for_again() -> Non
         values = np.arange(90 * 100, dtype=np.float32).reshape(90, 100)
         keys = writer.extend(core=values, truncated=True)
         assert table._core.layout[0]["area"] == "cell"
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             batch = reader.gather(keys, ["core", "num_steps"])
             assert_same(table.gather(keys, ["core", "num_steps"]), batch)
-            device_keys = torch.from_numpy(keys[batch.present.numpy()])
+            device_keys = torch.from_numpy(keys[batch.present.cpu().numpy()]).to(DEVICE)
             room = reader._plan(None, ["core"])[1].room(len(device_keys), None, reader.device)
             rounds = reader._rounds_of(0)
             scratch = rounds.scratch(len(device_keys))

@@ -5,7 +5,6 @@ The pause of a round stands for whatever another process does between two launch
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,17 @@ import numpy as np
 import pytest
 
 import relive
-from gpu.tools import DeviceReader, before_load, numbered_rows, numbered_spec, set_rounds, torch, wrong_rows
+from gpu.tools import (
+    DEVICE,
+    DeviceReader,
+    before_load,
+    bools_at,
+    numbered_rows,
+    numbered_spec,
+    set_rounds,
+    torch,
+    wrong_rows,
+)
 from relive.gpu.kernels.words import PRESENT, READY
 from relive.gpu.launch import Rounds, Scratch
 
@@ -25,7 +34,7 @@ def opened(capacity: int, count: int) -> Iterator[tuple[relive.Table, relive.Wri
     index = relive.Index(relive.Transitions(), relive.Prioritized(priority_exponent=1.0))
     with relive.Table(numbered_spec(), capacity, index, max_lanes=2, seed=3) as table, table.writer() as writer:
         keys = writer.extend(**numbered_rows(0, count), truncated=True)
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             yield table, writer, reader, keys
 
 
@@ -55,14 +64,16 @@ def test_without_the_recheck_torn_rows_would_be_handed_out(monkeypatch: pytest.M
 
     def believe(self: Rounds, span: object, scratch: Scratch, present: int, only_generation: bool) -> None:
         scratch.state[scratch.state == int(READY.value)] = int(PRESENT.value)
-        torch.frombuffer((ctypes.c_bool * scratch.num_items).from_address(present), dtype=torch.bool).fill_(True)
+        bools_at(present, scratch.num_items).fill_(True)
 
     monkeypatch.setattr(Rounds, "_recheck", believe)
     with opened(64, 64) as (_, writer, reader, keys):
         set_rounds(reader, lambda stage: overwrite(writer, 1000, 200) if stage == "walked" else None)
         batch = reader.gather(keys[:60])
-        rows = np.flatnonzero(batch.present.numpy())
-        assert len(rows) and (batch["action"].numpy()[rows] >= 1000).any(), "nothing was torn: the tests show nothing"
+        rows = np.flatnonzero(batch.present.cpu().numpy())
+        assert len(rows) and (batch["action"].cpu().numpy()[rows] >= 1000).any(), (
+            "nothing was torn: the tests show nothing"
+        )
 
 
 def test_items_whose_pages_move_are_read_again() -> None:
@@ -102,7 +113,7 @@ def test_a_sample_draws_torn_items_again(where: str) -> None:
         set_rounds(reader, pause)
         batch = reader.sample(48)
         assert not wrong_rows(batch, np.arange(48))
-        assert (batch["action"].numpy() >= 5000).all()
+        assert (batch["action"].cpu().numpy() >= 5000).all()
         assert (batch.probabilities > 0).all()
 
 
@@ -129,7 +140,7 @@ def test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one(wher
                 done.append(facts["page_len"])
                 busy.extend(**numbered_rows(1112, 104))
 
-        with DeviceReader(table, "cpu") as reader:
+        with DeviceReader(table, DEVICE) as reader:
             set_rounds(reader, pause)
             with reader._view.held() as span:
                 page = (int(reaching[0]) & (1 << facts["slot_bits"]) - 1) // facts["page_len"]
@@ -138,8 +149,8 @@ def test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one(wher
             with before_load(link, 8, lambda: pause("linked")):  # after the item's leaf was read, in the same launch
                 batch = reader.sample(24)
         assert done == [8]
-        stacked = batch["observation"].numpy()[:, :, 0]
-        action = batch["action"].numpy()
+        stacked = batch["observation"].cpu().numpy()[:, :, 0]
+        action = batch["action"].cpu().numpy()
         assert (stacked == action[:, None] + np.arange(-2, 1)).all(), "a stack over two lanes"
         assert not set(batch.item_keys.tolist()) & set(reaching.tolist())
         slow.close()
@@ -198,17 +209,18 @@ def test_nothing_torn_beside_a_writer_that_never_stops() -> None:
 
         thread, failures = run_beside(write, stop)
         try:
-            seen = 0
-            for _ in range(2):
+            seen = rounds = 0
+            while rounds < 2 or position[0] <= 416:  # a card may be done before the writer has written twice
+                rounds += 1
                 batch = reader.sample(32, timeout_s=100.0)
                 assert not wrong_rows(batch, np.arange(32))
                 again = reader.gather(batch.item_keys)
-                rows = np.flatnonzero(again.present.numpy())
+                rows = np.flatnonzero(again.present.cpu().numpy())
                 assert not wrong_rows(again, rows)
-                assert (again["action"].numpy()[rows] == batch["action"].numpy()[rows]).all()
+                assert (again["action"].cpu().numpy()[rows] == batch["action"].cpu().numpy()[rows]).all()
                 seen += len(rows)
         finally:
             stop.set()
             thread.join()
-        assert not failures and position[0] > 410
+        assert not failures
         table.check()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,9 @@ from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
 
 from relive.gpu import DeviceReader  # noqa: E402
 from relive.gpu.launch import BlockSizes  # noqa: E402
+
+DEVICE = os.environ.get("RELIVE_TEST_DEVICE", "cpu")
+ON_CARD = DEVICE != "cpu"
 
 DERIVED = (
     "discount",
@@ -44,7 +49,7 @@ def assert_same(core: Any, device: Any) -> None:
     expected, got = core.flat(), device.flat()
     assert list(expected) == list(got)
     for name, array in expected.items():
-        mine = got[name].numpy()
+        mine = got[name].cpu().numpy()
         assert mine.dtype == array.dtype and mine.shape == array.shape, name
         if mine.tobytes() != array.tobytes():
             rows = [row for row in range(len(array)) if mine[row].tobytes() != array[row].tobytes()]
@@ -56,7 +61,7 @@ def assert_gathers_the_same(table: relive.Table, reader: DeviceReader, keys: np.
     columns = all_columns(table)
     core = table.gather(keys, columns, index=index)
     device = reader.gather(keys, columns, index=index)
-    assert device.present.numpy().tolist() == core.present.tolist()
+    assert device.present.cpu().numpy().tolist() == core.present.tolist()
     assert_same(core, device)
     return int(core.present.sum())
 
@@ -64,7 +69,15 @@ def assert_gathers_the_same(table: relive.Table, reader: DeviceReader, keys: np.
 def set_rounds(reader: DeviceReader, pause: Callable[[str], None] | None = None, blocks: Any = None) -> None:
     """Other block sizes, or a pause inside each round, for the reader's first index."""
     rounds = reader._rounds_of(0)
-    reader._rounds[0] = dataclasses.replace(rounds, pause=pause, blocks=blocks or rounds.blocks)
+
+    def at_rest(stage: str) -> None:
+        """A card is still at work when a launch returns."""
+        if ON_CARD:
+            torch.cuda.synchronize()
+        if pause is not None:
+            pause(stage)
+
+    reader._rounds[0] = dataclasses.replace(rounds, pause=at_rest, blocks=blocks or rounds.blocks)
 
 
 GPU_BLOCKS = BlockSizes()
@@ -73,6 +86,8 @@ GPU_BLOCKS = BlockSizes()
 @contextmanager
 def before_load(address: int, num_bytes: int, action: Callable[[], None]) -> Iterator[None]:
     """Calls action once, just before a kernel first loads anything from these bytes: a pause inside a launch."""
+    if ON_CARD:
+        pytest.skip("only the interpreter can be stopped inside a launch")
     load = InterpreterBuilder.create_masked_load
     done: list[bool] = []
 
@@ -88,6 +103,21 @@ def before_load(address: int, num_bytes: int, action: Callable[[], None]) -> Ite
         yield
     finally:
         InterpreterBuilder.create_masked_load = load
+
+
+class _CudaArray:
+    """Memory of a card, in the protocol by which torch takes it over."""
+
+    def __init__(self, address: int, count: int) -> None:
+        parts = {"shape": (count,), "typestr": "|b1", "data": (address, False), "version": 2}
+        self.__cuda_array_interface__ = parts
+
+
+def bools_at(address: int, count: int) -> Any:
+    """The tensor bool[count] at an address of the device."""
+    if ON_CARD:
+        return torch.as_tensor(_CudaArray(address, count), device=DEVICE)
+    return torch.frombuffer((ctypes.c_bool * count).from_address(address), dtype=torch.bool)
 
 
 def numbered_spec() -> relive.StepSpec:
@@ -116,9 +146,9 @@ def numbered_rows(first: int, count: int) -> dict[str, np.ndarray]:
 
 def wrong_rows(batch: Any, which: np.ndarray) -> list[int]:
     """Items among `which` whose cells are not all of the step that `action` names (windows of one step, no stack)."""
-    action = batch["action"].numpy().astype(np.int64)
-    good = (batch["observation"].numpy() == action[:, None]).all(axis=1)
-    good &= (batch["next_observation"].numpy() == action[:, None] + 1).all(axis=1)
-    good &= (batch["frame"].numpy() == (action % 251)[:, None, None]).all(axis=(1, 2))
-    good &= (batch["next_frame"].numpy() == ((action + 1) % 251)[:, None, None]).all(axis=(1, 2))
+    action = batch["action"].cpu().numpy().astype(np.int64)
+    good = (batch["observation"].cpu().numpy() == action[:, None]).all(axis=1)
+    good &= (batch["next_observation"].cpu().numpy() == action[:, None] + 1).all(axis=1)
+    good &= (batch["frame"].cpu().numpy() == (action % 251)[:, None, None]).all(axis=(1, 2))
+    good &= (batch["next_frame"].cpu().numpy() == ((action + 1) % 251)[:, None, None]).all(axis=(1, 2))
     return [int(row) for row in which if not good[row]]

@@ -51,8 +51,7 @@ class Output:
 class Job:
     """The job of one call: its words on the device, and the columns that kernels are launched over."""
 
-    words: tuple[int, ...]
-    on_device: torch.Tensor  # int64, the same words
+    on_device: torch.Tensor  # its words, int64
     packed: tuple[ColumnCopy, ...]  # the first columns of the job
     large: tuple[ColumnCopy, ...]  # the other columns
     num_places: int = 0  # rows of all items, with padding
@@ -66,11 +65,22 @@ class Job:
 
 
 @final
-class LastJob:
-    """The job of a plan's last call. Outputs from a pool often have the same addresses: the job is then sent once."""
+class SentJobs:
+    """The last jobs of a plan, by the addresses of their outputs.
+
+    A caller that keeps one batch while the next is read has outputs at two places in turn. Each job is then sent once.
+    """
+
+    MOST = 8
 
     def __init__(self) -> None:
-        self.job: Job | None = None
+        self.jobs: dict[tuple[Any, ...], Job] = {}
+
+    def keep(self, where: tuple[Any, ...], job: Job) -> None:
+        """Keeps a job. If there are MOST already, the oldest is dropped."""
+        if len(self.jobs) >= self.MOST:
+            del self.jobs[next(iter(self.jobs))]
+        self.jobs[where] = job
 
 
 @final
@@ -83,7 +93,7 @@ class OutputPlan:
     num_rows: int = 1  # of an item, with padding
     has_time: bool = False
     is_ragged: bool = False
-    last: LastJob = field(default_factory=LastJob, compare=False, repr=False)
+    sent: SentJobs = field(default_factory=SentJobs, compare=False, repr=False)
 
     @classmethod
     def make(
@@ -157,23 +167,29 @@ class OutputPlan:
     ) -> Job:
         """Returns the job that fills these arrays, one for each output.
 
-        Cost: a copy to the device, unless the arrays are those of the last call.
+        Cost: a copy to the device, unless the arrays are those of one of the last calls.
         """
+        begins = 0 if offsets is None else offsets.data_ptr()
+        where = (device, num_places, begins, *(array.data_ptr() for array in arrays))
+        made = self.sent.jobs.get(where)
+        if made is None:
+            made = self._new_job(arrays, device, num_places, begins)
+            self.sent.keep(where, made)
+        return made
+
+    def _new_job(self, arrays: Sequence[torch.Tensor], device: torch.device, num_places: int, begins: int) -> Job:
         copies = [(one.copy, array.data_ptr()) for one, array in zip(self.outputs, arrays, strict=True) if one.copy]
         copies.sort(key=lambda copy: copy[0].is_large)
         derived = {one.name: a.data_ptr() for one, a in zip(self.outputs, arrays, strict=True) if one.copy is None}
-        begins = 0 if offsets is None else offsets.data_ptr()
-        words = tuple(job_words(derived, self.needs, copies, begins, num_places))
-        made = self.last.job
-        if made is None or made.words != words or made.on_device.device != device:
-            packed = tuple(copy for copy, _ in copies if not copy.is_large)
-            large = tuple(copy for copy, _ in copies if copy.is_large)
-            on_device = torch.tensor(words, dtype=torch.int64, device=device)
-            fills_rows = self.has_time and not derived.keys().isdisjoint(OF_ROWS)
-            fills_versions = self.has_time and not derived.keys().isdisjoint(OF_VERSIONS)
-            made = Job(words, on_device, packed, large, num_places, fills_rows, fills_versions)
-            self.last.job = made
-        return made
+        words = job_words(derived, self.needs, copies, begins, num_places)
+        return Job(
+            on_device=torch.tensor(words, dtype=torch.int64, device=device),
+            packed=tuple(copy for copy, _ in copies if not copy.is_large),
+            large=tuple(copy for copy, _ in copies if copy.is_large),
+            num_places=num_places,
+            fills_rows=self.has_time and not derived.keys().isdisjoint(OF_ROWS),
+            fills_versions=self.has_time and not derived.keys().isdisjoint(OF_VERSIONS),
+        )
 
 
 @final
