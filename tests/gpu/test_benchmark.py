@@ -7,43 +7,53 @@ from pathlib import Path
 
 import pytest
 
-from gpu.tools import torch
+from gpu.tools import DEVICE, torch
 
-gpu = pytest.importorskip("benchmarks.gpu", reason="benchmarks lie beside the tests in the source tree only")
+program = pytest.importorskip("benchmarks.gpu.__main__", reason="benchmarks lie beside the tests in the source tree")
 
-ROOT = Path(__file__).resolve().parents[2]
-TINY = gpu.Scale(
-    row_bytes=(64, 1024), batch_bytes=2048, pool_bytes=16_384, num_leaves=(500,), num_drawn=20, num_calls=1
-)
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+WAYS = ["zero-copy", "pinned copy", "gather, then copy", "table in device memory", "torch index in device memory"]
+KINDS = ["transitions", "Atari stacks", "windows"]
 
 
 def test_it_measures_every_way_and_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu.device import SMALL
+
     monkeypatch.setattr("benchmarks.timing.LEAST_READINGS", 1)
-    monkeypatch.setattr("benchmarks.gpu.WARM_UP", 0)
-    values = gpu.measure(torch, "cpu", TINY)
-    gpu.save(values, tmp_path)
+    monkeypatch.setattr("benchmarks.gpu.device.WARM_UP", 0)
+    values = program.measure(torch, DEVICE, SMALL)
+    program.save(values, tmp_path)
     saved = json.loads((tmp_path / "gpu.json").read_text())
-    assert "interpreter" in saved["card"]
-    assert [(row["operation"], row["row_bytes"], row["batch"]) for row in saved["rows"]] == [
-        ("zero-copy", 64, 32),
-        ("pinned copy", 64, 32),
-        ("gather, then copy", 64, 32),
-        ("zero-copy", 1024, 2),
-        ("pinned copy", 1024, 2),
-        ("gather, then copy", 1024, 2),
-        ("draw on the device", 0, 20),
-        ("draw by the core", 0, 20),
+    rows = saved["rows"]
+    assert ("interpreter" in saved["card"]) == (DEVICE == "cpu")
+    assert [(row["operation"], row["row_bytes"], row["batch"]) for row in rows if "row_bytes" in row] == [
+        *((way, 64, 32) for way in WAYS),
+        *((way, 1024, 2) for way in WAYS),
     ]
-    assert all(row["median_us"] > 0 for row in saved["rows"])
-    assert all(row["gigabytes_per_s"] >= 0 for row in saved["rows"] if row["row_bytes"])
-    assert saved["rows"][-1]["num_steps"] == 500
+    operations = {row["operation"] for row in rows}
+    assert {f"sample of {kind}" for kind in KINDS} | {"draw on the device", "draw by the core"} <= operations
+    assert {"update of priorities from the device", "torch ring buffer in device memory"} <= operations
+    assert all(row["median_us"] > 0 for row in rows)
+    assert [row["num_steps"] for row in rows if row["operation"].startswith("draw")] == [500, 500]
     assert "| zero-copy" in (tmp_path / "gpu.md").read_text()
+
+
+def test_distinct_bytes_are_those_that_differ() -> None:
+    """A frame that two stacks of an item share counts once; so does a state between two steps of a window."""
+    from benchmarks.gpu.device import SMALL, Device
+    from benchmarks.gpu.reads import item_reads
+
+    rows = {row["operation"]: row for row in item_reads(Device(torch, DEVICE), SMALL)}
+    batch, frame, others = SMALL.batches[0], 84 * 84, 8 + 4
+    assert rows["gather of Atari stacks"]["distinct_bytes"] == batch * (5 * frame + others)
+    steps = SMALL.window
+    assert rows["gather of windows"]["distinct_bytes"] == SMALL.windows * ((steps + 1) * frame + steps * others)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA GPU: the benchmark would run")
 def test_without_a_gpu_it_says_so_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted((ROOT / "benchmarks" / "results").iterdir())
-    assert gpu.main() == 2
+    before = sorted(RESULTS.iterdir())
+    assert program.main([]) == 2
     said = capsys.readouterr()
     assert "no CUDA GPU" in said.err and said.out == ""
-    assert sorted((ROOT / "benchmarks" / "results").iterdir()) == before
+    assert sorted(RESULTS.iterdir()) == before
