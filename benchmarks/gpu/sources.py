@@ -47,12 +47,9 @@ def copied_region(device: Device, table: relive.Table, reader: Any) -> tuple[Any
         return there, span._replace(address=there.data_ptr())
 
 
-def launch_times_us(
-    device: Device, reader: Any, index: int, call: Callable[[], Any], num_calls: int
-) -> dict[str, float]:
-    """Median time on the device of each launch of a call, by kernel, in order. Launches of one kernel are added."""
-
-    rounds = reader._rounds_of(index)
+def launch_times_us(device: Device, reader: Any, call: Callable[[], Any], num_calls: int) -> dict[str, float]:
+    """Median time between events around the launches of a call to the first index, by kernel."""
+    rounds = reader._rounds_of(0)
     marks: list[tuple[str, Any, Any]] = []
 
     def start(kernel: Any, grid: Any, *arguments: Any, **constants: Any) -> None:

@@ -98,13 +98,14 @@ class BlockSizes:
     """The work of one program: items of a block, units of a column's rows, swaps at a time. Powers of two."""
 
     items: int = 128
+    windows: int = 16  # items with a time axis, whose walk reads a stretch of rows of each at a time
     units: int = 1024
     swaps: int = 1024
     versions: tuple[int, int] = (4, 64)  # items, and rows of an item at a time
 
 
 # The interpreter runs programs one after the other. Each takes about 10 ms, independent of its size.
-INTERPRETER_BLOCKS = BlockSizes(items=1024, units=1 << 16, swaps=4096, versions=(256, 32))
+INTERPRETER_BLOCKS = BlockSizes(items=1024, windows=1024, units=1 << 16, swaps=4096, versions=(256, 32))
 
 
 # (kernel, constants, device) -> the compiled kernel and the constants as its last arguments
@@ -198,8 +199,13 @@ class Rounds:
 
     def _read(self, span: Span, scratch: Scratch, items: tuple[int, int], room: BatchRoom, by_key: bool) -> None:
         walked = (*self._head(span), room.job.address, scratch.address, *items, scratch.num_items, span.mapped_frames)
-        resolve = crossing_kernels.resolve_across if self.index.crosses else window_kernels.resolve
-        self.start(resolve, self._grid(scratch), *walked, BY_KEY=by_key, **self._block())
+        block = self.blocks.windows if self.index.has_time else self.blocks.items
+        grid = (_tiles(scratch.num_items, block),)
+        if self.index.crosses:
+            self.start(crossing_kernels.resolve_across, grid, *walked, BY_KEY=by_key, BLOCK=block)
+        else:
+            constants = {"BY_KEY": by_key, "TIMED": self.index.has_time, "BLOCK": block}
+            self.start(window_kernels.resolve, grid, *walked, **constants)
         self._pause("walked")
         self._copy(span, scratch, room.lay_out(scratch.state, scratch.num_rows))
         self._pause("copied")

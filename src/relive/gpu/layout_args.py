@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, TypeAlias, cast, final
 
 from relive import _core
@@ -356,6 +356,7 @@ JOB_NAMES = (*DERIVED, *(field.name for field in fields(WindowNeeds)), "offsets"
 COLUMN_NAMES = (
     *("out", "offset", "stride", "num_bytes", "stack"),
     *("is_next", "pads_zeros", "unit_bytes", "is_timed", "is_state", "is_cell"),
+    *("next_out", "is_shared"),
 )
 
 
@@ -365,20 +366,31 @@ def job_words(
     columns: Sequence[tuple[ColumnCopy, int]],
     offsets: int = 0,
     num_places: int = 0,
+    shares_rows: bool = False,
 ) -> list[int]:
     """Returns the job of a call: words in the order of JOB_NAMES and, for each column, of COLUMN_NAMES.
 
     Args:
         derived: addresses of derived columns by name.
         needs: needs of windows.
-        columns: each column that is copied, and the address of its output.
+        columns: each column that is copied, and the address of its output. A state column and its next_ column, of
+            windows inside one episode, share rows. The copy of the state column then writes these rows to both.
         offsets: address of int64[B + 1], where the rows of each ragged item begin. 0: the items are not ragged.
         num_places: rows of all items, with padding.
+        shares_rows: whether windows stay inside one episode.
     """
     words = [derived.get(name, 0) for name in DERIVED] + list(map(int, astuple(needs))) + [offsets, num_places]
+    shared = {copy: out for copy, out in columns if copy.is_next and shares_rows}
     for copy, out in columns:
-        words += [out, *(int(getattr(copy, name)) for name in COLUMN_NAMES[1:])]
+        next_out = 0 if copy.is_next else shared.get(replace(copy, is_next=True, is_state=False), 0)
+        is_shared = copy in shared and any(_state_of(copy) == other for other, _ in columns)
+        words += [out, *(int(getattr(copy, name)) for name in COLUMN_NAMES[1:-2]), next_out, is_shared]
     return words
+
+
+def _state_of(copy: ColumnCopy) -> ColumnCopy:
+    """The copy of the state column itself, of a copy of its next_ column."""
+    return replace(copy, is_next=False, is_state=copy.is_timed)
 
 
 def column_named(columns: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any] | None:

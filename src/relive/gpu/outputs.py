@@ -93,6 +93,7 @@ class OutputPlan:
     num_rows: int = 1  # of an item, with padding
     has_time: bool = False
     is_ragged: bool = False
+    shares_rows: bool = False  # whether a state column and its next_ column show rows of one episode
     sent: SentJobs = field(default_factory=SentJobs, compare=False, repr=False)
 
     @classmethod
@@ -138,7 +139,14 @@ class OutputPlan:
                 needs["reward_is_double"] = np.dtype(dtype).itemsize == 8
             needs["needs_next"] |= base is not None or (column is None and name == "truncated")
             outputs.append(Output(name, torch_dtype(name, dtype), tuple(shape), axis, per, copy))
-        return cls(tuple(outputs), WindowNeeds(**needs), items.num_rows, items.has_time, selection.columns.is_ragged)
+        return cls(
+            tuple(outputs),
+            WindowNeeds(**needs),
+            items.num_rows,
+            items.has_time,
+            selection.columns.is_ragged,
+            shares_rows=not items.crosses,
+        )
 
     def room(self, num_items: int, out: Mapping[str, torch.Tensor] | None, device: torch.device) -> BatchRoom:
         """Returns memory for the columns of a batch: new tensors, or those of the caller.
@@ -181,7 +189,7 @@ class OutputPlan:
         copies = [(one.copy, array.data_ptr()) for one, array in zip(self.outputs, arrays, strict=True) if one.copy]
         copies.sort(key=lambda copy: copy[0].is_large)
         derived = {one.name: a.data_ptr() for one, a in zip(self.outputs, arrays, strict=True) if one.copy is None}
-        words = job_words(derived, self.needs, copies, begins, num_places)
+        words = job_words(derived, self.needs, copies, begins, num_places, self.shares_rows)
         return Job(
             on_device=torch.tensor(words, dtype=torch.int64, device=device),
             packed=tuple(copy for copy, _ in copies if not copy.is_large),
@@ -205,13 +213,13 @@ class BatchRoom:
         self._num_items = num_items
         self._device = device
         self.job = plan.job(arrays, device, num_items * plan.num_rows)
+        self._begins: torch.Tensor | None = None  # int64[B + 1], of the last round's rows
 
     def lay_out(self, states: torch.Tensor, lengths: torch.Tensor) -> Job:
         """Returns the job that copies the rows of resolved windows.
 
         Ragged items get their places from the lengths of this round, and the call waits for the device to learn the
-        number of rows. The places of an earlier round are no longer right: items of earlier rounds are read and checked
-        again in this round.
+        number of rows. Rows of items that held still in an earlier round move to their new places on the device.
 
         Args:
             states: int64[B], of the scratch.
@@ -219,16 +227,21 @@ class BatchRoom:
         """
         if not self.plan.is_ragged:
             return self.job
-        states[states == int(PRESENT.value)] = int(READY.value)
+        kept = states == int(PRESENT.value)
         begins = torch.zeros(self._num_items + 1, dtype=torch.int64, device=self._device)
-        torch.cumsum(torch.where(states == int(READY.value), lengths, 0), 0, out=begins[1:])
+        torch.cumsum(torch.where(kept | (states == int(READY.value)), lengths, 0), 0, out=begins[1:])
         num_rows = int(begins[-1])
+        moves = None if self._begins is None else _moves(self._begins, begins, kept, lengths)
         for position, one in enumerate(self.plan.outputs):
             if one.per == "row":
                 shape = one.shape_of(self._num_items, num_rows)
-                self.arrays[position] = torch.empty(shape, dtype=one.dtype, device=self._device)
+                before, array = self.arrays[position], torch.empty(shape, dtype=one.dtype, device=self._device)
+                if moves is not None:
+                    _rows_of(array, one.item_axis)[moves[1]] = _rows_of(before, one.item_axis)[moves[0]]
+                self.arrays[position] = array
             elif one.per == "offset":
                 self.arrays[position] = begins
+        self._begins = begins
         return self.plan.job(self.arrays, self._device, num_rows, begins)
 
     def empty(self) -> None:
@@ -257,6 +270,17 @@ class BatchRoom:
 def _rows_of(array: torch.Tensor, item_axis: int) -> torch.Tensor:
     """A view of an array with the axis of items first."""
     return array.movedim(item_axis, 0)
+
+
+def _moves(
+    before: torch.Tensor, begins: torch.Tensor, kept: torch.Tensor, lengths: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows before, rows now) of the kept items, whose first rows were and are at these offsets, int64[B + 1]."""
+    counts = torch.where(kept, lengths, 0)
+    firsts = torch.cumsum(counts, 0) - counts
+    within = torch.arange(int(counts.sum()), device=counts.device) - torch.repeat_interleave(firsts, counts)
+    old, new = (torch.repeat_interleave(offsets[:-1], counts) + within for offsets in (before, begins))
+    return old, new
 
 
 def torch_dtype(name: str, dtype: str) -> torch.dtype:

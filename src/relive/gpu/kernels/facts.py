@@ -110,6 +110,8 @@ UNIT_BYTES = _column("unit_bytes")
 IS_TIMED = _column("is_timed")
 IS_STATE = _column("is_state")
 IS_CELL = _column("is_cell")
+NEXT_OUT = _column("next_out")
+IS_SHARED = _column("is_shared")
 COLUMN_WORDS = tl.constexpr(len(COLUMN_NAMES))
 
 

@@ -13,8 +13,10 @@ from relive.gpu.kernels.facts import (
     FIRST_COLUMN,
     IS_CELL,
     IS_NEXT,
+    IS_SHARED,
     IS_STATE,
     IS_TIMED,
+    NEXT_OUT,
     NUM_BYTES,
     NUM_PLACES,
     NUM_WINDOW_PAGES,
@@ -27,6 +29,7 @@ from relive.gpu.kernels.facts import (
     RECORD_STRIDE,
     STACK,
     STRIDE,
+    TIME_MAJOR,
     UNIT_BYTES,
     fact,
 )
@@ -68,6 +71,10 @@ def _copy_units(
     Padding of a time axis is zero. The exception is a state column: padding before its rows repeats the first row. If
     the device cannot see a start cell, or the row no longer names the cell, the item is WANTED again.
 
+    A state column and its next_ column share rows: a frame of the next stack is in this stack, too, unless it is new,
+    and the state after a step of a window is the state of the next step. The program of the state column writes such a
+    row to both outputs, and the program of the next_ column leaves it out. So each row crosses the bus once.
+
     Rows are read by volatile loads. A draw may find an item that was published after the launch, in a frame whose old
     bytes are still in a cache.
     """
@@ -89,16 +96,26 @@ def _copy_units(
     lead = lead_of(facts, scratch, count, item, at_item, ready)
     along = item * 0  # the row of the window
     shown = ready
+    # How many units earlier the next_ column shows this row; and whether the program of the state column writes it.
+    earlier = ahead * units
+    is_twin = position >= ahead
+    is_shared = position + ahead < stack
     if fact(column, IS_TIMED) != 0:
         num_rows = tl.load(field(scratch, count, NUM_ROWS) + item, mask=ready, other=0)
         along = time - rows_in_front(facts, job, num_rows, lead)
         is_state = fact(column, IS_STATE) + item * 0 != 0
         shown = ready & tl.where(is_state, along < num_rows, (along >= 0) & (along < ahead + lead))
+        earlier = stack * units * (1 + fact(facts, TIME_MAJOR) * (count.to(tl.int64) - 1)) + item * 0
+        is_twin = (along >= 1) & (along < num_rows)
+        is_shared = shown & (along + 1 < num_rows)
         along = tl.maximum(along, 0)
         ahead = item * 0 + 1
     newest, before, _ = step_of(facts, scratch, count, item, slot, at_item, lead, along, shown)
     newest += ahead * fact(column, IS_NEXT)
     before += ahead * fact(column, IS_NEXT)
+    own = ready & ~(is_shared & (fact(column, IS_SHARED) + item * 0 != 0))
+    twin = ready & is_twin & (fact(column, NEXT_OUT) + item * 0 != 0)
+    shown = shown & own
     back = stack - 1 - position
     shown = shown & (back <= before + (1 - fact(column, PADS_ZEROS)) * stack)
     row = newest - tl.minimum(before, back)
@@ -119,17 +136,23 @@ def _copy_units(
         start = fact(facts, CELLS_OFFSET) + cell * fact(facts, CELL_STRIDE)
     source = region + start + fact(column, OFFSET) + within * BYTES
     target = fact(column, OUT) + unit * BYTES
+    second = fact(column, NEXT_OUT) + (unit - earlier) * BYTES
     if BYTES == 16:
         half = tl.arange(0, 2)[None, :]
         words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)[:, None] + half
+        pair = tl.load(words, mask=shown[:, None], other=0, volatile=True)
         cells = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)[:, None] + half
-        tl.store(cells, tl.load(words, mask=shown[:, None], other=0, volatile=True), mask=ready[:, None])
+        tl.store(cells, pair, mask=own[:, None])
+        cells = tl.multiple_of(second.to(tl.pointer_type(tl.int64)), 16)[:, None] + half
+        tl.store(cells, pair, mask=twin[:, None])
     elif BYTES == 4:
         value = tl.load(source.to(tl.pointer_type(tl.int32)), mask=shown, other=0, volatile=True)
-        tl.store(target.to(tl.pointer_type(tl.int32)), value, mask=ready)
+        tl.store(target.to(tl.pointer_type(tl.int32)), value, mask=own)
+        tl.store(second.to(tl.pointer_type(tl.int32)), value, mask=twin)
     else:
         value = tl.load(source.to(tl.pointer_type(tl.int8)), mask=shown, other=0, volatile=True)
-        tl.store(target.to(tl.pointer_type(tl.int8)), value, mask=ready)
+        tl.store(target.to(tl.pointer_type(tl.int8)), value, mask=own)
+        tl.store(second.to(tl.pointer_type(tl.int8)), value, mask=twin)
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)

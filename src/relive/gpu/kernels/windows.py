@@ -13,35 +13,21 @@ from relive.gpu.kernels.derived import fill_item, fill_transition
 from relive.gpu.kernels.draw import take
 from relive.gpu.kernels.facts import (
     BURN_IN,
-    DISCOUNT_AT,
-    GAMMA_BITS,
     HAS_STATE,
-    HAS_TIME,
     LENGTH,
-    MARK_BYTES,
-    MARKS_OFFSET,
     MOST_STEPS,
-    NEEDS_NEXT,
-    NEXT_AT,
     NUM_PAGES,
     NUM_WINDOW_PAGES,
-    PAGE_LEN,
     PAGE_SHIFT,
-    PAGES_BEFORE,
-    PREV_AT,
-    RECORD_STRIDE,
-    REWARD_IS_DOUBLE,
-    REWARD_OFFSET,
-    REWARD_STRIDE,
     ROWS_BEFORE,
     SHARD,
     SLOT_BITS,
     SLOT_MASK,
     STATES_OFFSET,
     fact,
-    real_fact,
 )
 from relive.gpu.kernels.region_format import FORMAT
+from relive.gpu.kernels.walks import walk_back, walk_steps, walk_stretches
 from relive.gpu.kernels.words import (
     ARGUMENTS,
     EPISODE_STEP,
@@ -59,22 +45,10 @@ from relive.gpu.kernels.words import (
     WORD,
     begin_round,
     field,
-    follow,
-    frame_base,
     generation_of,
-    has_discount,
-    is_tail,
-    is_terminated,
-    is_truncated,
     is_used,
-    load_float32,
-    load_float64,
-    load_int32,
     load_page_word,
     load_uint16,
-    note_run,
-    step_end,
-    step_number,
     still_wanted,
 )
 
@@ -159,134 +133,6 @@ def _is_item(region: tl.tensor, facts: tl.tensor, slot: tl.tensor, ready: tl.ten
     return ready & (state <= FORMAT.value.most_uses)
 
 
-@triton.jit
-def _load_reward(job: tl.tensor, frame: tl.tensor, row: tl.tensor, mask: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    cell = frame + fact(job, REWARD_OFFSET) + row * fact(job, REWARD_STRIDE)
-    reward = tl.full([BLOCK], 0.0, tl.float64)
-    if fact(job, REWARD_IS_DOUBLE) != 0:
-        reward = load_float64(cell, mask)
-    else:
-        reward = load_float32(cell, mask).to(tl.float64)
-    return reward
-
-
-@triton.jit
-def _walk_ahead(
-    region: tl.tensor,
-    facts: tl.tensor,
-    job: tl.tensor,
-    scratch: tl.tensor,
-    count: tl.tensor,
-    item: tl.tensor,
-    slot: tl.tensor,
-    good: tl.tensor,
-    mapped_frames: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> tuple[tl.tensor, ...]:
-    """Walks windows to their most steps or to the episode's end, and finds the next row if the job needs it.
-
-    -> (num_steps, episode_step, ends, reward, discount, whether a row is lost, whether a frame is not mapped).
-    ends: bit 0: terminated; bit 1: truncated; bit 2: truncated by the tail after the last step. An end is a bit of a
-    row or a tail, never a missing row (rule W1). Sums are float64, in the order of the C++ walk and without fused
-    multiply-adds, so they have the same bits.
-    """
-    last_row = fact(facts, PAGE_LEN) - 1
-    page = slot >> fact(facts, PAGE_SHIFT)
-    offset = slot & last_row
-    word = tl.load(field(scratch, count, WORD) + item, mask=good, other=0)
-    base, seen = frame_base(region, facts, page, good, mapped_frames)
-    end = step_end(region, facts, page, good)
-    run = tl.full([BLOCK], 0, tl.int64) + fact(facts, PAGES_BEFORE)
-    note_run(scratch, facts, count, item, run, page, word, base, good)
-    most_steps = fact(facts, MOST_STEPS)
-    has_state = fact(facts, HAS_STATE) + slot * 0 != 0
-    looks_behind = has_state & (fact(job, NEEDS_NEXT) + slot * 0 != 0)
-    last_at = offset + most_steps
-    gamma = real_fact(facts, GAMMA_BITS)
-    reward_sum = tl.full([BLOCK], 0.0, tl.float64)
-    product = tl.full([BLOCK], 1.0, tl.float64)
-    num_steps = tl.full([BLOCK], 0, tl.int64)
-    ends = tl.full([BLOCK], 0, tl.int64)
-    episode_step = tl.full([BLOCK], 0, tl.int64)
-    unmapped = good & ~seen
-    lost = tl.full([BLOCK], 0, tl.int1)
-    moving = good & seen
-    step = most_steps * 0
-    num_moving = tl.sum(moving.to(tl.int32), 0)
-    while (step <= most_steps) & (num_moving > 0):
-        at = offset + step
-        row = at & last_row
-        crossing = moving & (row == 0) & (at > offset)
-        there, there_word, found = follow(region, facts, page, NEXT_AT, crossing)
-        there_base, there_seen = frame_base(region, facts, there, found, mapped_frames)
-        run = run + found.to(tl.int64)
-        note_run(scratch, facts, count, item, run, there, there_word, there_base, found)
-        page, word = tl.where(found, there, page), tl.where(found, there_word, word)
-        base = tl.where(found, there_base, base)
-        end = tl.where(found, step_end(region, facts, there, found), end)
-        lost = lost | (crossing & ~found)
-        unmapped = unmapped | (found & ~there_seen)
-        moving = moving & ~lost & ~unmapped
-
-        is_first = at == offset
-        unknown = moving & (ends == 0) & ~is_first
-        tail = is_tail(region, facts, page, row, unknown)
-        is_step = moving & (ends == 0) & (at < last_at) & (is_first | ((row < end) & ~tail))
-        ends = tl.where(unknown & (row < end) & tail, 6, ends)
-        lost = lost | (unknown & (row >= end) & (at < last_at))
-
-        frame = region + base
-        head = load_int32(frame + row * fact(facts, RECORD_STRIDE), is_step)
-        has_own = has_discount(head)
-        mark = region + fact(facts, MARKS_OFFSET) + (page * fact(facts, PAGE_LEN) + row) * fact(facts, MARK_BYTES)
-        own = load_float32(mark + fact(facts, DISCOUNT_AT), is_step & has_own)
-        discount = tl.where(has_own, own, tl.where(is_terminated(head), 0.0, 1.0)).to(tl.float64)
-        episode_step = tl.where(is_step & is_first, step_number(head), episode_step)
-        if fact(job, REWARD_OFFSET) >= 0:
-            reward = _load_reward(job, frame, row, is_step, BLOCK)
-            reward_sum = tl.where(is_step, reward_sum + product * reward, reward_sum)
-        product = tl.where(is_step, product * (gamma * discount), product)
-        num_steps = num_steps + is_step.to(tl.int64)
-        bits = (tl.where(is_terminated(head), 1, 0) | tl.where(is_truncated(head), 2, 0)).to(tl.int64)
-        ends = tl.where(is_step, bits, ends)
-        goes_on = ((at + 1 < last_at) & ((bits == 0) | has_state)) | ((at + 1 >= last_at) & looks_behind)
-        moving = is_step & goes_on
-        num_moving = tl.sum(moving.to(tl.int32), 0)
-        step += 1
-    return num_steps, episode_step, ends, reward_sum, product, lost, unmapped
-
-
-@triton.jit
-def _walk_back(
-    region: tl.tensor,
-    facts: tl.tensor,
-    job: tl.tensor,
-    scratch: tl.tensor,
-    count: tl.tensor,
-    item: tl.tensor,
-    slot: tl.tensor,
-    episode_step: tl.tensor,
-    good: tl.tensor,
-    mapped_frames: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Finds the earlier pages of burn-in and stacks: (whether a page is lost, whether a frame is not mapped)."""
-    page = slot >> fact(facts, PAGE_SHIFT)
-    reach = tl.minimum(episode_step, fact(job, ROWS_BEFORE)) - (slot & (fact(facts, PAGE_LEN) - 1))
-    lost = tl.full([BLOCK], 0, tl.int1)
-    unmapped = tl.full([BLOCK], 0, tl.int1)
-    before = fact(facts, PAGES_BEFORE)
-    for hop in range(before):
-        needed = good & ~lost & ~unmapped & (reach > hop * fact(facts, PAGE_LEN))
-        there, word, found = follow(region, facts, page, PREV_AT, needed)
-        base, seen = frame_base(region, facts, there, found, mapped_frames)
-        note_run(scratch, facts, count, item, before - 1 - hop, there, word, base, found)
-        page = tl.where(found, there, page)
-        lost = lost | (needed & ~found)
-        unmapped = unmapped | (found & ~seen)
-    return lost, unmapped
-
-
 @triton.jit(do_not_specialize=ARGUMENTS)
 def resolve(
     region: tl.int64,
@@ -298,22 +144,28 @@ def resolve(
     count: tl.int32,
     mapped_frames: tl.int64,
     BY_KEY: tl.constexpr,
+    TIMED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Finds whether each item is live, and the pages and rows of its window. Writes the derived columns of the job.
 
-    BY_KEY: the state of a key's leaf is read. Otherwise keys and probabilities of drawn items are written. A window
-    with a lost page is never shortened: an item of a draw is drawn again, and an item by key is LOST until recheck()
-    tells whether the rows that led to the page have changed.
+    TIMED: items have a time axis, and no sums over their steps. BY_KEY: the state of a key's leaf is read. Otherwise
+    keys and probabilities of drawn items are written. A window with a lost page is never shortened: an item of a draw
+    is drawn again, and an item by key is LOST until recheck() tells whether the rows that led to the page have changed.
     """
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot, ready, live = begin_windows(region, facts, scratch, keys, probabilities, count, item, BY_KEY, BLOCK)
-    num_steps, episode_step, ends, reward, discount, lost, unmapped = _walk_ahead(
-        region, facts, job, scratch, count, item, slot, live, mapped_frames, BLOCK
-    )
+    if TIMED:
+        num_steps, episode_step, ends, lost, unmapped = walk_stretches(
+            region, facts, job, scratch, count, item, slot, live, mapped_frames, BLOCK
+        )
+    else:
+        num_steps, episode_step, ends, reward, discount, lost, unmapped = walk_steps(
+            region, facts, job, scratch, count, item, slot, live, mapped_frames, BLOCK
+        )
     if fact(job, ROWS_BEFORE) > 0:
         whole = live & ~lost & ~unmapped
-        lost_before, unmapped_before = _walk_back(
+        lost_before, unmapped_before = walk_back(
             region, facts, job, scratch, count, item, slot, episode_step, whole, mapped_frames, BLOCK
         )
         lost, unmapped = lost | lost_before, unmapped | unmapped_before
@@ -328,7 +180,7 @@ def resolve(
     tl.store(field(scratch, count, NUM_ROWS) + item, lead + num_steps + shows_tail.to(tl.int64), mask=good)
     tl.store(field(scratch, count, IS_CUT) + item, is_cut, mask=good)
     fill_item(region, facts, job, item, slot, lead + num_steps, good)
-    if fact(facts, HAS_TIME) == 0:
+    if not TIMED:
         fill_transition(region, facts, job, item, slot, episode_step, ends, reward, discount, good)
     settle_windows(scratch, count, item, ready, live, good, unmapped, BY_KEY, BLOCK)
 
