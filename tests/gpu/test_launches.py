@@ -84,6 +84,22 @@ def test_a_sample_of_sequences_is_eight_launches() -> None:
             assert started == SAMPLE
 
 
+def test_a_batch_of_more_items_than_the_table_has_pages_copies_their_words() -> None:
+    """Two launches more: of words before all else, and after all else."""
+    index = relive.Index(relive.Transitions(), relive.Prioritized())
+    with relive.Table(numbered_spec(), 64, index, max_lanes=1) as table, table.writer() as writer:
+        writer.extend(**numbered_rows(0, 50), truncated=True)
+        pages = table._core.geometry["num_pages"]
+        with DeviceReader(table, DEVICE) as reader:
+            for count, copies in ((pages - 1, []), (pages, ["copy_words"])):
+                with counted() as (started, _):
+                    drawn = reader.draw(count)
+                assert started == ["chain_swaps", *copies, "draw_slots", "take_leaves", *copies, "recheck"]
+                with counted() as (started, _):
+                    reader.gather(drawn, ["action"])
+                assert started == [*copies, "note_words", "resolve", "copy_columns", *copies, "recheck"]
+
+
 def test_a_draw_is_four_launches_and_a_gather_five(table: relive.Table) -> None:
     with DeviceReader(table, DEVICE) as reader:
         with counted() as (started, ops):

@@ -24,6 +24,7 @@ from gpu.tools import (
     torch,
 )
 from relive import errors
+from relive.gpu.kernels.walks import STRETCH
 
 PAGE_LEN = 8
 STATES = {name: [c for c, (_, _, kind) in columns.items() if kind == "state"] for name, columns in SPECS.items()}
@@ -130,6 +131,29 @@ def test_a_sample_is_what_the_core_samples_in_that_call(name: str) -> None:
         nobody = reader.gather(keys[:0])
         assert_same(table.gather(keys[:0]), nobody)
         assert nobody.num_items == 0
+
+
+@pytest.mark.parametrize("items", [
+    relive.Sequences(70, burn_in=10, bootstrap=1, period=9, at_end="shift"),
+    relive.Sequences(64, at_end="pad", stack={"observation": 3}),
+    relive.Episodes(150, bootstrap=1),
+])  # fmt: skip
+def test_windows_of_more_than_a_stretch(items: Any) -> None:
+    """Pages and windows longer than the stretch of rows that the walk reads at a time, ends at each place of it."""
+    lengths = (*range(61, 68), 95, 96, 97, 128, 150, 31, 32, 33)
+    rows = {name: one for name, one in numbered_spec().columns.items() if name != "frame"}
+    index = relive.Index(items, relive.Prioritized())
+    with relive.Table(relive.StepSpec(rows), 40_000, index, max_lanes=2) as table, table.writer() as writer:
+        assert table._core.geometry["page_len"] > 2 * int(STRETCH.value)
+        keys = []
+        for number, length in enumerate(lengths):
+            given = numbered_rows(200 * number, length)
+            del given["frame"]
+            keys.append(writer.extend(**given, truncated=number % 2 == 0, terminated=number % 2 == 1))
+        with DeviceReader(table, DEVICE) as reader:
+            chosen = np.concatenate(keys)[::3]
+            columns = ["observation", "next_observation", "action", "terminated", "truncated", "num_steps", "mask"]
+            assert assert_reads_the_same(table, reader, chosen, None, columns) > len(lengths) // 2
 
 
 def test_rows_end_to_end_have_offsets_and_no_out() -> None:

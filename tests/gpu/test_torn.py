@@ -5,6 +5,7 @@ The pause of a round stands for whatever another process does between two launch
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,15 @@ from gpu.tools import (
 )
 from relive.gpu.kernels.words import PRESENT, READY
 from relive.gpu.launch import Rounds, Scratch
+from relive.gpu.layout_args import IndexLayout
+
+
+@pytest.fixture(autouse=True, params=[1, 1 << 30], ids=["words copied", "words read"])
+def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to read words of pages: from a copy of all, and each by itself."""
+    made = IndexLayout.from_facts
+    given = {"copies_from": request.param}
+    monkeypatch.setattr(IndexLayout, "from_facts", lambda *facts: dataclasses.replace(made(*facts), **given))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ __all__ = ["Compiled", "NotedLaunch", "compile_launch", "launches_of", "region_l
 
 WARP = 32
 DIVISOR = 16  # Triton compiles separately for arguments that are multiples of 16, as addresses from torch are
-NUM_ITEMS = 100
+NUM_ITEMS = 10_000  # more than the pages of the tables of the check: words are copied, too
 SOME_ADDRESS = 1 << 40
 
 

@@ -13,7 +13,7 @@ from relive.gpu.kernels import draw as draw_kernels
 from relive.gpu.kernels import rows as row_kernels
 from relive.gpu.kernels import times as time_kernels
 from relive.gpu.kernels import windows as window_kernels
-from relive.gpu.kernels.words import FIELDS_A_PAGE, NUM_COUNTERS, NUM_FIELDS, NUM_ROWS, SLOT, STATE
+from relive.gpu.kernels.words import FIELDS_A_PAGE, NUM_COPIES, NUM_COUNTERS, NUM_FIELDS, NUM_ROWS, SLOT, STATE
 from relive.gpu.layout_args import IndexLayout, RegionLayout, fact_words
 from relive.gpu.outputs import BatchRoom, Job
 from relive.gpu.region_view import Span
@@ -38,7 +38,9 @@ class Scratch:
     def __init__(self, num_items: int, index: IndexLayout, device: torch.device) -> None:
         self.num_items = num_items
         num_fields = NUM_FIELDS + FIELDS_A_PAGE * index.num_pages + index.num_entries
-        num_cells = NUM_COUNTERS + num_fields * num_items
+        num_cells = (
+            NUM_COUNTERS + num_fields * num_items + NUM_COPIES * index.table_pages * index.copies_words(num_items)
+        )
         self.cells = torch.empty(num_cells, dtype=torch.int64, device=device)
         self._is_first = True
 
@@ -166,6 +168,7 @@ class Rounds:
 
         present: takes bool[B], whether each item is there and unchanged. None: not needed.
         """
+        self._copy_words(span, scratch, 0)
         noted = (*self._head(span), scratch.address, keys.data_ptr(), scratch.num_items, scratch.begin_round())
         self.start(window_kernels.note_words, self._grid(scratch), *noted, **self._block())
         self._pause("noted")
@@ -192,6 +195,7 @@ class Rounds:
         points = 0 if drawing.points is None else drawing.points.data_ptr()
         if is_first and not points:
             self.start(draw_kernels.chain_swaps, (1,), chains, count, drawing.shuffle_base, BLOCK=self.blocks.swaps)
+        self._copy_words(span, scratch, 0)
         numbers = (chains, points, count, drawing.shuffle_base, drawing.random_base, is_first)
         head = (*self._head(span), scratch.address)
         self.start(draw_kernels.draw_slots, self._grid(scratch), *head, *numbers, **self._block())
@@ -228,9 +232,16 @@ class Rounds:
             self.start(time_kernels.fill_versions, items, *asked, ITEMS=block, ROWS=step)
 
     def _recheck(self, span: Span, scratch: Scratch, present: int, only_generation: bool) -> None:
+        self._copy_words(span, scratch, 1)
         checked = (*self._head(span), scratch.address, present, scratch.num_items)
         constants = {"ONLY_GENERATION": only_generation, **self._block()}
         self.start(window_kernels.recheck, self._grid(scratch), *checked, **constants)
+
+    def _copy_words(self, span: Span, scratch: Scratch, which: int) -> None:
+        if self.index.copies_words(scratch.num_items):
+            asked = (*self._head(span), scratch.address, scratch.num_items, which)
+            grid = (_tiles(self.index.table_pages, self.blocks.items),)
+            self.start(window_kernels.copy_words, grid, *asked, **self._block())
 
     def _head(self, span: Span) -> tuple[int, int]:
         return span.address, self.facts.data_ptr()

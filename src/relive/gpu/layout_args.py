@@ -191,6 +191,8 @@ class IndexLayout:
     pages_before: int  # most pages of a window before the page of its item
     pages_after: int  # most pages of a window after the page of its item
     levels: tuple[int, ...]
+    table_pages: int = 0  # of the whole table
+    copies_from: int = 0  # items of a batch, from which on the words of all pages are copied first
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any], number: int, items: StepItems) -> IndexLayout:
@@ -218,7 +220,13 @@ class IndexLayout:
             # A window that runs over ends of episodes may have a tail after each step.
             pages_after=(page_len - 1 + most_steps * (2 if items.crosses else 1)) // page_len,
             levels=tree_levels(int(facts["num_slots"])),
+            table_pages=int(facts["num_pages"]),
+            copies_from=int(facts["num_pages"]),
         )
+
+    def copies_words(self, num_items: int) -> bool:
+        """Returns whether a batch reads words of pages from a copy: it has as many items as the table has pages."""
+        return self.copies_from <= num_items
 
     @property
     def num_pages(self) -> int:
@@ -240,7 +248,7 @@ class IndexLayout:
         (gamma_bits,) = struct.unpack("<q", struct.pack("<d", self.gamma))
         window = [self.most_steps, self.length, self.burn_in, self.has_time, self.pads_left, self.time_major]
         window.append(self.crosses)
-        reach = [self.pages_before, self.pages_after, self.num_pages, len(self.levels)]
+        reach = [self.pages_before, self.pages_after, self.num_pages, self.copies_from, len(self.levels)]
         return [*map(int, window), gamma_bits, self.tree_offset, self.states_offset, *reach, *self.levels]
 
 
@@ -258,6 +266,7 @@ INDEX_NAMES = (
     "pages_before",
     "pages_after",
     "num_window_pages",
+    "copies_from",
     "num_levels",
 )
 # The order of the words of the facts. The last name stands for the first level of the tree.

@@ -27,12 +27,14 @@ from relive.gpu.kernels.words import (
     TOTAL,
     WANTED,
     WORD,
+    WORDS_BEFORE,
     begin_round,
+    copy_frames,
     field,
     generation_of,
     is_used,
     load_float64,
-    load_page_word,
+    load_noted_word,
     real_field,
     still_wanted,
 )
@@ -184,7 +186,9 @@ def draw_slots(
         found = found & (child < FANOUT)
         rest = rest - below
         slot = tl.where(found, slot * FANOUT + child, 0)
-    word = load_page_word(region, facts, slot >> fact(facts, PAGE_SHIFT), found)
+    page = slot >> fact(facts, PAGE_SHIFT)
+    word = load_noted_word(region, facts, scratch, count, page, found, WORDS_BEFORE)
+    copy_frames(region, facts, scratch, count, item.to(tl.int64))
     tl.store(field(scratch, count, SLOT) + item, tl.where(found, slot, -1), mask=wanted)
     tl.store(field(scratch, count, WORD) + item, word, mask=wanted)
     tl.store(real_field(scratch, count, TOTAL) + item, total, mask=wanted)

@@ -63,6 +63,7 @@ TREE_OFFSET = _of("tree_offset")
 STATES_OFFSET = _of("states_offset")
 PAGES_BEFORE = _of("pages_before")
 NUM_WINDOW_PAGES = _of("num_window_pages")
+COPIES_FROM = _of("copies_from")
 NUM_LEVELS = _of("num_levels")
 FIRST_LEVEL = _of("first_level")
 

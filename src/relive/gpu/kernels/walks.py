@@ -39,6 +39,7 @@ from relive.gpu.kernels.words import (
     load_float64,
     load_int32,
     note_run,
+    own_frame,
     step_end,
     step_number,
 )
@@ -83,8 +84,7 @@ def walk_steps(
     page = slot >> fact(facts, PAGE_SHIFT)
     offset = slot & last_row
     word = tl.load(field(scratch, count, WORD) + item, mask=good, other=0)
-    base, seen = frame_base(region, facts, page, good, mapped_frames)
-    end = step_end(region, facts, page, good)
+    base, seen, end = own_frame(region, facts, scratch, count, page, good, mapped_frames)
     run = tl.full([BLOCK], 0, tl.int64) + fact(facts, PAGES_BEFORE)
     note_run(scratch, facts, count, item, run, page, word, base, good)
     most_steps = fact(facts, MOST_STEPS)
@@ -167,8 +167,7 @@ def walk_stretches(
     page = slot >> fact(facts, PAGE_SHIFT)
     offset = slot & last_row
     word = tl.load(field(scratch, count, WORD) + item, mask=good, other=0)
-    base, seen = frame_base(region, facts, page, good, mapped_frames)
-    end = step_end(region, facts, page, good)
+    base, seen, end = own_frame(region, facts, scratch, count, page, good, mapped_frames)
     run = tl.full([BLOCK], 0, tl.int64) + fact(facts, PAGES_BEFORE)
     note_run(scratch, facts, count, item, run, page, word, base, good)
     has_state = fact(facts, HAS_STATE) + slot * 0 != 0

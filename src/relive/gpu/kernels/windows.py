@@ -43,16 +43,21 @@ from relive.gpu.kernels.words import (
     STATE,
     WANTED,
     WORD,
+    WORDS_AFTER,
+    WORDS_BEFORE,
     begin_round,
+    copy_frames,
     field,
     generation_of,
     is_used,
+    load_noted_word,
     load_page_word,
     load_uint16,
+    snapshot,
     still_wanted,
 )
 
-__all__ = ["begin_windows", "note_words", "recheck", "resolve", "settle_windows"]
+__all__ = ["begin_windows", "copy_words", "note_words", "recheck", "resolve", "settle_windows"]
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)
@@ -74,12 +79,27 @@ def note_words(
     page = slot >> fact(facts, PAGE_SHIFT)
     own = wanted & (key >= 0) & (page < fact(facts, NUM_PAGES))
     own = own & ((key >> FORMAT.value.leaf_bits) == fact(facts, SHARD))
-    word = load_page_word(region, facts, page, own)
+    word = load_noted_word(region, facts, scratch, count, page, own, WORDS_BEFORE)
+    copy_frames(region, facts, scratch, count, item.to(tl.int64))
     generation = (key & FORMAT.value.leaf_mask) >> fact(facts, SLOT_BITS)
     good = own & is_used(word) & (generation_of(word) == generation)
     tl.store(field(scratch, count, SLOT) + item, slot, mask=good)
     tl.store(field(scratch, count, WORD) + item, word, mask=good)
     tl.store(field(scratch, count, STATE) + item, tl.where(good, READY, GONE).to(tl.int64), mask=wanted)
+
+
+@triton.jit(do_not_specialize=ARGUMENTS)
+def copy_words(
+    region: tl.int64, facts: tl.int64, scratch: tl.int64, count: tl.int32, which: tl.int32, BLOCK: tl.constexpr
+) -> None:
+    """Copies the words of all pages, before (which 0) or after (1) everything else of a round."""
+    page = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    inside = page < fact(facts, NUM_PAGES)
+    word = load_page_word(region, facts, page, inside)
+    before = snapshot(facts, scratch, count, WORDS_BEFORE)
+    after = snapshot(facts, scratch, count, WORDS_AFTER)
+    tl.store(before + page, word, mask=inside & (which + page * 0 == 0))
+    tl.store(after + page, word, mask=inside & (which + page * 0 != 0))
 
 
 @triton.jit
@@ -207,7 +227,8 @@ def recheck(
     if ONLY_GENERATION:
         page = tl.load(field(scratch, count, SLOT) + item, mask=read, other=0) >> fact(facts, PAGE_SHIFT)
         word = tl.load(field(scratch, count, WORD) + item, mask=read, other=0)
-        changed = read & (generation_of(load_page_word(region, facts, page, read)) != generation_of(word))
+        now = load_noted_word(region, facts, scratch, count, page, read, WORDS_AFTER)
+        changed = read & (generation_of(now) != generation_of(word))
     else:
         changed = tl.full([BLOCK], 0, tl.int1)
         pages = fact(facts, NUM_WINDOW_PAGES)
@@ -215,7 +236,7 @@ def recheck(
             page = tl.load(field(scratch, count, RUN_PAGES + run) + item, mask=read, other=-1)
             touched = read & (page >= 0)
             word = tl.load(field(scratch, count, RUN_PAGES + pages + run) + item, mask=touched, other=0)
-            now = load_page_word(region, facts, page, touched)
+            now = load_noted_word(region, facts, scratch, count, page, touched, WORDS_AFTER)
             moved = (now >> FORMAT.value.state_bits) != (word >> FORMAT.value.state_bits)
             changed = changed | (touched & moved)
     settled = tl.where(state == READY, PRESENT, GONE)

@@ -15,8 +15,12 @@ import triton
 import triton.language as tl
 
 from relive.gpu.kernels.facts import (
+    BURN_IN,
+    COPIES_FROM,
+    CROSSES,
     FRAME_BYTES,
     FRAMES_OFFSET,
+    MOST_STEPS,
     NUM_PAGES,
     NUM_WINDOW_PAGES,
     PAGE_BITS,
@@ -39,7 +43,7 @@ __all__: list[str] = []
 
 # The arguments of kernels that are no constants. Triton would compile again for a value of 1 or a multiple of 16.
 ARGUMENTS = ["region", "facts", "job", "scratch", "keys", "probabilities", "present", "count", "is_first"]
-ARGUMENTS += ["mapped_frames", "mapped_cells", "chains", "points", "shuffle", "base", "first"]
+ARGUMENTS += ["mapped_frames", "mapped_cells", "chains", "points", "shuffle", "base", "first", "which"]
 
 # The state of an item during a call.
 GONE = tl.constexpr(0)
@@ -64,6 +68,12 @@ LEAD = tl.constexpr(8)  # steps of a window before the item's own; only for wind
 RUN_PAGES = tl.constexpr(9)  # the pages of a window, the earliest first; -1: not touched
 NUM_FIELDS = 9
 FIELDS_A_PAGE = 3  # page; word; base (bytes from the region's start to the page's frame)
+# Behind the fields, if the batch has more items than the table has pages: copies with one cell a page.
+WORDS_BEFORE = tl.constexpr(0)
+FRAMES = tl.constexpr(1)
+STEP_ENDS = tl.constexpr(2)
+WORDS_AFTER = tl.constexpr(3)
+NUM_COPIES = 4
 
 
 @triton.jit
@@ -132,6 +142,40 @@ def load_page_word(region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: t
 
 
 @triton.jit
+def has_snapshot(facts: tl.tensor, count: tl.tensor, page: tl.tensor) -> tl.tensor:
+    """Whether words of pages are read from a copy, for each page: the batch has as many items as the table has pages.
+
+    Loads of one word by many programs wait for each other on the bus, some microsecond each. A copy of all words is one
+    read of each.
+    """
+    return fact(facts, COPIES_FROM) + page * 0 <= count.to(tl.int64)
+
+
+@triton.jit
+def snapshot(facts: tl.tensor, scratch: tl.tensor, count: tl.tensor, which: tl.constexpr) -> tl.tensor:
+    """The int64 pointer to a copy in the scratch, one cell a page."""
+    entries = fact(facts, CROSSES) * (fact(facts, BURN_IN) + fact(facts, MOST_STEPS))
+    fields = RUN_PAGES + 3 * fact(facts, NUM_WINDOW_PAGES) + entries
+    return field(scratch, count, fields) + which * fact(facts, NUM_PAGES)
+
+
+@triton.jit
+def load_noted_word(
+    region: tl.tensor,
+    facts: tl.tensor,
+    scratch: tl.tensor,
+    count: tl.tensor,
+    page: tl.tensor,
+    mask: tl.tensor,
+    which: tl.constexpr,
+) -> tl.tensor:
+    """The words of pages, from the copy (WORDS_BEFORE or WORDS_AFTER) if there is one."""
+    copied = has_snapshot(facts, count, page)
+    word = load_page_word(region, facts, page, mask & ~copied)
+    return tl.where(copied, tl.load(snapshot(facts, scratch, count, which) + page, mask=mask & copied, other=0), word)
+
+
+@triton.jit
 def generation_of(word: tl.tensor) -> tl.tensor:
     """The generation in a page word."""
     return word >> FORMAT.value.generation_shift
@@ -195,9 +239,48 @@ def frame_base(
     """(bytes from the region's start to the page's frame, whether the device can see it)."""
     number = region + fact(facts, FRAMES_OFFSET) + page * FORMAT.value.frame_number_bytes
     frame = load_int32(number, mask).to(tl.int64)
-    seen = mask & (frame >= 0) & (frame < mapped_frames)
+    return base_of(facts, frame), mask & (frame >= 0) & (frame < mapped_frames)
+
+
+@triton.jit
+def base_of(facts: tl.tensor, frame: tl.tensor) -> tl.tensor:
+    """The bytes from the region's start to each frame."""
     slab = fact(facts, SLABS_OFFSET) + (frame >> fact(facts, SLAB_SHIFT)) * fact(facts, SLAB_BYTES)
-    return slab + (frame & fact(facts, SLAB_MASK)) * fact(facts, FRAME_BYTES), seen
+    return slab + (frame & fact(facts, SLAB_MASK)) * fact(facts, FRAME_BYTES)
+
+
+@triton.jit
+def copy_frames(region: tl.tensor, facts: tl.tensor, scratch: tl.tensor, count: tl.tensor, page: tl.tensor) -> None:
+    """Copies frame number and step end of these pages, if there is a copy. Launched after the words were copied."""
+    inside = has_snapshot(facts, count, page) & (page < fact(facts, NUM_PAGES))
+    number = region + fact(facts, FRAMES_OFFSET) + page * FORMAT.value.frame_number_bytes
+    frame = load_int32(number, inside).to(tl.int64)
+    tl.store(snapshot(facts, scratch, count, FRAMES) + page, frame, mask=inside)
+    tl.store(snapshot(facts, scratch, count, STEP_ENDS) + page, step_end(region, facts, page, inside), mask=inside)
+
+
+@triton.jit
+def own_frame(
+    region: tl.tensor,
+    facts: tl.tensor,
+    scratch: tl.tensor,
+    count: tl.tensor,
+    page: tl.tensor,
+    mask: tl.tensor,
+    mapped_frames: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """(base, whether the device can see the frame, step end) of the items' own pages, from the copy if there is one.
+
+    An item that was published after the copy may seem to lie behind the step end: it counts as not published yet.
+    """
+    copied = has_snapshot(facts, count, page)
+    base, seen = frame_base(region, facts, page, mask & ~copied, mapped_frames)
+    end = step_end(region, facts, page, mask & ~copied)
+    frame = tl.load(snapshot(facts, scratch, count, FRAMES) + page, mask=mask & copied, other=-1)
+    noted = tl.load(snapshot(facts, scratch, count, STEP_ENDS) + page, mask=mask & copied, other=0)
+    base = tl.where(copied, base_of(facts, frame), base)
+    seen = seen | (mask & copied & (frame >= 0) & (frame < mapped_frames))
+    return base, seen, tl.where(copied, noted, end)
 
 
 @triton.jit
