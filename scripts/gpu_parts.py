@@ -128,7 +128,8 @@ def parts_of(sizes: Sizes, out: Path) -> list[Part]:
     given = ["--out", str(out), "--device", sizes.device]
     kernels = ("torch", "triton", "numpy", "relive")
     tests = [python, "-m", "pytest", "-q", "-ra", "-m", "not soak", "-p", "no:cacheprovider", "--durations", "5"]
-    tests += ["-n", str(sizes.num_workers)] if sizes.num_workers > 1 else []
+    if sizes.num_workers > 1:  # the interpreter takes a processor: a module's fixtures are then made once
+        tests += ["-n", str(sizes.num_workers), "--dist", "load" if on_card else "loadfile"]
     soak = [python, "-m", "gpu.soak", "--seconds", str(sizes.seconds), *given]
     bench, train = ([python, "-m", f"benchmarks.gpu{module}", *given] for module in ("", ".training"))
     tests_at, benchmarks_at = ROOT / "tests" / "gpu", ROOT / "benchmarks" / "gpu"
