@@ -58,7 +58,7 @@ class Run:
 
 
 RUNS = (
-    Run("dqn", "dqn-cartpole", "CartPole-v1", 495.0, 120_000),
+    Run("dqn", "dqn-cartpole", "CartPole-v1", 495.0, 120_000, {"evaluation.num_confirm_episodes": 40}),
     Run(
         "sac",
         "sac-pendulum",
