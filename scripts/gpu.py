@@ -159,6 +159,7 @@ def chosen_device(asked: str, machine: dict[str, Any]) -> str:
 def describe(machine: dict[str, Any], sizes: Sizes) -> None:
     """Prints the machine, and what a run without a card, or with these versions, cannot show."""
     say(", ".join(f"{name} {machine[name]}" for name in VERSIONS if name in machine))
+    say(f"relive is that of {', '.join(machine.get('package', [])) or 'no folder'}")
     if sizes.device == "cpu":
         say("note: no card is used. Triton's interpreter runs the kernels, and every part is small")
         if str(machine.get("triton", "")).startswith("3.6."):

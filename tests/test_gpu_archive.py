@@ -119,4 +119,4 @@ def test_a_package_that_is_too_old_is_taken_from_the_archive(tmp_path: Path) -> 
 def test_a_wheel_of_relive_for_a_later_python_is_refused(tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels", "relive", "cp399-abi3-linux_x86_64", "relive")
     status, output, _ = site_of(tmp_path)
-    assert status == 2 and "it is for Python 3.99 and later, this is 3." in output
+    assert status == 2 and "cannot use relive-1.5" in output and "it is for Python 3.99 and later, this is 3." in output
