@@ -10,8 +10,10 @@ PAIRS ?=
 CASES ?=
 DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
+GPU_ARGUMENTS ?=
+GPU_PYTHON ?= 3.12
 
-.PHONY: help demo test test-all quick bench bench-quick bench-gpu bench-train bench-tune bench-parity bench-compare bench-fleet study-tree study-priorities study-scaling bench-report conformance soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet study-tree study-priorities study-scaling bench-report conformance gpu gpu-wheel soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +43,11 @@ bench: setup ## all measurements, including other libraries (about 35 minutes): 
 bench-quick: setup ## a short version of bench (about 3 minutes)
 	@$(RUN) -m benchmarks.run --quick
 
-bench-gpu: setup ## device reads, on a machine with a CUDA GPU: benchmarks/results/gpu.json
-	@$(RUN) -m benchmarks.gpu
+gpu: setup ## everything that needs a GPU: tests, soak, measurements, training; small without one: runs/gpu
+	@$(RUN) scripts/gpu.py $(GPU_ARGUMENTS)
+
+gpu-wheel: setup ## dist/relive-gpu.tar.gz: `make gpu` for a machine without a network (GPU_PYTHON=3.12)
+	@$(RUN) scripts/gpu_archive.py --python $(GPU_PYTHON)
 
 bench-train: setup ## training compared with Stable-Baselines3 at equal work (about 40 minutes): benchmarks/results/train.json
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "gymnasium[mujoco]"
