@@ -91,7 +91,10 @@ def test_a_draw_is_four_launches_and_a_gather_five(table: relive.Table) -> None:
         assert started == ["chain_swaps", "draw_slots", "take_leaves", "recheck"] and ops.names == READS_COUNTERS
         with counted() as (started, ops):
             reader.gather(drawn, all_columns(table))
-        assert started == ["note_words", "resolve", "copy_columns", "copy_columns", "recheck"] and ops.names == READS_COUNTERS
+        assert (
+            started == ["note_words", "resolve", "copy_columns", "copy_columns", "recheck"]
+            and ops.names == READS_COUNTERS
+        )
         with counted() as (started, ops):
             reader.gather(drawn, ["action"])
         assert started == ["note_words", "resolve", "copy_columns", "recheck"] and ops.names == READS_COUNTERS
