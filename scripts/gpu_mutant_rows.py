@@ -58,6 +58,7 @@ TIMED = ("length", "burn-in", "bootstrap", "pad", "shift", "drop", "cross", "lef
 TIMED += ("sequence stack", "episodes", "episodes head", "episodes tail", "episodes random", "episodes left")
 TIMED += ("episodes major", "ragged", "ragged head", "ragged tail", "ragged random")
 SAMPLED = ("one step", "stack zeros", "shift", "cross left major", "episodes tail", "ragged head")
+FEW = ("length", "burn-in", "cross", "left", "major", "episodes tail", "ragged")
 LONG = ("n-step", "pad", "cross", "episodes", "ragged")
 
 OF_DRAWS = (
@@ -93,7 +94,8 @@ OF_DRAWS = (
     ),
     Mutant(
         "draw: word of the next page", ("draw_slots",), "draw.py",
-        "slot >> fact(facts, PAGE_SHIFT), found)", "(slot >> fact(facts, PAGE_SHIFT)) ^ 1, found)", (f"{DRAWS}[*]",),
+        "slot >> fact(facts, PAGE_SHIFT), found)", "(slot >> fact(facts, PAGE_SHIFT)) ^ 1, found)",
+        (f"{DRAWS}[uniform]", f"{DRAWS}[prioritized]", f"{DRAWS}[given]"),
     ),
     Mutant(
         "draw: mass of the next leaf", ("take_leaves", "resolve"), "draw.py",
@@ -120,12 +122,12 @@ OF_WINDOWS = (
     Mutant(
         "key: state of the next leaf", WALKS, "windows.py",
         "+ slot * FORMAT.value.leaf_state_bytes", "+ (slot ^ 1) * FORMAT.value.leaf_state_bytes",
-        (*gathers(*TIMED), ONLY_OWN),
+        (*gathers(*FEW), ONLY_OWN),
     ),
     Mutant(
         "page: frame of the next page", WALKS, "words.py",
         "+ page * FORMAT.value.frame_number_bytes", "+ (page ^ 1) * FORMAT.value.frame_number_bytes",
-        (f"{GATHERS}[*]", "test_gather.py::test_every_page_in_another_frame"),
+        (*gathers("one step", *FEW), "test_gather.py::test_every_page_in_another_frame"),
     ),
     Mutant(
         "page: the page next to the linked one", WALKS, "words.py",
@@ -141,11 +143,6 @@ OF_WINDOWS = (
         "page, NEXT_AT, crossing)", "page, PREV_AT, crossing)", gathers("n-step", "pad", "episodes", "ragged"),
     ),
     Mutant(
-        "window: begins at the next row", RESOLVE, "windows.py",
-        "offset = slot & last_row", "offset = (slot ^ 1) & last_row",
-        gathers("one step", "n-step", "length", "drop", "episodes", "ragged"),
-    ),
-    Mutant(
         "window: head of the next row", RESOLVE, "windows.py",
         "head = load_int32(frame + row * fact", "head = load_int32(frame + (row ^ 1) * fact",
         gathers("one step", "n-step", "stack zeros"),
@@ -153,7 +150,7 @@ OF_WINDOWS = (
     Mutant(
         "window: reward of the next row", RESOLVE, "windows.py",
         "+ row * fact(job, REWARD_STRIDE)", "+ (row ^ 1) * fact(job, REWARD_STRIDE)",
-        gathers("one step", "n-step", "stack repeat", "stack zeros", "n-step without states"),
+        gathers("n-step", "stack zeros", "n-step without states"),
     ),
     Mutant(
         "window: discount of the next row", RESOLVE, "windows.py",
@@ -174,7 +171,7 @@ OF_WINDOWS = (
         "item: lane of the next page", WALKS, "derived.py",
         "its_mark = region + fact(facts, MARKS_OFFSET) + slot *",
         "its_mark = region + fact(facts, MARKS_OFFSET) + (slot ^ 8) *",
-        (f"{GATHERS}[*]",),
+        gathers("one step", "length", "cross", "episodes major", "ragged"),
     ),
     Mutant(
         "recheck: page of the next item", ("recheck",), "windows.py",
@@ -248,12 +245,12 @@ OF_COPIES = (
     Mutant(
         "copy: the row before the next state", COPIES, "rows.py",
         "newest += ahead * fact(column, IS_NEXT)", "newest += (ahead - 1) * fact(column, IS_NEXT)",
-        (*gathers("one step", "n-step", "stack repeat", "stack zeros", *TIMED), f"{SAMPLES}[*]"),
+        (*gathers("one step", "n-step", "stack repeat", "stack zeros", *FEW), f"{SAMPLES}[*]"),
     ),
     Mutant(
         "copy: the next start cell", COPIES, "rows.py",
         "cell = word.to(tl.int64) & 0xFFFFFFFF", "cell = (word.to(tl.int64) & 0xFFFFFFFF) + 1",
-        (*gathers(*TIMED), f"{STARTS}[items1-cell]"),
+        (*gathers(*FEW), f"{STARTS}[items1-cell]"),
     ),
     Mutant(
         "copy: the next time", COPIES, "rows.py",
@@ -296,7 +293,7 @@ OF_COPIES = (
     Mutant(
         "place: the next row of a window", (*COPIES, *TIMES), "places.py",
         "- lead + along\n    episode_step", "- lead + tl.maximum(along - 1, 0)\n    episode_step",
-        gathers(*(kind for kind in TIMED if "cross" not in kind)),
+        gathers(*(kind for kind in FEW if "cross" not in kind)),
     ),
     Mutant(
         "place: the next step of a window that crosses", (*COPIES, *TIMES), "places.py",
@@ -306,16 +303,16 @@ OF_COPIES = (
     Mutant(
         "rows: head of the next row", ("fill_rows",), "times.py",
         "base + (row & (fact(facts, PAGE_LEN) - 1))", "base + ((row ^ 1) & (fact(facts, PAGE_LEN) - 1))",
-        (*gathers(*TIMED), *samples(*TIMED)),
+        (*gathers(*FEW), *samples(*FEW)),
     ),
     Mutant(
         "rows: mark of the next row", TIMES, "times.py",
         "+ (row & (fact(facts, PAGE_LEN) - 1))\n    return", "+ ((row ^ 1) & (fact(facts, PAGE_LEN) - 1))\n    return",
-        (*gathers(*TIMED), *samples(*TIMED)),
+        (*gathers(*FEW), *samples(*FEW)),
     ),
     Mutant(
         "rows: loss of the next row", ("fill_rows",), "times.py",
-        "is_step & (along >= lead)", "is_step & (along > lead)", gathers(*TIMED),
+        "is_step & (along >= lead)", "is_step & (along > lead)", gathers(*FEW),
     ),
     Mutant(
         "rows: end before the last row", ("fill_rows",), "times.py",
@@ -329,7 +326,7 @@ OF_COPIES = (
     Mutant(
         "versions: from the next row on", ("fill_versions",), "times.py",
         "along = done + tl.arange(0, ROWS)", "along = done + 1 + tl.arange(0, ROWS)",
-        (*gathers(*TIMED), *samples(*TIMED)),
+        (*gathers(*FEW), *samples(*FEW)),
     ),
 )  # fmt: skip
 
