@@ -20,6 +20,7 @@ from gpu.tools import (
     assert_gathers_the_same,
     assert_same,
     before_load,
+    links_from,
     numbered_rows,
     numbered_spec,
     set_rounds,
@@ -119,20 +120,6 @@ def test_a_window_whose_last_page_goes_is_absent_and_never_shorter(where: str) -
             batch = reader.gather(keys, all_columns(table))
         assert done and not batch.present.any()
         assert all(not array.any() for array in batch.flat().values())
-
-
-def links_from(table: relive.Table, reader: DeviceReader, key: int, hops: int) -> list[int]:
-    """The addresses of the next links that a window from this key follows."""
-    facts = table._core.geometry
-    region = np.frombuffer(table._core.region_bytes(), np.uint8)
-    page = (key & (1 << facts["slot_bits"]) - 1) // PAGE_LEN
-    found = []
-    for _ in range(hops):
-        at = facts["pages_offset"] + page * facts["structs"]["page"]["num_bytes"] + facts["structs"]["page"]["next"]
-        found.append(at)
-        page = int(region[at : at + 8].view(np.uint64)[0]) & (1 << facts["page_bits"]) - 1
-    with reader._view.held() as span:
-        return [span.address + at for at in found]
 
 
 @pytest.mark.parametrize("hop", [0, 1, 2, 3])

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 import relive
-from gpu.tools import DEVICE, DeviceReader, assert_same, numbered_rows, numbered_spec, set_rounds, torch
+from gpu.tools import (
+    DEVICE,
+    DeviceReader,
+    assert_same,
+    before_load,
+    links_from,
+    numbered_rows,
+    numbered_spec,
+    set_rounds,
+    torch,
+)
 from relive.gpu.launch import Rounds
 
 WINDOWS = relive.Sequences(9, burn_in=4, bootstrap=1, period=5, at_end="shift", stack={"observation": 3})
@@ -186,3 +196,24 @@ def test_start_cells_that_the_device_cannot_see_yet_are_asked_for_again() -> Non
                 rounds.gather(span, scratch, device_keys, room)
                 assert scratch.left() == (0, 0)
             assert torch.equal(room.arrays[0], batch["core"][batch.present])
+
+
+def test_a_page_that_goes_while_its_link_is_followed_loses_a_window_that_crosses() -> None:
+    """Its own page stays. The window is absent, and not shorter by the steps on the page that went."""
+    sampler = relive.Prioritized(priority_exponent=1.0)
+    index = relive.Index(relive.Sequences(4, period=1, at_end="cross"), sampler, max_times_sampled=1)
+    spec = relive.StepSpec({"token": relive.ArraySpec((3,), "int16"), "reward": relive.ArraySpec((), "float64")})
+    with relive.Table(spec, 600, index, max_lanes=4) as table, table.writer() as writer:
+        assert table._core.geometry["page_len"] == 8
+        keys = writer.extend(token=np.zeros((40, 3), np.int16), reward=np.arange(40.0))
+        table.update_priorities(keys, np.zeros(40, np.float32))
+        table.update_priorities(keys[4:8], np.ones(4, np.float32))
+        assert sorted(table.draw(4).item_keys) == keys[4:8].tolist()
+        table.update_priorities(keys[8:16], np.ones(8, np.float32))
+        with DeviceReader(table, DEVICE) as reader:
+            used: list[int] = []
+            link = links_from(table, reader, int(keys[7]), 1)[0]
+            with before_load(link, 8, lambda: used.append(table.sample(8).num_items)):
+                batch = reader.gather(keys[4:8], ["reward", "num_steps"])
+            assert used == [8] and batch.present.tolist() == [True, False, False, False]
+            assert batch["num_steps"].tolist() == [4, 0, 0, 0]

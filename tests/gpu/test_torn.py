@@ -234,3 +234,38 @@ def test_nothing_torn_beside_a_writer_that_never_stops() -> None:
             thread.join()
         assert not failures
         table.check()
+
+
+def test_only_items_whose_pages_went_are_absent() -> None:
+    """The first pages become others before rows are copied. In the batch, items that go lie between items that stay."""
+    with opened(200, 200) as (table, writer, reader, keys):
+        done: list[str] = []
+
+        def pause(stage: str) -> None:
+            if stage == "walked" and not done:
+                done.append(stage)
+                overwrite(writer, 1000, 90)
+
+        set_rounds(reader, pause)
+        number = np.arange(200).reshape(2, 100)[::-1].T.ravel()
+        batch = reader.gather(keys[number])
+        present = batch.present.cpu().numpy()
+        assert done and 60 < present.sum() < 160
+        assert (batch["action"].cpu().numpy() == np.where(present, number, 0)).all()
+        assert not wrong_rows(batch, np.flatnonzero(present))
+        assert (table.gather(keys[number]).present <= present).all()
+
+
+def test_a_draw_alone_never_pairs_an_old_key_with_a_new_mass() -> None:
+    """The pages of the drawn leaves become other pages before the leaves are read again: those masses are of others."""
+    with opened(64, 64) as (table, writer, reader, _):
+        done: list[str] = []
+
+        def pause(stage: str) -> None:
+            if stage == "drawn" and not done:
+                done.append(stage)
+                overwrite(writer, 1000, 130)
+
+        set_rounds(reader, pause)
+        drawn = reader.draw(32)
+        assert done and table.gather(drawn.item_keys.cpu().numpy()).present.all()

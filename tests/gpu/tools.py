@@ -105,6 +105,20 @@ def before_load(address: int, num_bytes: int, action: Callable[[], None]) -> Ite
         InterpreterBuilder.create_masked_load = load
 
 
+def links_from(table: relive.Table, reader: DeviceReader, key: int, hops: int) -> list[int]:
+    """The addresses of the next links that a window from this key follows."""
+    facts = table._core.geometry
+    region = np.frombuffer(table._core.region_bytes(), np.uint8)
+    page = (key & (1 << facts["slot_bits"]) - 1) // facts["page_len"]
+    found = []
+    for _ in range(hops):
+        at = facts["pages_offset"] + page * facts["structs"]["page"]["num_bytes"] + facts["structs"]["page"]["next"]
+        found.append(at)
+        page = int(region[at : at + 8].view(np.uint64)[0]) & (1 << facts["page_bits"]) - 1
+    with reader._view.held() as span:
+        return [span.address + at for at in found]
+
+
 class _CudaArray:
     """Memory of a card, in the protocol by which torch takes it over."""
 
