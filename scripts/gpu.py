@@ -47,7 +47,7 @@ from gpu_parts import (
 NAMES = ("tests", "soak", "bench", "train")
 VERSIONS = ("card", "capability", "driver", "cuda", "torch", "triton", "numpy", "python", "relive", "cores")
 SAME = ("card", "torch", "triton", "numpy", "python")  # else a part runs again
-CPU_SECONDS, CARD_SECONDS = 10, 120  # of the soak
+CPU_SECONDS, CARD_SECONDS = 30, 120  # of the soak
 NOTHING_STARTED, INTERRUPTED = 2, 130  # exit statuses
 SUMMARY = "summary.json"
 

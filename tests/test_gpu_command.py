@@ -153,7 +153,7 @@ def test_without_a_card_the_parts_are_small_and_a_card_is_refused(checkout: Chec
     status, output = checkout.run()
     assert status == 0 and "no card is used" in output
     told = (checkout.folder / "soak.count").read_text()
-    assert "--device cpu" in told and "--seconds 10 " in told
+    assert "--device cpu" in told and "--seconds 30 " in told
 
 
 def test_a_part_over_its_limit_is_ended(checkout: Checkout) -> None:
