@@ -37,6 +37,11 @@ STARTS = "test_kinds.py::test_start_values_are_read_from_rows_and_from_cells"
 POINTS = "test_draw.py::test_the_same_points_lead_to_the_same_leaves"
 ONLY_OWN = "test_samplers.py::test_only_items_of_the_index_are_there"
 
+CROSSING = "        crossing = moving & (row == 0) & (at > offset)\n"
+CROSSING += "        there, there_word, found = follow(region, facts, "
+IN_STEPS = f"at = offset + step\n        row = at & last_row\n{CROSSING}"
+IN_STRETCHES = f"while num_moving > 0:\n        row = at & last_row\n{CROSSING}"
+
 RESOLVE = ("resolve",)
 ACROSS = ("resolve_across",)
 WALKS = (*RESOLVE, *ACROSS)
@@ -94,7 +99,7 @@ OF_DRAWS = (
     ),
     Mutant(
         "draw: word of the next page", ("draw_slots",), "draw.py",
-        "slot >> fact(facts, PAGE_SHIFT), found)", "(slot >> fact(facts, PAGE_SHIFT)) ^ 1, found)",
+        "count, page, found, WORDS_BEFORE)", "count, page ^ 1, found, WORDS_BEFORE)",
         (f"{DRAWS}[uniform]", f"{DRAWS}[prioritized]", f"{DRAWS}[given]"),
     ),
     Mutant(
@@ -126,8 +131,18 @@ OF_WINDOWS = (
     ),
     Mutant(
         "page: frame of the next page", WALKS, "words.py",
-        "+ page * FORMAT.value.frame_number_bytes", "+ (page ^ 1) * FORMAT.value.frame_number_bytes",
-        (*gathers("one step", *FEW), "test_gather.py::test_every_page_in_another_frame"),
+        "load_int32(number, mask)", "load_int32(number ^ 4, mask)",
+        gathers("cross", "pad", "episodes", "ragged"),
+    ),
+    Mutant(
+        "copy of pages: frame of the next page", ("note_words", "draw_slots"), "words.py",
+        "load_int32(number, inside)", "load_int32(number ^ 4, inside)",
+        (*gathers("one step", "length", "ragged"), "test_gather.py::test_every_page_in_another_frame"),
+    ),
+    Mutant(
+        "copy of pages: word of the next page", ("copy_words",), "windows.py",
+        "tl.store(before + page, word", "tl.store(before + (page ^ 1), word",
+        ("test_gather.py::test_generations_of_reused_pages_tell_old_keys_from_new",),
     ),
     Mutant(
         "page: the page next to the linked one", WALKS, "words.py",
@@ -135,25 +150,40 @@ OF_WINDOWS = (
         gathers(*LONG, "stack repeat", "stack zeros", "burn-in"),
     ),
     Mutant(
-        "page: the next page instead of the one before", RESOLVE, "windows.py",
+        "page: the next page instead of the one before", RESOLVE, "walks.py",
         "page, PREV_AT, needed)", "page, NEXT_AT, needed)", gathers("stack repeat", "stack zeros", "burn-in", "left"),
     ),
     Mutant(
-        "page: the page before instead of the next", RESOLVE, "windows.py",
-        "page, NEXT_AT, crossing)", "page, PREV_AT, crossing)", gathers("n-step", "pad", "episodes", "ragged"),
+        "page: the page before instead of the next", RESOLVE, "walks.py",
+        f"{IN_STEPS}page, NEXT_AT, crossing)", f"{IN_STEPS}page, PREV_AT, crossing)", gathers("n-step"),
     ),
     Mutant(
-        "window: head of the next row", RESOLVE, "windows.py",
+        "page: the page before instead of the next, in stretches", RESOLVE, "walks.py",
+        f"{IN_STRETCHES}page, NEXT_AT, crossing)", f"{IN_STRETCHES}page, PREV_AT, crossing)",
+        gathers("pad", "episodes", "ragged"),
+    ),
+    Mutant(
+        "window: head of the next row, in stretches", RESOLVE, "walks.py",
+        "base[:, None] + rows * fact", "base[:, None] + (rows ^ 1) * fact",
+        gathers("length", "burn-in", "pad", "episodes", "ragged"),
+    ),
+    Mutant(
+        "window: the next stretch begins a row later", RESOLVE, "walks.py",
+        "at += tl.where(stopped, stop + 1,", "at += tl.where(stopped, stop + 1, 1 +",
+        ("test_times.py::test_windows_of_more_than_a_stretch[*]",),
+    ),
+    Mutant(
+        "window: head of the next row", RESOLVE, "walks.py",
         "head = load_int32(frame + row * fact", "head = load_int32(frame + (row ^ 1) * fact",
         gathers("one step", "n-step", "stack zeros"),
     ),
     Mutant(
-        "window: reward of the next row", RESOLVE, "windows.py",
+        "window: reward of the next row", RESOLVE, "walks.py",
         "+ row * fact(job, REWARD_STRIDE)", "+ (row ^ 1) * fact(job, REWARD_STRIDE)",
         gathers("n-step", "stack zeros", "n-step without states"),
     ),
     Mutant(
-        "window: discount of the next row", RESOLVE, "windows.py",
+        "window: discount of the next row", RESOLVE, "walks.py",
         "PAGE_LEN) + row) * fact(facts, MARK_BYTES)", "PAGE_LEN) + (row ^ 1)) * fact(facts, MARK_BYTES)",
         gathers("one step", "n-step", "stack repeat", "stack zeros", "n-step without states"),
     ),
@@ -236,6 +266,19 @@ OF_COPIES = (
         "copy: the next frame of a stack", COPIES, "rows.py",
         "back = stack - 1 - position", "back = tl.maximum(stack - 2 - position, 0)",
         gathers("stack repeat", "stack zeros", "major", "cross left major", "sequence stack", "ragged"),
+    ),
+    Mutant(
+        "copy: a shared frame one place later in the next stack", COPIES, "rows.py",
+        "earlier = ahead * units", "earlier = (ahead - 1) * units", gathers("stack repeat", "stack zeros"),
+    ),
+    Mutant(
+        "copy: a shared state at its own step", COPIES, "rows.py",
+        "earlier = stack * units * (1", "earlier = 0 * stack * units * (1", gathers("length", "major", "ragged"),
+    ),
+    Mutant(
+        "copy: the newest frame counts as shared", COPIES, "rows.py",
+        "is_shared = position + ahead < stack", "is_shared = position + ahead <= stack",
+        gathers("stack repeat", "stack zeros"),
     ),
     Mutant(
         "copy: padding of stacks by the other rule", COPIES, "rows.py",

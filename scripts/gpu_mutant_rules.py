@@ -58,7 +58,12 @@ OF_WORDS = (
     ),
     Mutant(
         "frames that are not mapped", WALKS, "words.py",
-        "seen = mask & (frame >= 0) & (frame < mapped_frames)", "seen = mask & (frame >= 0)",
+        ", mask & (frame >= 0) & (frame < mapped_frames)", ", mask & (frame >= 0)",
+        ("test_reader.py::test_frames_the_device_cannot_see_yet_are_asked_for_again",),
+    ),
+    Mutant(
+        "frames of a copy that are not mapped", RESOLVE, "words.py",
+        "mask & copied & (frame >= 0) & (frame < mapped_frames)", "mask & copied & (frame >= 0)",
         ("test_reader.py::test_frames_the_device_cannot_see_yet_are_asked_for_again",),
     ),
     Mutant(
@@ -99,17 +104,22 @@ OF_THE_RECHECK = (
     ),
     Mutant(
         "recheck of a draw", ("recheck",), "windows.py",
-        "changed = read & (generation_of(load_page_word(region, facts, page, read)) != generation_of(word))",
-        "changed = read & ~read",
+        "changed = read & (generation_of(now) != generation_of(word))", "changed = read & ~read",
         (f"{TORN}test_a_draw_alone_never_pairs_an_old_key_with_a_new_mass",),
     ),
 )  # fmt: skip
 
 OF_WALKS = (
     Mutant(
-        "a lost page shortens a window", RESOLVE, "windows.py",
-        f"{MARK_LOST}        moving = moving & ~lost & ~unmapped",
-        "unmapped = unmapped | (found & ~there_seen)\n        moving = moving & ~(crossing & ~found) & ~unmapped",
+        "recheck by the words that were noted", ("recheck",), "windows.py",
+        "touched, WORDS_AFTER)", "touched, WORDS_BEFORE)",
+        (f"{TORN}test_an_item_evicted_while_it_is_read_is_not_present",),
+    ),
+    Mutant(
+        "a lost page shortens a window", RESOLVE, "walks.py",
+        f"{MARK_LOST}        moving = moving & ~lost & ~unmapped\n\n        is_first",
+        "unmapped = unmapped | (found & ~there_seen)\n        moving = moving & ~(crossing & ~found) & ~unmapped\n\n"
+        "        is_first",
         (f"{SPANS}test_a_page_that_goes_while_its_link_is_followed_makes_the_window_absent_at_once",),
     ),
     Mutant(
@@ -119,9 +129,13 @@ OF_WALKS = (
         ("test_times_torn.py::test_a_page_that_goes_while_its_link_is_followed_loses_a_window_that_crosses",),
     ),
     Mutant(
-        "tails in the walk", RESOLVE, "windows.py",
+        "tails in the walk", RESOLVE, "walks.py",
         "unknown & (row < end) & tail, 6, ends)", "unknown & (row < end) & tail & ~tail, 6, ends)",
-        gathers("n-step", "stack zeros", "pad", "ragged"),
+        gathers("n-step", "stack zeros"),
+    ),
+    Mutant(
+        "tails in a walk by stretches", RESOLVE, "walks.py",
+        "(here & unknown & known & tail)", "(here & unknown & known & tail & ~tail)", gathers("pad", "ragged"),
     ),
     Mutant(
         "tails in a walk that crosses", ACROSS, "crossing.py",

@@ -89,7 +89,7 @@ class Run:
 
     @property
     def green(self) -> list[str]:
-        """The named tests that did not go red. Of "[*]" tests, every variant must fail, of others at least one."""
+        """The named tests that did not go red. Every variant of a "[*]" test must fail, and one of another test."""
         return [name for name, count in self.counts.items() if not _is_red(name, count)]
 
 

@@ -1,1 +1,1 @@
-"""What a card does with a table: reads, draws, and the same work by plain torch and by TorchRL."""
+"""Measurements on a card: reads and draws of a table, and the same work by plain torch and by TorchRL."""

@@ -55,7 +55,7 @@ def draws(device: Device, num_leaves: int, scale: Scale) -> Iterator[Row]:
 
 
 def _plain_draw(device: Device, num_leaves: int, scale: Scale) -> Iterator[Row]:
-    """What plain torch does for a weighted draw: all sums anew, and a search of them."""
+    """A weighted draw by plain torch: it computes all sums and searches them."""
     torch = device.torch
     masses = torch.rand(num_leaves, device=device.name)
 

@@ -16,6 +16,7 @@ import relive
 from gpu.tools import DEVICE, ON_CARD, DeviceReader, all_columns, numbered_rows, numbered_spec, set_rounds, torch
 from relive import _core
 from relive.gpu.kernels.draw import chain_swaps, strata_of
+from relive.gpu.launch import WARP, BlockSizes, compile_options
 
 ALLOCATES = {"aten::empty", "aten::slice", "aten::detach", "aten::lift_fresh", "aten::select", "aten::alias"}
 READS_COUNTERS = ["aten::_to_copy"] if ON_CARD else []  # 16 bytes from the card, after the last launch
@@ -128,6 +129,17 @@ def test_a_redraw_does_not_shuffle_again(table: relive.Table) -> None:
         with counted() as (started, _):
             reader.sample(32, all_columns(table))
         assert started == SAMPLE + SAMPLE[1:]
+
+
+def test_a_block_has_at_least_an_item_for_every_thread() -> None:
+    """Else several threads load the words of one item, each for itself, and a writer may change a word in between.
+
+    Blocks of 16 items in programs of 128 threads read pages at addresses that were never set, on a card.
+    """
+    blocks = BlockSizes()
+    for block in (blocks.items, blocks.windows, blocks.units, blocks.swaps):
+        assert block >= WARP * compile_options({"BLOCK": block})["num_warps"] >= WARP
+    assert blocks.versions[0] * blocks.versions[1] >= WARP * compile_options({})["num_warps"]
 
 
 @triton.jit

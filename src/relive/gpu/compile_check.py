@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import mangle_type
 
 from relive.errors import InvalidConfig
-from relive.gpu.launch import COMPILE_OPTIONS, Drawing, Rounds, facts_on
+from relive.gpu.launch import Drawing, Rounds, compile_options, facts_on
 from relive.gpu.layout_args import IndexLayout, RegionLayout, step_items_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import Span
@@ -125,7 +125,7 @@ def compile_launch(launch: NotedLaunch, arch: int) -> Compiled:
         raise InvalidConfig("TRITON_INTERPRET", "not set, to compile", "1")
     types, constants, hints = launch.signature()
     source = ASTSource(fn=launch.kernel, signature=types, constexprs=constants, attrs=hints)
-    made = triton.compile(source, target=GPUTarget("cuda", arch, WARP), options=dict(COMPILE_OPTIONS))
+    made = triton.compile(source, target=GPUTarget("cuda", arch, WARP), options=compile_options(launch.constants))
     return Compiled(launch.name, arch, made.hash, made.asm["cubin"], made.asm["ptx"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 
@@ -13,10 +13,17 @@ from relive.gpu.launch import Drawing, Rounds
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView
 
-__all__ = ["DeviceSampler"]
+__all__ = ["DeviceSampler", "Wait"]
 
 PATIENT_AFTER = 8  # rounds without a wait; later rounds wait: no item can be drawn yet, or writers are very busy
 PAUSE_S = 0.002
+
+
+class Wait(NamedTuple):
+    """Since when a call waits (time.monotonic()), and how many seconds at most."""
+
+    start_s: float
+    seconds: float
 
 
 @final
@@ -38,7 +45,7 @@ class DeviceSampler:
         rounds: Rounds,
         num_items: int,
         stream_and_call: tuple[int, int],
-        deadline_s: float,
+        wait: Wait,
         device: torch.device,
         plan: OutputPlan | None = None,
     ) -> tuple[Drawing, list[torch.Tensor], int]:
@@ -48,7 +55,7 @@ class DeviceSampler:
             rounds: the launches of the index.
             num_items: B.
             stream_and_call: the random stream, and the number of the call in it.
-            deadline_s: time.monotonic() of the deadline.
+            wait: since when the call waits, and how long at most.
             device: the device.
             plan: the columns to gather. None: no rows are read.
 
@@ -64,7 +71,6 @@ class DeviceSampler:
         drawing = self.drawing(num_items, stream, call, device)
         room = None if plan is None else plan.room(num_items, None, device)
         scratch = rounds.scratch(num_items)
-        start = time.monotonic()
         attempt = 0
         num_raised = self._core.num_raised
         while True:
@@ -84,10 +90,11 @@ class DeviceSampler:
             if num_wanted == 0:
                 return drawing, [] if room is None else room.arrays, num_live
             attempt += 1
-            left_s = deadline_s - time.monotonic()
+            waited_s = time.monotonic() - wait.start_s
+            left_s = wait.seconds - waited_s
             if left_s <= 0.0 and attempt >= PATIENT_AFTER:
                 needs = f"{num_items} items with a mass above 0 that do not change while they are read"
-                raise DeadlineExceeded(needs, num_items - num_wanted, time.monotonic() - start)
+                raise DeadlineExceeded(needs, num_items - num_wanted, waited_s)
             if attempt >= PATIENT_AFTER:
                 time.sleep(min(PAUSE_S, left_s))
 

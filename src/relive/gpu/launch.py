@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -18,10 +18,23 @@ from relive.gpu.layout_args import IndexLayout, RegionLayout, fact_words
 from relive.gpu.outputs import BatchRoom, Job
 from relive.gpu.region_view import Span
 
-__all__ = ["COMPILE_OPTIONS", "INTERPRETER_BLOCKS", "BlockSizes", "Drawing", "Rounds", "Scratch", "facts_on"]
+__all__ = ["INTERPRETER_BLOCKS", "BlockSizes", "Drawing", "Rounds", "Scratch", "compile_options", "facts_on"]
 
-# Sums must round as in C++: a product is rounded before it is added.
-COMPILE_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
+WARP = 32  # threads
+_cuda: Any = torch.cuda
+MOST_WARPS = 4  # of a program
+
+
+def compile_options(constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that a kernel with these constants is compiled with.
+
+    A block has at least as many items as its program has threads. Triton gives an item of a smaller block to several
+    threads. Each of them would load the words of the item for itself, and a writer may change a word in between.
+
+    Sums must round as in C++: a product is rounded before it is added.
+    """
+    warps = min(MOST_WARPS, constants.get("BLOCK", MOST_WARPS * WARP) // WARP)
+    return {"num_warps": warps, "enable_fp_fusion": False}
 
 
 class Left(NamedTuple):
@@ -100,7 +113,7 @@ class BlockSizes:
     """The work of one program: items of a block, units of a column's rows, swaps at a time. Powers of two."""
 
     items: int = 128
-    windows: int = 16  # items with a time axis, whose walk reads a stretch of rows of each at a time
+    windows: int = 32  # items with a time axis, whose walk reads a stretch of rows of each at a time
     units: int = 1024
     swaps: int = 1024
     versions: tuple[int, int] = (4, 64)  # items, and rows of an item at a time
@@ -120,13 +133,13 @@ def start_kernel(kernel: Any, grid: tuple[int, ...], *arguments: int, **constant
     Cost: the first launch compiles. Later launches go to the compiled kernel directly. Triton's own launch compares
     every global name of a kernel with its value at compile time: 25 to 65 us in Python for each launch.
     """
-    key = (id(kernel), *constants.values(), torch.cuda.current_device() if torch.cuda.is_initialized() else None)
+    key = (id(kernel), *constants.values(), _cuda.current_device() if _cuda.is_initialized() else None)
     known = _compiled.get(key)
     if known is not None:
         compiled, last = known
         compiled[(*grid, 1, 1)](*arguments, *last)
         return
-    compiled = kernel[grid](*arguments, **constants, **COMPILE_OPTIONS)
+    compiled = kernel[grid](*arguments, **constants, **compile_options(constants))
     if compiled is not None:  # the interpreter compiles nothing
         _compiled[key] = compiled, tuple(constants[name] for name in kernel.arg_names if name in constants)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -18,7 +17,7 @@ from relive.config.casting import as_keys
 from relive.core.closing import Closing
 from relive.errors import DtypeMismatch, ForeignKey, InvalidConfig, ShapeMismatch, TableClosed
 from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
-from relive.gpu.draw import DeviceSampler
+from relive.gpu.draw import DeviceSampler, Wait
 from relive.gpu.gather import DeviceGather
 from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds, facts_on
 from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, check_sampler, step_items_of
@@ -201,12 +200,11 @@ class DeviceReader(Closing):
         if self._closed:
             raise TableClosed()
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
-        seconds = self._table.timeout_s if timeout_s is None else timeout(timeout_s)
+        wait = Wait(time.monotonic(), self._table.timeout_s if timeout_s is None else timeout(timeout_s))
         check_sampler(self._table.indexes, number)
         sampler = DeviceSampler(self._table.core, number, int(self._facts["seed"]), self._view)
         call = (self._stream, next(self._calls))
-        deadline_s = math.inf if math.isinf(seconds) else time.monotonic() + seconds
-        return sampler.draw(self._rounds_of(number), count, call, deadline_s, self._device, outputs)
+        return sampler.draw(self._rounds_of(number), count, call, wait, self._device, outputs)
 
     def _plan(self, index: str | None, columns: Sequence[str] | None) -> tuple[Selection, OutputPlan]:
         if self._closed:

@@ -46,7 +46,7 @@ from relive.gpu.kernels.words import (
 
 __all__ = ["walk_back", "walk_steps", "walk_stretches"]
 
-STRETCH = tl.constexpr(32)  # rows
+STRETCH = tl.constexpr(8)  # rows
 
 
 @triton.jit
