@@ -23,9 +23,12 @@ from relive.gpu.kernels.facts import (
     REWARD_OFFSET,
     REWARD_STRIDE,
     ROWS_BEFORE,
+    TAIL_WORDS,
+    TAILS_OFFSET,
     fact,
     real_fact,
 )
+from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import (
     WORD,
     field,
@@ -38,6 +41,7 @@ from relive.gpu.kernels.words import (
     load_float32,
     load_float64,
     load_int32,
+    load_int64,
     note_run,
     own_frame,
     step_end,
@@ -46,7 +50,7 @@ from relive.gpu.kernels.words import (
 
 __all__ = ["walk_back", "walk_steps", "walk_stretches"]
 
-STRETCH = tl.constexpr(8)  # rows
+STRETCH = tl.constexpr(8)  # rows, at most 32
 
 
 @triton.jit
@@ -146,6 +150,26 @@ def walk_steps(
 
 
 @triton.jit
+def _number(which: tl.tensor) -> tl.tensor:
+    """How many rows of each stretch; int64."""
+    return tl.sum(which.to(tl.int32), 1).to(tl.int64)
+
+
+@triton.jit
+def _tails_from(region: tl.tensor, facts: tl.tensor, page: tl.tensor, row: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """The tail bits of a stretch of rows of each page, that of `row` lowest; int32. They lie in one word or in two."""
+    first = page * fact(facts, TAIL_WORDS) + (row >> FORMAT.value.tail_row_shift)
+    behind = tl.minimum(row + STRETCH - 1, fact(facts, PAGE_LEN) - 1)
+    second = page * fact(facts, TAIL_WORDS) + (behind >> FORMAT.value.tail_row_shift)
+    words = region + fact(facts, TAILS_OFFSET)
+    low = load_int64(words + first * FORMAT.value.tail_word_bytes, mask).to(tl.uint64)
+    high = load_int64(words + second * FORMAT.value.tail_word_bytes, mask & (second != first)).to(tl.uint64)
+    shift = (row & FORMAT.value.tail_row_mask).to(tl.uint64)
+    high = tl.where(second != first, high << ((0 - shift) & FORMAT.value.tail_row_mask), 0)
+    return ((low >> shift) | high).to(tl.int32)
+
+
+@triton.jit
 def walk_stretches(
     region: tl.tensor,
     facts: tl.tensor,
@@ -160,8 +184,8 @@ def walk_stretches(
 ) -> tuple[tl.tensor, ...]:
     """Walks windows as walk_steps does, without sums, and reads a stretch of rows of one page at a time.
 
-    -> (num_steps, episode_step, ends, whether a row is lost, whether a frame is not mapped). Rows of a stretch that lie
-    behind the end of an episode, or behind the last step of the page, are read and not used.
+    -> (num_steps, episode_step, ends, whether a row is lost, whether a frame is not mapped). Heads of rows that turn
+    out to lie behind the end of the episode are read and not used.
     """
     last_row = fact(facts, PAGE_LEN) - 1
     page = slot >> fact(facts, PAGE_SHIFT)
@@ -180,7 +204,7 @@ def walk_stretches(
     lost = tl.full([BLOCK], 0, tl.int1)
     moving = good & seen
     at = offset
-    along = tl.arange(0, STRETCH)[None, :].to(tl.int64)
+    along = tl.arange(0, STRETCH)[None, :]
     num_moving = tl.sum(moving.to(tl.int32), 0)
     while num_moving > 0:
         row = at & last_row
@@ -195,30 +219,32 @@ def walk_stretches(
         unmapped = unmapped | (found & ~there_seen)
         moving = moving & ~lost & ~unmapped
 
-        ats, rows = at[:, None] + along, row[:, None] + along
-        inside = moving[:, None] & (rows <= last_row) & (ats <= last_at[:, None])
-        is_open = inside & (ends == 0)[:, None]
-        is_first = ats == offset[:, None]
-        unknown = is_open & ~is_first
-        tail = is_tail(region, facts, page[:, None], rows, unknown)
-        known = rows < end[:, None]
-        is_step = is_open & (ats < last_at[:, None]) & (is_first | (known & ~tail))
-        head = load_int32(region + base[:, None] + rows * fact(facts, RECORD_STRIDE), is_step)
-        bits = (tl.where(is_terminated(head), 1, 0) | tl.where(is_truncated(head), 2, 0)).to(tl.int64)
-        stops = inside & (~is_step | (bits != 0) | (ats + 1 >= last_at[:, None]))
+        is_open = moving & (ends == 0)
+        left = (last_at - at).to(tl.int32)  # rows of the window from this row on
+        inside = moving[:, None] & (along <= tl.minimum(left, (last_row - row).to(tl.int32))[:, None])
+        is_first = (at == offset)[:, None] & (along == 0)
+        known = is_first | (along < (end - row).to(tl.int32)[:, None])
+        may_step = inside & is_open[:, None] & known & (along < left[:, None])
+        start = region + base + row * fact(facts, RECORD_STRIDE)
+        head = load_int32(start[:, None] + along.to(tl.int64) * fact(facts, RECORD_STRIDE), may_step)
+        tail = ((_tails_from(region, facts, page, row, is_open)[:, None] >> along) & 1) != 0
+        tail = tail & ~is_first
+        is_step = may_step & ~tail
+        has_end = is_step & (is_terminated(head) | is_truncated(head))
+        stops = inside & (~is_step | has_end | (along + 1 >= left[:, None]))
         stop = tl.min(tl.where(stops, along, STRETCH), 1)
         stopped = stop < STRETCH
         here = along == stop[:, None]
-        at_step = tl.sum((here & is_step).to(tl.int64), 1) != 0
-        at_tail = tl.sum((here & unknown & known & tail).to(tl.int64), 1) != 0
-        at_gap = tl.sum((here & unknown & ~known & (ats < last_at[:, None])).to(tl.int64), 1) != 0
-        found_bits = tl.sum(tl.where(here & is_step, bits, 0), 1)
-        num_steps += tl.sum((is_step & (along <= stop[:, None])).to(tl.int64), 1)
-        episode_step += tl.sum(tl.where(is_first & is_step, step_number(head), 0), 1)
-        ends = tl.where(at_step, found_bits, tl.where(at_tail, 6, ends))
-        lost = lost | at_gap
-        at += tl.where(stopped, stop + 1, tl.sum(inside.to(tl.int64), 1))
-        goes_on = ((at < last_at) & ((found_bits == 0) | has_state)) | ((at >= last_at) & looks_behind)
+        unknown = here & inside & is_open[:, None] & ~is_first
+        found_ends = _number(here & is_step & is_terminated(head)) + 2 * _number(here & is_step & is_truncated(head))
+        at_step = _number(here & is_step) != 0
+        at_tail = _number(unknown & known & tail) != 0
+        num_steps += _number(is_step & (along <= stop[:, None]))
+        episode_step += tl.sum(tl.where(is_first & is_step, step_number(head).to(tl.int32), 0), 1).to(tl.int64)
+        ends = tl.where(at_step, found_ends, tl.where(at_tail, 6, ends))
+        lost = lost | (_number(unknown & ~known & (along < left[:, None])) != 0)
+        at += tl.where(stopped, stop + 1, tl.sum(inside.to(tl.int32), 1)).to(tl.int64)
+        goes_on = ((at < last_at) & ((found_ends == 0) | has_state)) | ((at >= last_at) & looks_behind)
         moving = moving & (~stopped | (at_step & goes_on))
         num_moving = tl.sum(moving.to(tl.int32), 0)
     return num_steps, episode_step, ends, lost, unmapped
