@@ -35,7 +35,9 @@ DRAWS = "test_samplers.py::test_each_sampler_draws_what_the_core_draws"
 SHUFFLE = "test_launches.py::test_the_device_shuffles_as_the_core_does"
 STARTS = "test_kinds.py::test_start_values_are_read_from_rows_and_from_cells"
 POINTS = "test_draw.py::test_the_same_points_lead_to_the_same_leaves"
+LANES = "test_kinds.py::test_windows_that_cross_stop_where_another_lane_begins"
 ONLY_OWN = "test_samplers.py::test_only_items_of_the_index_are_there"
+NEXT_STATE = "newest += ahead * fact(column, IS_NEXT)\n    before += ahead * fact(column, IS_NEXT)"
 
 RESOLVE = ("resolve",)
 ACROSS = ("resolve_across",)
@@ -193,7 +195,7 @@ OF_WINDOWS = (
         "across: head of the next row", ACROSS, "crossing.py",
         "row * fact(facts, RECORD_STRIDE), is_step)\n        number",
         "(row ^ 1) * fact(facts, RECORD_STRIDE), is_step)\n        number",
-        gathers("cross", "cross left major", "cross without states"),
+        gathers("cross left major", "cross without states"),
     ),
     Mutant(
         "across: the next row is listed", ACROSS, "crossing.py",
@@ -209,11 +211,7 @@ OF_WINDOWS = (
         "across: head of the next row before", ACROSS, "crossing.py",
         "row * fact(facts, RECORD_STRIDE), is_step)\n        step",
         "(row ^ 1) * fact(facts, RECORD_STRIDE), is_step)\n        step",
-        gathers("cross", "cross left major", "cross without states"),
-    ),
-    Mutant(
-        "across: the next entry before", ACROSS, "crossing.py",
-        "item, burn_in - 1 - lead)", "item, tl.maximum(burn_in - 2 - lead, 0))", gathers("cross", "cross left major"),
+        (*gathers("cross left major"), f"{LANES}[5]"),
     ),
     Mutant(
         "across: the next page instead of the one before", ACROSS, "crossing.py",
@@ -222,7 +220,7 @@ OF_WINDOWS = (
     Mutant(
         "across: lane of the next row", ACROSS, "crossing.py",
         "fact(facts, PAGE_LEN) + row) * fact", "fact(facts, PAGE_LEN) + (row ^ 1)) * fact",
-        ("test_kinds.py::test_windows_that_cross_stop_where_another_lane_begins",),
+        (f"{LANES}[*]",),
     ),
 )  # fmt: skip
 
@@ -244,7 +242,7 @@ OF_COPIES = (
     ),
     Mutant(
         "copy: the row before the next state", COPIES, "rows.py",
-        "newest += ahead * fact(column, IS_NEXT)", "newest += (ahead - 1) * fact(column, IS_NEXT)",
+        NEXT_STATE, NEXT_STATE.replace("ahead", "(ahead - 1)"),
         (*gathers("one step", "n-step", "stack repeat", "stack zeros", *FEW), f"{SAMPLES}[*]"),
     ),
     Mutant(
@@ -265,7 +263,7 @@ OF_COPIES = (
     Mutant(
         "copy: own page instead of the page before", COPIES, "rows.py",
         "run = (row >> fact(facts, PAGE_SHIFT)) +", "run = tl.maximum(row >> fact(facts, PAGE_SHIFT), 0) +",
-        gathers("stack repeat", "stack zeros", "burn-in", "cross", "major", "ragged"),
+        gathers("stack repeat", "stack zeros", "burn-in", "cross", "major"),
     ),
     Mutant(
         "place: the next ragged item", (*COPIES, "fill_rows"), "places.py",
@@ -293,7 +291,7 @@ OF_COPIES = (
     Mutant(
         "place: the next row of a window", (*COPIES, *TIMES), "places.py",
         "- lead + along\n    episode_step", "- lead + tl.maximum(along - 1, 0)\n    episode_step",
-        gathers(*(kind for kind in FEW if "cross" not in kind)),
+        gathers("length", "burn-in", "left", "episodes tail", "ragged head"),
     ),
     Mutant(
         "place: the next step of a window that crosses", (*COPIES, *TIMES), "places.py",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpu_mutant_rows import (
     ACROSS,
     COPIES,
+    LANES,
     ONLY_OWN,
-    POINTS,
     RESOLVE,
     SHUFFLE,
     WALKS,
@@ -46,11 +46,6 @@ OF_WORDS = (
         "a leaf that is not taken is drawn again", ("take_leaves",), "draw.py",
         "tl.int64), mask=ready & ~good)", "tl.int64), mask=ready & good & ~good)",
         (f"{TORN}test_a_leaf_that_lost_its_mass_after_the_descent_is_not_taken",),
-    ),
-    Mutant(
-        "a leaf without mass", ("draw_slots",), "draw.py",
-        "below = tl.where(behind, running, below)", "below = tl.where(behind, running, below) * 1.0000001",
-        (POINTS,),
     ),
     Mutant(
         "the shuffle's bound", ("draw_slots",), "draw.py",
@@ -121,7 +116,7 @@ OF_WALKS = (
     Mutant(
         "tails in the walk", RESOLVE, "windows.py",
         "unknown & (row < end) & tail, 6, ends)", "unknown & (row < end) & tail & ~tail, 6, ends)",
-        gathers("n-step", "stack zeros", "pad", "ragged"),
+        gathers("n-step", "stack zeros", "pad", "ragged head"),
     ),
     Mutant(
         "tails in a walk that crosses", ACROSS, "crossing.py",
@@ -140,12 +135,12 @@ OF_WALKS = (
     Mutant(
         "the end of a lane", ACROSS, "crossing.py",
         "is_step & (~is_behind | (other == lane))", "is_step",
-        ("test_kinds.py::test_windows_that_cross_stop_where_another_lane_begins",),
+        (f"{LANES}[*]",),
     ),
     Mutant(
         "the beginning of a lane", ACROSS, "crossing.py",
         "((step > 0) | (other == lane))", "(step >= 0)",
-        ("test_kinds.py::test_windows_that_cross_stop_where_another_lane_begins",),
+        (f"{LANES}[5]",),
     ),
 )  # fmt: skip
 

@@ -240,9 +240,9 @@ def test_only_items_whose_pages_went_are_absent() -> None:
         number = np.arange(200).reshape(2, 100)[::-1].T.ravel()
         batch = reader.gather(keys[number])
         present = batch.present.cpu().numpy()
-        assert done and 60 < present.sum() < 160
         assert (batch["action"].cpu().numpy() == np.where(present, number, 0)).all()
         assert not wrong_rows(batch, np.flatnonzero(present))
+        assert done and 60 < present.sum() < 160
         assert (table.gather(keys[number]).present <= present).all()
 
 
