@@ -1,4 +1,4 @@
-"""Shows that tests/gpu bites: changes one place of the kernels at a time, and the named tests must go red.
+"""Changes one place of the kernels at a time. The named tests of tests/gpu must go red.
 
 usage: python scripts/gpu_mutants.py [--list] [--no-base] [NAME ...]     every mutant, or those whose names contain NAME
 
@@ -89,13 +89,13 @@ class Run:
 
     @property
     def green(self) -> list[str]:
-        """The named tests that did not go red. Of "[*]" tests, every variant must fail, of others at least one."""
+        """The named tests that did not go red. Every variant of a "[*]" test must fail, and one of another test."""
         return [name for name, count in self.counts.items() if not _is_red(name, count)]
 
 
 def _is_red(name: str, count: dict[str, int]) -> bool:
     if set(count) == {"skipped"}:
-        return True  # of a card; judged as skipped if all are
+        return True  # on a card; the mutant is skipped if all of its tests are
     return count.get("failed", 0) > 0 and not (name.endswith("[*]") and count.get("passed", 0) > 0)
 
 

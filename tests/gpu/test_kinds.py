@@ -1,7 +1,7 @@
 """Every kind of item that kernels read: each column of each item is the core's, in a table where no two rows agree.
 
-A row differs from its neighbours in every column: state, action, reward, discount, start value, policy version. So a
-kernel that takes the row, page, leaf or step next to the right one is seen for every kind.
+A row differs from its neighbours in every column: state, action, reward, discount, start value, policy version. A
+kernel that takes the row, page, leaf or step next to the right one therefore fails the test of every kind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAGE_LEN = 8
 
 @pytest.fixture(autouse=True)
 def without_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written during a call, so kernels read every item at once. The core does not stand in for them."""
+    """No writer changes rows during a call, so kernels read every item at once. The core must not read for them."""
 
     def refuse(*arguments: Any) -> None:
         raise AssertionError("kernels left items to the core")
@@ -127,7 +127,9 @@ def filled(index: Any, has_state: bool = True, late: bool = False) -> tuple[reli
             for number, ends in [mine.pop(0) for _ in range(min(5, len(mine)))]:
                 table.set_policy_version(len(keys))
                 after = states_of(number + 1, "next_") if has_state and ends else {}
-                is_cut = has_state and "truncated" in ends  # by a call of its own: the row of the step says nothing
+                is_cut = (
+                    has_state and "truncated" in ends
+                )  # a later call ends the episode: a tail, and no bit in the row
                 keys.append(int(writer.append(**rows_of(number, has_state, late), **after, **({} if is_cut else ends))))
                 if is_cut:
                     writer.end_episode(**ends)
@@ -184,7 +186,7 @@ def test_items_of_each_kind_are_sampled_as_the_core_samples_them(name: str) -> N
 
 
 def test_the_kinds_are_those_of_the_page() -> None:
-    """Every class of items, every choice of an option: none is left out where a class or a choice is added."""
+    """A class of items or a choice of an option that is added later must be added here."""
     assert {type(items) for items in KINDS.values()} == set(ITEMS)
     windows, episodes = SEQUENCES.values(), EPISODES.values()
     assert {items.at_end for items in windows} == {"pad", "shift", "drop", "cross"}
@@ -248,7 +250,7 @@ def test_windows_that_cross_stop_where_another_lane_begins(burn_in: int) -> None
 
 
 def test_lanes_and_steps_are_told_apart_by_name() -> None:
-    """What the comparisons above stand on: no two rows of the table agree in a column that is copied."""
+    """The comparisons above need this: no two rows of the table agree in a column that is copied."""
     table, keys = filled(relive.Index())
     with table, DeviceReader(table, DEVICE) as reader:
         batch = reader.gather(keys, ["action", "observation", "lane", "policy_version", "odd"])
