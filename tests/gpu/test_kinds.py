@@ -31,7 +31,7 @@ def without_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relive.gpu.gather.DeviceGather._read_by_core", refuse)
 
 
-LENGTHS = ((23, 2, 14), (9, 30, 6))  # steps of the episodes of each lane
+LENGTHS = ((19, 2, 12), (9, 17, 6))  # steps of the episodes of each lane
 STACK = {"observation": 4, "frame": 3}
 WHOLE = {"gamma": 0.97, "bootstrap": 1}
 WINDOW = {"burn_in": 3, "bootstrap": 1, "period": 4, "gamma": 0.9}
@@ -56,13 +56,13 @@ SEQUENCES = {
     "sequence stack": relive.Sequences(7, stack=STACK, **WINDOW),
 }
 EPISODES = {
-    "episodes": relive.Episodes(30, **WHOLE),
+    "episodes": relive.Episodes(20, **WHOLE),
     "episodes head": relive.Episodes(11, too_long="head", **WHOLE),
     "episodes tail": relive.Episodes(11, too_long="tail", **WHOLE),
     "episodes random": relive.Episodes(11, too_long="random", **WHOLE),
-    "episodes left": relive.Episodes(30, pad="left", **WHOLE),
-    "episodes major": relive.Episodes(30, time_major=True, stack=STACK, **WHOLE),
-    "ragged": relive.Episodes(30, layout="ragged", stack=STACK, **WHOLE),
+    "episodes left": relive.Episodes(20, pad="left", **WHOLE),
+    "episodes major": relive.Episodes(20, time_major=True, stack=STACK, **WHOLE),
+    "ragged": relive.Episodes(20, layout="ragged", stack=STACK, **WHOLE),
     "ragged head": relive.Episodes(11, too_long="head", layout="ragged", **WHOLE),
     "ragged tail": relive.Episodes(11, too_long="tail", layout="ragged", **WHOLE),
     "ragged random": relive.Episodes(11, too_long="random", layout="ragged", **WHOLE),
