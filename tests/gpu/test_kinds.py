@@ -56,13 +56,13 @@ SEQUENCES = {
     "sequence stack": relive.Sequences(7, stack=STACK, **WINDOW),
 }
 EPISODES = {
-    "episodes": relive.Episodes(20, **WHOLE),
+    "episodes": relive.Episodes(19, **WHOLE),
     "episodes head": relive.Episodes(11, too_long="head", **WHOLE),
     "episodes tail": relive.Episodes(11, too_long="tail", **WHOLE),
     "episodes random": relive.Episodes(11, too_long="random", **WHOLE),
-    "episodes left": relive.Episodes(20, pad="left", **WHOLE),
-    "episodes major": relive.Episodes(20, time_major=True, stack=STACK, **WHOLE),
-    "ragged": relive.Episodes(20, layout="ragged", stack=STACK, **WHOLE),
+    "episodes left": relive.Episodes(19, pad="left", **WHOLE),
+    "episodes major": relive.Episodes(19, time_major=True, stack=STACK, **WHOLE),
+    "ragged": relive.Episodes(19, layout="ragged", stack=STACK, **WHOLE),
     "ragged head": relive.Episodes(11, too_long="head", layout="ragged", **WHOLE),
     "ragged tail": relive.Episodes(11, too_long="tail", layout="ragged", **WHOLE),
     "ragged random": relive.Episodes(11, too_long="random", layout="ragged", **WHOLE),
