@@ -35,7 +35,9 @@ DRAWS = "test_samplers.py::test_each_sampler_draws_what_the_core_draws"
 SHUFFLE = "test_launches.py::test_the_device_shuffles_as_the_core_does"
 STARTS = "test_kinds.py::test_start_values_are_read_from_rows_and_from_cells"
 POINTS = "test_draw.py::test_the_same_points_lead_to_the_same_leaves"
+LANES = "test_kinds.py::test_windows_that_cross_stop_where_another_lane_begins"
 ONLY_OWN = "test_samplers.py::test_only_items_of_the_index_are_there"
+NEXT_STATE = "newest += ahead * fact(column, IS_NEXT)\n    before += ahead * fact(column, IS_NEXT)"
 
 CROSSING = "        crossing = moving & (row == 0) & (at > offset)\n"
 CROSSING += "        there, there_word, found = follow(region, facts, "
@@ -137,12 +139,12 @@ OF_WINDOWS = (
     Mutant(
         "copy of pages: frame of the next page", ("note_words", "draw_slots"), "words.py",
         "load_int32(number, inside)", "load_int32(number ^ 4, inside)",
-        (*gathers("one step", "length", "ragged"), "test_gather.py::test_every_page_in_another_frame"),
+        ("test_gather.py::test_every_page_in_another_frame",),
     ),
     Mutant(
         "copy of pages: word of the next page", ("copy_words",), "windows.py",
         "tl.store(before + page, word", "tl.store(before + (page ^ 1), word",
-        ("test_gather.py::test_generations_of_reused_pages_tell_old_keys_from_new",),
+        ("test_gather.py::test_words_of_pages_are_copied_as_they_are",),
     ),
     Mutant(
         "page: the page next to the linked one", WALKS, "words.py",
@@ -164,7 +166,7 @@ OF_WINDOWS = (
     ),
     Mutant(
         "window: head of the next row, in stretches", RESOLVE, "walks.py",
-        "base[:, None] + rows * fact", "base[:, None] + (rows ^ 1) * fact",
+        "start[:, None] + along.to(tl.int64) *", "start[:, None] + (along ^ 1).to(tl.int64) *",
         gathers("length", "burn-in", "pad", "episodes", "ragged"),
     ),
     Mutant(
@@ -223,7 +225,7 @@ OF_WINDOWS = (
         "across: head of the next row", ACROSS, "crossing.py",
         "row * fact(facts, RECORD_STRIDE), is_step)\n        number",
         "(row ^ 1) * fact(facts, RECORD_STRIDE), is_step)\n        number",
-        gathers("cross", "cross left major", "cross without states"),
+        gathers("cross left major", "cross without states"),
     ),
     Mutant(
         "across: the next row is listed", ACROSS, "crossing.py",
@@ -239,11 +241,7 @@ OF_WINDOWS = (
         "across: head of the next row before", ACROSS, "crossing.py",
         "row * fact(facts, RECORD_STRIDE), is_step)\n        step",
         "(row ^ 1) * fact(facts, RECORD_STRIDE), is_step)\n        step",
-        gathers("cross", "cross left major", "cross without states"),
-    ),
-    Mutant(
-        "across: the next entry before", ACROSS, "crossing.py",
-        "item, burn_in - 1 - lead)", "item, tl.maximum(burn_in - 2 - lead, 0))", gathers("cross", "cross left major"),
+        (*gathers("cross left major"), f"{LANES}[5]"),
     ),
     Mutant(
         "across: the next page instead of the one before", ACROSS, "crossing.py",
@@ -252,7 +250,7 @@ OF_WINDOWS = (
     Mutant(
         "across: lane of the next row", ACROSS, "crossing.py",
         "fact(facts, PAGE_LEN) + row) * fact", "fact(facts, PAGE_LEN) + (row ^ 1)) * fact",
-        ("test_kinds.py::test_windows_that_cross_stop_where_another_lane_begins",),
+        (f"{LANES}[*]",),
     ),
 )  # fmt: skip
 
@@ -287,7 +285,7 @@ OF_COPIES = (
     ),
     Mutant(
         "copy: the row before the next state", COPIES, "rows.py",
-        "newest += ahead * fact(column, IS_NEXT)", "newest += (ahead - 1) * fact(column, IS_NEXT)",
+        NEXT_STATE, NEXT_STATE.replace("ahead", "(ahead - 1)"),
         (*gathers("one step", "n-step", "stack repeat", "stack zeros", *FEW), f"{SAMPLES}[*]"),
     ),
     Mutant(
@@ -308,7 +306,7 @@ OF_COPIES = (
     Mutant(
         "copy: own page instead of the page before", COPIES, "rows.py",
         "run = (row >> fact(facts, PAGE_SHIFT)) +", "run = tl.maximum(row >> fact(facts, PAGE_SHIFT), 0) +",
-        gathers("stack repeat", "stack zeros", "burn-in", "cross", "major", "ragged"),
+        gathers("stack repeat", "stack zeros", "burn-in", "cross", "major"),
     ),
     Mutant(
         "place: the next ragged item", (*COPIES, "fill_rows"), "places.py",
@@ -336,7 +334,7 @@ OF_COPIES = (
     Mutant(
         "place: the next row of a window", (*COPIES, *TIMES), "places.py",
         "- lead + along\n    episode_step", "- lead + tl.maximum(along - 1, 0)\n    episode_step",
-        gathers(*(kind for kind in FEW if "cross" not in kind)),
+        gathers("length", "burn-in", "left", "episodes tail", "ragged head"),
     ),
     Mutant(
         "place: the next step of a window that crosses", (*COPIES, *TIMES), "places.py",

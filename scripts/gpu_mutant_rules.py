@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpu_mutant_rows import (
     ACROSS,
     COPIES,
+    LANES,
     ONLY_OWN,
-    POINTS,
     RESOLVE,
     SHUFFLE,
     WALKS,
@@ -17,6 +17,7 @@ from gpu_mutant_rows import (
 __all__ = ["RULES"]
 
 TORN = "test_torn.py::"
+WAYS = ("copied", "read")  # of the words of pages
 SPANS = "test_spans.py::"
 SEEMS_LOST = f"{SPANS}test_a_window_that_seems_lost_because_its_page_moved_is_read_again"
 MARK_LOST = "lost = lost | (crossing & ~found)\n        unmapped = unmapped | (found & ~there_seen)\n"
@@ -30,7 +31,7 @@ OF_WORDS = (
     Mutant(
         "generation of links", WALKS, "words.py",
         "is_used(word) & (generation_of(word) == (ref >> fact(facts, PAGE_BITS)))", "is_used(word)",
-        (f"{TORN}test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one[linked]",),
+        tuple(f"{TORN}test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one[words {way}-linked]" for way in WAYS),
     ),
     Mutant(
         "state of leaves", WALKS, "windows.py",
@@ -48,23 +49,18 @@ OF_WORDS = (
         (f"{TORN}test_a_leaf_that_lost_its_mass_after_the_descent_is_not_taken",),
     ),
     Mutant(
-        "a leaf without mass", ("draw_slots",), "draw.py",
-        "below = tl.where(behind, running, below)", "below = tl.where(behind, running, below) * 1.0000001",
-        (POINTS,),
-    ),
-    Mutant(
         "the shuffle's bound", ("draw_slots",), "draw.py",
         "listed & (step < until)", "listed & (step <= until)", (f"{SHUFFLE}[64-256]", f"{SHUFFLE}[4096-5000]"),
     ),
     Mutant(
         "frames that are not mapped", WALKS, "words.py",
         ", mask & (frame >= 0) & (frame < mapped_frames)", ", mask & (frame >= 0)",
-        ("test_reader.py::test_frames_the_device_cannot_see_yet_are_asked_for_again",),
+        ("test_reader.py::test_frames_the_device_cannot_see_yet_are_asked_for_again[words read]",),
     ),
     Mutant(
         "frames of a copy that are not mapped", RESOLVE, "words.py",
         "mask & copied & (frame >= 0) & (frame < mapped_frames)", "mask & copied & (frame >= 0)",
-        ("test_reader.py::test_frames_the_device_cannot_see_yet_are_asked_for_again",),
+        ("test_reader.py::test_frames_the_device_cannot_see_yet_are_asked_for_again[words copied]",),
     ),
     Mutant(
         "cells that are not mapped", COPIES, "rows.py",
@@ -85,7 +81,7 @@ OF_THE_RECHECK = (
     Mutant(
         "recheck of neighbours", ("recheck",), "windows.py",
         "touched = read & (page >= 0)", "touched = read & (page >= 0) & (run + page * 0 == fact(facts, PAGES_BEFORE))",
-        (f"{TORN}test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one[walked]",),
+        tuple(f"{TORN}test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one[words {way}-walked]" for way in WAYS),
     ),
     Mutant(
         "recheck of moves", ("recheck",), "windows.py",
@@ -135,7 +131,8 @@ OF_WALKS = (
     ),
     Mutant(
         "tails in a walk by stretches", RESOLVE, "walks.py",
-        "(here & unknown & known & tail)", "(here & unknown & known & tail & ~tail)", gathers("pad", "ragged"),
+        "_number(unknown & known & tail)", "_number(unknown & known & tail & ~tail)",
+        gathers("pad", "ragged head"),
     ),
     Mutant(
         "tails in a walk that crosses", ACROSS, "crossing.py",
@@ -154,12 +151,12 @@ OF_WALKS = (
     Mutant(
         "the end of a lane", ACROSS, "crossing.py",
         "is_step & (~is_behind | (other == lane))", "is_step",
-        ("test_kinds.py::test_windows_that_cross_stop_where_another_lane_begins",),
+        (f"{LANES}[*]",),
     ),
     Mutant(
         "the beginning of a lane", ACROSS, "crossing.py",
         "((step > 0) | (other == lane))", "(step >= 0)",
-        ("test_kinds.py::test_windows_that_cross_stop_where_another_lane_begins",),
+        (f"{LANES}[5]",),
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Shows that tests/gpu bites: changes one place of the kernels at a time, and the named tests must go red.
+"""Changes one place of the kernels at a time. The named tests of tests/gpu must go red.
 
 usage: python scripts/gpu_mutants.py [--list] [--no-base] [NAME ...]     every mutant, or those whose names contain NAME
 
@@ -34,7 +34,8 @@ from gpu_mutant_rows import ROWS, Mutant
 from gpu_mutant_rules import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "src" / "relive" / "gpu"
+_FOUND = importlib.util.find_spec("relive")
+PACKAGE = Path(_FOUND.origin or "").parent / "gpu" if _FOUND is not None else ROOT / "src" / "relive" / "gpu"
 MUTANTS = (*ROWS, *RULES)
 TIME_LIMIT_S = 600  # of one mutant; a mutant that never ends fails, as no test judged it
 ON_CARD = os.environ.get("RELIVE_TEST_DEVICE", "cpu") != "cpu"
@@ -95,7 +96,7 @@ class Run:
 
 def _is_red(name: str, count: dict[str, int]) -> bool:
     if set(count) == {"skipped"}:
-        return True  # of a card; judged as skipped if all are
+        return True  # on a card; the mutant is skipped if all of its tests are
     return count.get("failed", 0) > 0 and not (name.endswith("[*]") and count.get("passed", 0) > 0)
 
 

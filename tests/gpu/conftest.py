@@ -6,6 +6,7 @@ launch.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -51,3 +52,12 @@ def one_preparation_a_launch() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_patch_lang", prepare_once)
         yield
+
+
+@pytest.fixture(params=[1, 1 << 30], ids=["words copied", "words read"])
+def words_of_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to read words of pages: from a copy of all, and each by itself."""
+    from relive.gpu.layout_args import IndexLayout
+
+    made, given = IndexLayout.from_facts, {"copies_from": request.param}
+    monkeypatch.setattr(IndexLayout, "from_facts", lambda *facts: dataclasses.replace(made(*facts), **given))

@@ -17,7 +17,9 @@ from gpu.tools import (
     numbered_rows,
     numbered_spec,
     set_rounds,
+    torch,
 )
+from relive.gpu.kernels.words import NUM_COPIES
 
 # Seeds whose programmes cover every kind of columns, one and two indexes, small and roomy tables (see the test below).
 SEEDS = (302, 303, 306, 312, 311, 319)
@@ -82,6 +84,28 @@ def test_every_page_in_another_frame() -> None:
             assert table._core.move_all_pages() > 10
             chosen = keys[np.random.default_rng(0).integers(0, 900, 200)]
             assert assert_gathers_the_same(table, reader, chosen, None) == 200
+
+
+def test_words_of_pages_are_copied_as_they_are() -> None:
+    """A batch of more items than the table has pages copies their words, frames and ends, each to its own cell."""
+    with relive.Table(numbered_spec(), 300, max_lanes=2) as table, table.writer() as writer:
+        keys = writer.extend(**numbered_rows(0, 250), truncated=True)
+        assert table._core.move_all_pages() > 3
+        region, facts = np.frombuffer(table._core.region_bytes(), np.uint8), table._core.geometry
+        count = facts["num_pages"]
+        with DeviceReader(table, DEVICE) as reader:
+            rounds, outputs = reader._rounds_of(0), reader._plan(None, ["action"])[1]
+            chosen = torch.from_numpy(keys[:count]).to(DEVICE)
+            scratch = rounds.scratch(count)
+            with reader._view.held() as span:
+                rounds.gather(span, scratch, chosen, outputs.room(count, None, reader.device))
+            copies = scratch.cells[-int(NUM_COPIES) * count :].cpu().numpy().reshape(-1, count)
+        words = region[facts["words_offset"] :][: 8 * count].view(np.int64)
+        frames = region[facts["frames_offset"] :][: 4 * count].view(np.int32)
+        np.testing.assert_array_equal(copies[0], words)
+        np.testing.assert_array_equal(copies[1], frames)
+        np.testing.assert_array_equal(copies[3], words)
+        assert not (copies[1][1:] == copies[1][:-1]).all() and (copies[2] > 0).any()
 
 
 def test_large_rows_are_copied_in_tiles() -> None:

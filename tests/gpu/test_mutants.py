@@ -21,7 +21,7 @@ QUICK = ("draw: a point on a border", "recheck of the page")
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[Any]:
-    """The module, whose neighbours it imports by name."""
+    """The module. It imports other files of scripts by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "scripts"))
         yield importlib.import_module("gpu_mutants")
@@ -63,7 +63,7 @@ def test_the_named_tests_are_there(script: Any) -> None:
 
 
 def test_a_test_that_stays_green_is_seen(script: Any) -> None:
-    """Of a name with "[*]" every variant must go red, of another name one. An error before the test is not red."""
+    """Every variant of a name with "[*]" must go red, and one of another name. An error in a fixture is not red."""
     counts = {
         "all[*]": {"failed": 2},
         "some[*]": {"failed": 1, "passed": 1},

@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from processes.shm import needs_shared_memory
+from tiered.tools import needs_tiers
 
 import relive
-from gpu.tools import DEVICE, ON_CARD, DeviceReader, numbered_rows, numbered_spec, torch
+from gpu.tools import DEVICE, ON_CARD, DeviceReader, assert_same, numbered_rows, numbered_spec, torch
 from relive import errors
 from relive.errors.extras import install_command
 from relive.gpu.layout_args import ColumnCopy, RegionLayout, tree_levels
@@ -241,6 +243,7 @@ def test_start_cells_are_registered_as_a_range_of_their_own(shm_name: Callable[[
         assert not cudart.ranges
 
 
+@pytest.mark.usefixtures("words_of_pages")
 def test_frames_the_device_cannot_see_yet_are_asked_for_again(table: relive.Table) -> None:
     """An item in a frame beyond the mapped ones is not read at all: it stays wanted."""
     with DeviceReader(table, DEVICE) as reader:
@@ -302,3 +305,21 @@ def test_explicit_items_are_refused_by_name() -> None:
                     call(2, index="pieces")
                 assert "Explicit" in str(caught.value.got)
             assert reader.sample(8, index="steps").num_items == 8
+
+
+@needs_tiers
+def test_a_table_on_disk_is_read_as_far_as_it_is_in_memory(tmp_path: Path) -> None:
+    """A column on disk is refused by name. Draws work, and the other columns are the core's."""
+    index = relive.Index(relive.Transitions(n_step=2), relive.Prioritized())
+    storage = relive.Tiered(tmp_path, "4MiB")
+    with relive.Table(numbered_spec(), 512, index, storage=storage, max_lanes=2, seed=3) as table:
+        with table.writer() as writer:
+            writer.extend(**numbered_rows(0, 100), truncated=True)
+        with DeviceReader(table, DEVICE, stream=0) as reader:
+            for column in ("frame", "next_frame"):
+                with pytest.raises(errors.InvalidConfig, match="column 'frame'"):
+                    reader.sample(4, [column])
+            columns = ["observation", "next_observation", "action", "reward", "discount", "num_steps"]
+            core, device = table.sample(16, columns), reader.sample(16, columns)
+            np.testing.assert_array_equal(device.item_keys.cpu().numpy(), core.item_keys)
+            assert_same(core, device)

@@ -5,7 +5,6 @@ The pause of a round stands for whatever another process does between two launch
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,15 +26,8 @@ from gpu.tools import (
 )
 from relive.gpu.kernels.words import PRESENT, READY
 from relive.gpu.launch import Rounds, Scratch
-from relive.gpu.layout_args import IndexLayout
 
-
-@pytest.fixture(autouse=True, params=[1, 1 << 30], ids=["words copied", "words read"])
-def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to read words of pages: from a copy of all, and each by itself."""
-    made = IndexLayout.from_facts
-    given = {"copies_from": request.param}
-    monkeypatch.setattr(IndexLayout, "from_facts", lambda *facts: dataclasses.replace(made(*facts), **given))
+pytestmark = pytest.mark.usefixtures("words_of_pages")
 
 
 @contextmanager
@@ -250,9 +242,9 @@ def test_only_items_whose_pages_went_are_absent() -> None:
         number = np.arange(200).reshape(2, 100)[::-1].T.ravel()
         batch = reader.gather(keys[number])
         present = batch.present.cpu().numpy()
-        assert done and 60 < present.sum() < 160
         assert (batch["action"].cpu().numpy() == np.where(present, number, 0)).all()
         assert not wrong_rows(batch, np.flatnonzero(present))
+        assert done and 60 < present.sum() < 160
         assert (table.gather(keys[number]).present <= present).all()
 
 
