@@ -17,6 +17,7 @@ from gpu_mutant_rows import (
 __all__ = ["RULES"]
 
 TORN = "test_torn.py::"
+REUSED = f"{TORN}test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one"
 WAYS = ("copied", "read")  # of the words of pages
 SPANS = "test_spans.py::"
 SEEMS_LOST = f"{SPANS}test_a_window_that_seems_lost_because_its_page_moved_is_read_again"
@@ -31,7 +32,7 @@ OF_WORDS = (
     Mutant(
         "generation of links", WALKS, "words.py",
         "is_used(word) & (generation_of(word) == (ref >> fact(facts, PAGE_BITS)))", "is_used(word)",
-        tuple(f"{TORN}test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one[words {way}-linked]" for way in WAYS),
+        tuple(f"{REUSED}[words {way}-linked]" for way in WAYS),
     ),
     Mutant(
         "state of leaves", WALKS, "windows.py",
@@ -81,7 +82,7 @@ OF_THE_RECHECK = (
     Mutant(
         "recheck of neighbours", ("recheck",), "windows.py",
         "touched = read & (page >= 0)", "touched = read & (page >= 0) & (run + page * 0 == fact(facts, PAGES_BEFORE))",
-        tuple(f"{TORN}test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one[words {way}-walked]" for way in WAYS),
+        tuple(f"{REUSED}[words {way}-walked]" for way in WAYS),
     ),
     Mutant(
         "recheck of moves", ("recheck",), "windows.py",
