@@ -13,7 +13,7 @@ DEMO_ARGUMENTS ?=
 GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
 
-.PHONY: help demo test test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet study-tree study-priorities study-scaling bench-report conformance gpu gpu-wheel soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet study-tree study-priorities study-scaling bench-report conformance gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ bench-quick: setup ## a short version of bench (about 3 minutes)
 
 gpu: setup ## everything that needs a GPU: tests, soak, measurements, training; small without one: runs/gpu
 	@$(RUN) scripts/gpu.py $(GPU_ARGUMENTS)
+
+gpu-results: ## keeps the results of a run on a card in benchmarks/results: FOLDER=runs/gpu
+	@$(RUN) scripts/gpu_results.py "$(or $(FOLDER),runs/gpu)"
+
+mutants-gpu: setup ## changes one place of the GPU kernels at a time (NAMES=... for some): tests/gpu must go red (7 minutes)
+	@$(RUN) scripts/gpu_mutants.py $(NAMES)
 
 gpu-wheel: setup ## dist/relive-gpu.tar.gz: `make gpu` for a machine without a network (GPU_PYTHON=3.12)
 	@$(RUN) scripts/gpu_archive.py --python $(GPU_PYTHON)

@@ -192,7 +192,11 @@ OF_WINDOWS = (
     Mutant(
         "window: tail bit of the next row", WALKS, "words.py",
         "(word >> (row & FORMAT.value.tail_row_mask))", "(word >> ((row + 1) & FORMAT.value.tail_row_mask))",
-        gathers("n-step", "stack zeros", "pad", "cross", "ragged"),
+        gathers("n-step", "stack zeros", "cross"),
+    ),
+    Mutant(
+        "window: tail bit of the next row, in stretches", RESOLVE, "walks.py",
+        "return ((low >> shift) | high)", "return (((low >> shift) | high) >> 1)", gathers("pad", "ragged"),
     ),
     Mutant(
         "item: version of the next row", RESOLVE, "derived.py",
@@ -286,7 +290,7 @@ OF_COPIES = (
     Mutant(
         "copy: the row before the next state", COPIES, "rows.py",
         NEXT_STATE, NEXT_STATE.replace("ahead", "(ahead - 1)"),
-        (*gathers("one step", "n-step", "stack repeat", "stack zeros", *FEW), f"{SAMPLES}[*]"),
+        gathers("one step", "n-step", "stack repeat", "stack zeros", "length", "burn-in", "cross", "left", "major"),
     ),
     Mutant(
         "copy: the next start cell", COPIES, "rows.py",

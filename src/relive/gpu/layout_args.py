@@ -163,7 +163,7 @@ def check_sampler(indexes: Mapping[str, Index], number: int) -> None:
     """
     name, index = list(indexes.items())[number]
     if not index.draws_by_mass:
-        expected = "Uniform() or Prioritized(): devices draw by mass alone; gather keys that Table.draw chose"
+        expected = "Uniform, Prioritized or Fresh(last=): devices draw by mass alone; gather keys that Table.draw chose"
         raise InvalidConfig(f"sampler of index {name!r} on a device", expected, index.sampler)
     if not index.replacement:
         expected = "replacement=True: kernels draw each item by itself; gather keys that Table.draw chose"
