@@ -120,13 +120,13 @@ class Lent:
 
     def commit(self, num_lost: int) -> bool:
         """Counts the draw, without the items that were lost. False if the stream is over: then the draw went back."""
-        if self._collected.detach() is None:
+        if not self._collected.detach():
             return not self._line.is_over
         return self._line.settle("done", (self._ticket, num_lost) if num_lost else self._ticket)
 
     def give_back(self) -> None:
         """Gives the draw back."""
-        if self._collected.detach() is not None:
+        if self._collected.detach():
             self._line.settle("back", self._ticket)
 
 
