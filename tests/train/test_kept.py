@@ -32,10 +32,10 @@ from relive.train import (  # noqa: E402
 )
 from relive.train.acting import inline  # noqa: E402
 from relive.train.acting.noise import environment_keys  # noqa: E402
+from relive.train.checkpoint import Progress, load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.evaluating import evaluate  # noqa: E402
 from relive.train.run import with_streams_of  # noqa: E402
 from relive.train.setup import prepare  # noqa: E402
-from relive.train.watching.checkpoint import Progress, load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.watching.progress import ProgressReporter  # noqa: E402
 from train import worlds  # noqa: E402
 
