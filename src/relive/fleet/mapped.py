@@ -178,7 +178,11 @@ class _MappedPart:
         self._number = number
         return arrays, keys, masses
 
+    def check(self) -> None:
+        """Does nothing: a mapped shard keeps what is in flight."""
+
     def commit(self) -> None:
+        self._number = None  # it is used up
         if self._hold is not None:
             self._hold.commit(self._asked.is_read)
 
