@@ -123,6 +123,7 @@ RECIPES = (
     f"{KILLS} --max-items 150 --remover min_priority --two-indexes",
     "--fail-points 20 --seconds-a-point 2 --point wait_ --late --groups --max-wait 0.005",
     "--fail-points 20 --seconds-a-point 2 --max-items 150 --remover min_priority --point order_",
+    "--fail-points 1000 --seconds-a-point 30 --max-items 150 --remover min_priority --point page_ranked",
     "--fail-points 20 --seconds-a-point 2 --point limiter_",
     "--fail-points 20 --seconds-a-point 2 --point raise_",
     "--fail-points 10 --seconds-a-point 1",

@@ -151,6 +151,9 @@ def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
         "T": "--late --max-wait 0.002",
         "U": "--sampler rank_based --self-kills 60",
         "D8": "--max-items 150 --remover min_priority --two-indexes --self-kills 60",
+        # Only a death between a page's weight and the sums above it leaves work to that rule.
+        "D8_recover": "--max-items 150 --remover min_priority --point page_ranked"
+        " --fail-points 1000 --seconds-a-point 30",
         "R5": "--explicit --groups --remover lifo --self-kills 60",
         "G11_once": "--distinct",
         "H1_index": "--second-priorities --n-step 20",

@@ -50,7 +50,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"config"},
         {"memory"},
         {"watching"},
-        {"acting", "learners"},
+        {"acting", "learners", "checkpoint"},
         {"evaluating"},
         {"setup", "learner"},
         {"assembly"},

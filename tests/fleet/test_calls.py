@@ -23,6 +23,7 @@ from relive.fleet.agreement import Agreement
 from relive.fleet.calls import Calls
 from relive.fleet.core import FleetCore
 from relive.fleet.draws.sharing import Sharing
+from relive.fleet.shards import STALL_S
 
 pytestmark = needs_shared_memory
 
@@ -202,6 +203,34 @@ def test_a_stopped_process_in_the_lock_of_a_shard_costs_that_shard(make: Make) -
         while any(shard.state != "live" for shard in table._fleet.shards):
             time.sleep(0.02)
     assert table.update_priorities(keys, np.ones(8)) == 8 == len(table)
+
+
+def test_stopped_processes_in_the_locks_of_several_shards_cost_one_wait(make: Make) -> None:
+    """The locks are waited for at once, as answers are."""
+    table = make(5, PLAIN, relive.Index(sampler=relive.Prioritized(1.0), max_times_sampled=3))
+    keys = np.concatenate([table.writer(shard=number).extend(**rows(4)) for number in range(5)])
+    own = relive.Draw.of(keys, np.full(20, 1 / 20))
+    calls: list[Callable[[], Any]] = [
+        lambda: table.update_priorities(keys, np.ones(20)) == 4,
+        lambda: table.delete(keys[:0]) == 0,
+        lambda: len(table.claim(own, timeout_s=5.0).item_keys) == 4,
+    ]
+    with contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(stopped_holder(name)) for name in NAMES[:4]]
+        for call in calls:
+            while any(shard.state == "stalled" for shard in table._fleet.shards):
+                time.sleep(0.02)
+            started = time.monotonic()
+            assert call()
+            assert time.monotonic() - started < 4 * STALL_S - 0.2
+        while any(shard.state == "stalled" for shard in table._fleet.shards):
+            time.sleep(0.02)
+        started = time.monotonic()
+        with pytest.raises((errors.DeadlineExceeded, errors.ServiceUnavailable)):
+            table.clear()
+        assert time.monotonic() - started < 4 * STALL_S - 0.2
+        for holder in holders:
+            holder.kill()
 
 
 # ---- shards of other hosts -----------------------------------------------------------------------------------------

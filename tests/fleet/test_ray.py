@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,29 @@ def test_bad_fleets_are_refused() -> None:
     for one in wrong:
         with pytest.raises(errors.InvalidConfig):
             FleetConfig(**{"name": "pong", "num_shards": 2, "table": table(), **one})
+
+
+@pytest.mark.parametrize("prefix", ["", "ray://"])
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"])
+def test_a_listener_that_is_no_ray_is_refused_in_time(prefix: str, says: bytes) -> None:
+    """Ray itself waits for it without an end."""
+
+    def answer() -> None:
+        with suppress(OSError):  # the listener was closed
+            while True:
+                heard.append(listener.accept()[0])
+                heard[-1].sendall(says)
+
+    heard: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"{prefix}127.0.0.1:{listener.getsockname()[1]}"
+        program = f"import relive.fleet.ray as fleets; fleets.status('pong', address={address!r}, timeout_s=3.0)"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        listener.shutdown(socket.SHUT_RDWR)
+    for one in heard:
+        one.close()
+    assert "InvalidConfig" in done.stderr and "no Ray" in done.stderr, done.stderr
 
 
 def test_a_file_that_is_no_fleet_names_the_part(tmp_path: Path) -> None:

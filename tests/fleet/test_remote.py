@@ -26,7 +26,9 @@ from relive.fleet import ShardOwner, attach
 from relive.fleet.remote.shard import RemoteShard
 from relive.fleet.shards import Asked
 from relive.service import connect, serve
+from relive.service.client.exchange import StreamBroken
 from relive.service.server.shard_session import ROOT
+from relive.service.wire import framing
 
 pytestmark = needs_shared_memory
 PATIENCE_S = 30.0
@@ -213,6 +215,32 @@ def test_what_a_missed_draw_took_elsewhere_goes_back(start: Any, shm_name: Any) 
         settled(near, addresses[0])
         rest = table.stats().indexes["default"].num_items
         assert rest == 50 - 1 - 20, "a draw that was made again took no use twice"
+
+
+@pytest.mark.parametrize("first_dies", [False, True])
+def test_uses_are_counted_in_all_shards_or_in_none(start: Any, shm_name: Any, first_dies: bool) -> None:
+    """A batch that is not handed out, because the uses in one shard went back, takes no uses of the others."""
+    owners, index = [start(), start()], relive.Index(max_times_sampled=1)
+    addresses = [one.own(number, config_of(shm_name(), index)) for number, one in enumerate(owners)]
+    dead, left = (0, 1) if first_dies else (1, 0)
+    with attach(addresses, path="service") as table:
+        for shard in range(2):
+            fill(table, shard, 20 * shard, 20)
+        draws = table.held_draws()
+        held = draws.draw(DrawRequest(0, 40), 5.0)
+        owners[dead].kill()
+        stream = held.hold._drawn.held[dead]._lent._line.stream
+        with pytest.raises(StreamBroken):  # the end of the stream is known here a moment later
+            while True:
+                stream.send(framing.encode({"op": "settle"}))
+                time.sleep(0.02)
+        with pytest.raises(errors.ServiceUnavailable):
+            held.hold.commit()
+        settled(owners[left], addresses[left])
+        drawn = table.sample(20, timeout_s=10.0).item_keys
+        assert len(set(drawn.tolist())) == 20 and (drawn >> 51 == left).all()
+        held.hold.give_back()  # does nothing: the draw is over
+        draws.close()
 
 
 def test_bad_shards_at_addresses(start: Any, shm_name: Any) -> None:

@@ -32,10 +32,10 @@ from relive.train import (  # noqa: E402
 )
 from relive.train.acting import inline  # noqa: E402
 from relive.train.acting.noise import environment_keys  # noqa: E402
+from relive.train.checkpoint import Progress, load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.evaluating import evaluate  # noqa: E402
 from relive.train.run import with_streams_of  # noqa: E402
 from relive.train.setup import prepare  # noqa: E402
-from relive.train.watching.checkpoint import Progress, load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.watching.progress import ProgressReporter  # noqa: E402
 from train import worlds  # noqa: E402
 
@@ -321,3 +321,23 @@ def test_evaluating_and_showing_name_what_the_environment_raised(
     monkeypatch.setattr(worlds.World, "step", _paying(float("nan"), worlds.World.step))
     written = evaluate_run(tmp_path / "run", num_episodes=2).to_json()
     assert json.loads(written)["mean_return"] is None and "NaN" not in written
+
+
+def test_a_resumed_run_leaves_no_result_of_an_earlier_session(tmp_path: Path) -> None:
+    """The result of a run that goes on is not its result any more, however the session ends."""
+    folder = tmp_path / "run"
+    train(small(limits__max_steps=400), folder)
+    result = folder / "result.json"
+    before = result.read_bytes()
+    with pytest.raises(InvalidConfig):
+        train(small(replay__capacity=100), folder, resume=True)
+    assert result.read_bytes() == before  # a refused run changes nothing
+
+    class Stops(Callback):
+        def on_progress(self, now: Snapshot) -> bool:
+            return True
+
+    stopped = train(small(limits__max_steps=4000), folder, resume=True, callbacks=[Stops()])
+    assert stopped.stopped and not result.exists()
+    train(small(limits__max_steps=stopped.num_steps + 400), folder, resume=True)
+    assert json.loads(result.read_text())["num_sessions"] == 3

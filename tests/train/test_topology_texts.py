@@ -88,6 +88,15 @@ def test_a_staleness_that_cannot_be_is_refused(given: object) -> None:
         preset("dqn", "CartPole-v1", {"learning.max_gradient_staleness": given})
 
 
+@pytest.mark.parametrize("topology", ["inline", "actors", "learners(2, sync)", "hosts(2)", "central", "double"])
+def test_an_option_that_the_topology_does_not_read_is_refused(topology: str) -> None:
+    options: dict[str, object] = {"topology": topology, "agent.batch_size": 32}
+    with pytest.raises(InvalidConfig, match=r"learning\.max_gradient_staleness.*none where topology = "):
+        preset("dqn", "CartPole-v1", {**options, "learning.max_gradient_staleness": 3})
+    read = {**options, "topology": "learners(2, async)", "learning.max_gradient_staleness": 3}
+    assert preset("dqn", "CartPole-v1", read).gradient_staleness == 3
+
+
 def test_more_learners_than_cores_are_told_of() -> None:
     lines = [
         preset("dqn", "CartPole-v1", {"topology": topology, "agent.batch_size": 16}).topology.crowding(2)

@@ -16,6 +16,7 @@ import pytest
 
 import relive
 from relive import errors
+from relive.core import ending
 
 SPEC = relive.StepSpec(
     {"state": relive.ArraySpec((), "float32", kind="state"), "number": relive.ArraySpec((), "int64")}
@@ -234,7 +235,7 @@ def test_a_signal_that_comes_while_threads_are_counted_is_told_like_any_other(
 ) -> None:
     """A wait first asks how many threads there are, in Python: a handler may run in there, with half a block stored."""
     with sigint_raises(kind), room_for_10() as (table, writer):
-        monkeypatch.setattr(threading, "active_count", lambda: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setattr(ending, "num_threads", lambda: signal.raise_signal(signal.SIGINT))
         with pytest.raises(kind) as caught:
             writer.extend(**block(12, first=20), timeout_s=BOUND_S)
         assert caught.value.stored == 10 and len(table) == 30  # type: ignore[attr-defined]
@@ -262,7 +263,7 @@ def test_an_error_thrown_into_a_thread_that_counts_threads_ends_its_call(monkeyp
 
     raised: list[Any] = []
     with room_for_10() as (table, writer):
-        monkeypatch.setattr(threading, "active_count", count)
+        monkeypatch.setattr(ending, "num_threads", count)
         other = threading.Thread(target=block_of_12)
         other.start()
         other.join()

@@ -43,6 +43,7 @@ class Draw final {
 
 Status Draw::run() {
   const DrawRequest& request = call_.request;
+  bool was_alone = false;
   while (true) {
     RELIVE_RETURN_IF_ERROR(reserve_draw(call_));
     is_in_flight_ = true;
@@ -57,7 +58,7 @@ Status Draw::run() {
     if (status.ok() && !too_few) break;
     RELIVE_RETURN_IF_ERROR(give_up(std::move(status)));
     note_lack(call_);
-    RELIVE_RETURN_IF_ERROR(wait_for_unused(call_));
+    RELIVE_RETURN_IF_ERROR(wait_for_unused(call_, &was_alone));
   }
   if (request.claims != nullptr) {
     request.claims->insert(request.claims->end(), s_.claimed.begin(), s_.claimed.end());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "relive/table/credits.hpp"
 #include "relive/table/waiting.hpp"
@@ -105,10 +106,13 @@ void note_lack(const DrawCall& call) {
   notify(&call.r.header->room_event);
 }
 
-Status wait_for_unused(const DrawCall& call) {
+Status wait_for_unused(const DrawCall& call, bool* was_alone) {
   if (call.deadline.passed()) return draw_error(call, Code::kDeadlineExceeded);
   const Code code = before_waiting(call.table, true);
-  if (code != Code::kOk) return code == Code::kInterrupted ? Status(code) : draw_error(call, code);
+  if (code == Code::kInterrupted) return Status(code);
+  const bool is_alone = code == Code::kWaitsForItself;
+  if (std::exchange(*was_alone, is_alone) && is_alone) return draw_error(call, code);
+  if (is_alone) return {};
   EventWords& event = call.r.header->items_event;
   const uint32_t seen = event.count.load();
   std::optional<Sleeping> sleeping;  // a read-only handle writes nothing

@@ -15,9 +15,10 @@ namespace relive {
 Status reserve_draw(const DrawCall& call);
 
 // The index has items, but too few unused ones for the whole batch. note_lack() lets a writer pass (rule P4);
-// wait_for_unused() sleeps one slice.
+// wait_for_unused() sleeps one slice. The first time that the thread finds itself alone it does not sleep, and sets
+// was_alone: a thread that has ended may have changed the table after the draw looked, so the caller draws once more.
 void note_lack(const DrawCall& call);
-Status wait_for_unused(const DrawCall& call);
+Status wait_for_unused(const DrawCall& call, bool* was_alone);
 
 // The error of a draw that gives up: what it needs, and what the index has.
 Status draw_error(const DrawCall& call, Code code);

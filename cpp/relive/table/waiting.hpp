@@ -55,8 +55,9 @@ class Sleeping final {
   const uint64_t epoch_ = fork_epoch();
 };
 
-// kWaitsForItself: no other thread or process could end the wait. kInterrupted: a signal came while this was being
-// found out; the caller reports how much of its work is done.
+// kWaitsForItself: no other thread or process could end the wait. A thread or process that could may have ended it and
+// gone since the caller looked at the table: the caller looks once more before it reports the error. kInterrupted: a
+// signal came while this was being found out; the caller reports how much of its work is done.
 Code before_waiting(const Table& table, bool serves_itself);
 // After a slice of the wait: reports a signal; sweeps dead processes if the thread slept for most of the slice.
 Status after_slice(Table& table, double slept_s, const Deadline& deadline);
@@ -82,7 +83,7 @@ Status wait_for_limiter(Table& table, const LimiterWait& wait, const Deadline& d
   if (code == Code::kInterrupted) return Status(code);
   // A dropped item makes room for a writer; it gives a sampler nothing.
   const bool time_helps = wait.is_for_room && due_in_s < deadline.remaining_s();
-  if (code != Code::kOk && !time_helps) return error(code);
+  if (code != Code::kOk && !time_helps) return ends() ? Status() : error(code);
   wait.waits.fetch_add(1, std::memory_order_relaxed);
   const double before = deadline.waited_s();
   const Sleeping sleeping(table, wait, before);

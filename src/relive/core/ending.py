@@ -58,7 +58,7 @@ def start_thread(target: Callable[..., None], name: str, *args: Any, never_write
 
 def num_threads() -> int:
     """The threads of Python that might write or draw. The core asks, to tell a thread that it waits for itself."""
-    return threading.active_count() - sum(thread.is_alive() for thread in list(_apart))
+    return sum(thread not in _apart for thread in threading.enumerate())
 
 
 def _join_threads() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, final
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from relive._core import CoreSelection
 from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, WriterCore
-from relive.errors import ReadOnly, TableClosed
+from relive.errors import ReadOnly, ServiceUnavailable, TableClosed
 from relive.fleet.agreement import Agreement, Exchange
 from relive.fleet.calls import Calls
 from relive.fleet.draws.mixing import Outputs, mixed
@@ -189,11 +190,33 @@ class FleetCore:
             attempt += 1
 
     def commit(self, drawn: Drawn) -> None:
-        """Counts the draw as handed out. Raises TableClosed."""
+        """Counts the draw as handed out, in every shard or in none.
+
+        If the uses of a part went back because its stream ended, the other parts go back, too. Only a stream that ends
+        between the check of all parts and the commit of this one leaves the parts before it counted.
+
+        A signal's handler that raises leaves no draw half counted: all parts are counted, and then the error goes on.
+
+        Raises:
+            TableClosed: the table was closed, which gave back all draws in flight.
+            ServiceUnavailable: the uses of a part went back. The draw is over.
+        """
         if self.closed:
             raise TableClosed()
-        for part in drawn.held:
-            part.commit()
+        try:
+            if len(drawn.held) > 1:
+                for part in drawn.held:
+                    part.check()
+            for part in drawn.held:
+                part.commit()
+        except ServiceUnavailable:
+            self.give_back(drawn)
+            raise
+        except BaseException:
+            for part in drawn.held:
+                with contextlib.suppress(ServiceUnavailable):
+                    part.commit()
+            raise
 
     def give_back(self, drawn: Drawn) -> None:
         """Gives the draw back: its items, its uses and the numbers of draws."""

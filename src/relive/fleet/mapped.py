@@ -23,6 +23,10 @@ from relive.table.table import Table
 
 __all__ = ["MappedShard"]
 
+_LOCKING = frozenset(
+    {"check", "update_priorities", "complete", "delete", "clear", "set_policy_version", "set_limiter",
+     "set_priority_exponent"}
+)  # fmt: skip
 Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
 Arrays = list[npt.NDArray[Any]]
@@ -94,7 +98,7 @@ class MappedShard(Shard):
         """Returns an answer that calls the core when it is taken."""
         if call == "policy_version":
             return Later(lambda: self.core.policy_version)
-        return self._later(partial(getattr(self.core, call), *values))
+        return self._later(partial(getattr(self.core, call), *values), takes_lock=call in _LOCKING)
 
     def ask_list(self, index: int, first: int, count: int, condition: Any) -> Answer:
         """Returns an answer that lists when it is taken."""
@@ -102,12 +106,12 @@ class MappedShard(Shard):
 
     def ask_claim(self, index: int, keys: Keys, left_s: float) -> Answer:
         """Returns an answer that claims when it is taken."""
-        return self._later(partial(self._claim, index, keys, min(left_s, STALL_S)))
+        return self._later(partial(self._claim, index, keys, time.monotonic() + min(left_s, STALL_S)))
 
-    def _claim(self, index: int, keys: Keys, timeout_s: float) -> Present:
+    def _claim(self, index: int, keys: Keys, ends: float) -> Present:
         if not self.core.root(index)[1]:  # the core would wait for an item
             return np.zeros(len(keys), np.bool_)
-        return self.core.claim(index, keys, timeout_s)[0]
+        return self.core.claim(index, keys, max(0.0, ends - time.monotonic()))[0]
 
     def ask_filled(self, keys: Keys) -> Answer:
         """Returns an answer that looks at the rows when it is taken."""
@@ -119,13 +123,21 @@ class MappedShard(Shard):
 
     def ask_free(self) -> Answer:
         """Returns an answer that takes the lock and releases it. A shard whose owner died can be changed, too."""
-        return self._later(partial(check_lock, self.core, STALL_S))
+        ends = time.monotonic() + STALL_S
+        return self._later(lambda: check_lock(self.core, max(0.0, ends - time.monotonic())))
 
-    def _later(self, call: Callable[[], Any]) -> Answer:
-        """Returns an answer that calls the core when it is taken."""
+    def _later(self, call: Callable[[], Any], takes_lock: bool = False) -> Answer:
+        """Returns an answer that calls the core when it is taken.
+
+        takes_lock: the call waits for the lock as long as the handle's timeout. The wait begins here. If other shards
+        were waited for that long meanwhile, this lock is free by now, or the shard gives no answer.
+        """
+        ends = time.monotonic() + self.core.timeout_s
 
         def take() -> Any:
             try:
+                if takes_lock and time.monotonic() >= ends:
+                    check_lock(self.core, 0.0)
                 return call()
             except DeadlineExceeded as error:
                 if is_of_lock(error):
@@ -178,7 +190,11 @@ class _MappedPart:
         self._number = number
         return arrays, keys, masses
 
+    def check(self) -> None:
+        """Does nothing: a mapped shard keeps what is in flight."""
+
     def commit(self) -> None:
+        self._number = None  # it is used up
         if self._hold is not None:
             self._hold.commit(self._asked.is_read)
 

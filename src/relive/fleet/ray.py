@@ -23,6 +23,7 @@ import importlib.util
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,9 @@ _CONNECT_S = 30.0
 _Removes: TypeAlias = Literal["all", "new", "none"]  # memory of an ending fleet; new: only regions that its actors made
 _CLOSE_S = 5.0  # for actors that are asked to end: a healthy one answers in milliseconds
 _REACH_S = 5.0
+# RFC 9113, 3.4: both ends begin with a frame of settings: its length (3 bytes), type 4, flags, and stream 0 (4 bytes).
+_HTTP2_SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _HTTP2_SETTINGS
 _STOP_S = 60.0  # a task on a busy node takes seconds to start
 _PORT_S = 10.0
 _LOCK_S = 3.0
@@ -577,10 +581,29 @@ def _join(address: str | None, wait: Wait) -> None:
 
 
 def _check_reached(address: str, timeout_s: float) -> None:
-    """Raises ValueError or OSError if nothing listens at the address. Ray waits for it without an end."""
+    """Raises ValueError or OSError if no server of gRPC, as Ray's are, answers at the address in time.
+
+    Ray waits without an end for an address where nothing listens, and for a listener that is no Ray.
+    """
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
         raise ValueError("not HOST:PORT")
-    socket.create_connection((host.strip("[]"), int(port)), max(_PAUSE_S, timeout_s)).close()
+    ends = time.monotonic() + max(_PAUSE_S, timeout_s)
+    with socket.create_connection((host.strip("[]"), int(port)), max(_PAUSE_S, timeout_s)) as line:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return  # the greeting would have to be encrypted
+        line.sendall(_HTTP2_GREETING)
+        heard = b""
+        while len(heard) < len(_HTTP2_SETTINGS):
+            line.settimeout(max(0.001, ends - time.monotonic()))
+            try:
+                some = line.recv(len(_HTTP2_SETTINGS) - len(heard))
+            except TimeoutError:
+                raise TimeoutError("no Ray: what listens there does not answer") from None
+            if not some:
+                break
+            heard += some
+    if heard[3:4] != _HTTP2_SETTINGS[3:4] or heard[5:] != _HTTP2_SETTINGS[5:]:
+        raise ValueError("no Ray: what listens there does not speak gRPC")

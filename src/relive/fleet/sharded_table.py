@@ -16,7 +16,7 @@ from relive.config.storage import SharedMemory
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.core.table_core import Normalise, WriterCore
-from relive.errors import InvalidConfig, NotShareable, ReliveError, RequestTooLarge
+from relive.errors import InvalidConfig, NotShareable, ReliveError, RequestTooLarge, ServiceUnavailable
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore
 from relive.fleet.mapped import MappedShard
@@ -359,10 +359,18 @@ class _FleetHold:
         self.is_over = False
 
     def commit(self, was_late: bool = False) -> None:
-        """Counts the draw in each shard. Raises TableClosed: closing the table gave back all draws in flight."""
-        if not self.is_over:
+        """Counts the draw in each shard, or in none. After an error the draw went back.
+
+        Raises TableClosed and ServiceUnavailable.
+        """
+        if self.is_over:
+            return
+        try:
             self._fleet.commit(self._drawn)
+        except ServiceUnavailable:
             self.is_over = True
+            raise
+        self.is_over = True
 
     def give_back(self) -> None:
         """Gives back the draw in each shard, and its number."""

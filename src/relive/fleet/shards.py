@@ -112,8 +112,12 @@ class Part(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raises the error of commit(), as far as it can be known before, and counts nothing."""
+        ...
+
     def commit(self) -> None:
-        """Counts the items as handed out."""
+        """Counts the items as handed out. Raises ServiceUnavailable if their uses went back."""
         ...
 
     def give_back(self) -> None:

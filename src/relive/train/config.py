@@ -109,6 +109,9 @@ class TrainConfig:
         require(0 <= self.threads <= _MOST_THREADS, "threads", f"in [0, {_MOST_THREADS}]", self.threads)
         shared = self.topology.acts_inline or self.topology.num_slices > 1
         require(not self.acting.inline or shared, "acting.inline", f"false where topology = {self.topology}", True)
+        staleness, is_read = self.learning.max_gradient_staleness, self.topology.learns_apart
+        expected = f"none where topology = {self.topology}"
+        require(is_read or staleness is None, "learning.max_gradient_staleness", expected, staleness)
         may_have_none = self.serving.address is not None and not self.acts_inline and closing is None
         has_some = self.num_actors >= 1 or may_have_none
         require(has_some, "acting.num_actors", ">= 1, or 0 of a run that is served (serving.address)", self.num_actors)

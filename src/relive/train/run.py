@@ -34,7 +34,7 @@ from relive.train.watching.curve import draw_curve
 from relive.train.watching.loggers import logging_of
 from relive.train.watching.profile import PROFILE_FILE, show_profile
 from relive.train.watching.progress import ProgressReporter
-from relive.train.watching.result import Ending, RunResult, save_result, show_result
+from relive.train.watching.result import RESULT_FILE, Ending, RunResult, save_result, show_result
 
 CURVE_FILE = "curve.png"
 _BETWEEN_HOSTS = 1_000_003  # between the seeds of two hosts
@@ -236,6 +236,7 @@ class _Run:
             def stops() -> bool:
                 return stopping() or stop_when(scoreboard.num_steps, self._agent.num_updates)
 
+            (run_dir / RESULT_FILE).unlink(missing_ok=True)  # of an earlier session: the run goes on
             ending = Learner(config, parts, made.agent, self._progress, run_dir, stops).run()
             if made.served is not None and ending is not Ending.STOPPED:
                 made.served.finish()

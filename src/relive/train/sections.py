@@ -81,7 +81,7 @@ class ActingConfig:
 
 @dataclass(frozen=True)
 class LearningConfig:
-    """Options of learners with batches of their own: topology "learners(n, async)" alone reads them.
+    """Options of learners with batches of their own. Topologies other than "learners(n, async)" refuse them.
 
     Attributes:
         max_gradient_staleness: Updates that may have been applied since the parameters that a gradient was computed

@@ -293,7 +293,7 @@ class _TimedPart:
         self._part = part
         self._tells = tells
         self._begun_s = begun_s
-        self.commit, self.give_back = part.commit, part.give_back
+        self.check, self.commit, self.give_back = part.check, part.commit, part.give_back
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Takes the part, and reports the time."""
@@ -344,6 +344,10 @@ class _PeerPart:
                 arrays = [array.copy() for array in arrays]
             scatter(outputs, arrays, gone, some)
         return arrays, keys, masses
+
+    def check(self) -> None:
+        for part in self._parts:
+            part.check()
 
     def commit(self) -> None:
         for part in self._parts:

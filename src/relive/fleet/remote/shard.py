@@ -398,12 +398,22 @@ class RemotePart:
         """Notes that num_items items went before their rows were read. Such items do not count as drawn."""
         self._num_lost += num_items
 
+    def check(self) -> None:
+        """Raises ServiceUnavailable if the uses of the draw went back because the stream ended."""
+        if self._lent is not None and self._counts_uses and not self._lent.is_there():
+            raise self._gone_back()
+
     def commit(self) -> None:
-        """Counts the draw. Raises ServiceUnavailable if its uses went back because the stream ended."""
-        if self._lent is None:
-            return
-        if not self._lent.commit(self._num_lost) and self._shard.counts_uses(self._asked.request.index_number):
-            raise ServiceUnavailable(self._shard.address, 0.0, "the stream that held the batch is over")
+        """Counts the draw. Raises as check()."""
+        if self._lent is not None and not self._lent.commit(self._num_lost) and self._counts_uses:
+            raise self._gone_back()
+
+    @property
+    def _counts_uses(self) -> bool:
+        return self._shard.counts_uses(self._asked.request.index_number)
+
+    def _gone_back(self) -> ServiceUnavailable:
+        return ServiceUnavailable(self._shard.address, 0.0, "the stream that held the batch is over")
 
     def give_back(self) -> None:
         """Gives the draw back.

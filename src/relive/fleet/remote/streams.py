@@ -85,12 +85,19 @@ class Line:
         self._send_settled()
         return not self.is_over
 
-    def _send_settled(self) -> None:
-        while self._settled and not self.is_over and self._lock.acquire(blocking=False):
+    def look(self) -> bool:
+        """Whether the stream goes on, as far as this end can know without an answer."""
+        self._send_settled(or_nothing=True)
+        return not self.is_over
+
+    def _send_settled(self, or_nothing: bool = False) -> None:
+        while (self._settled or or_nothing) and not self.is_over and self._lock.acquire(blocking=False):
             try:
                 told = self.settlements()
                 if told:
                     self.is_confirmed = False
+                if told or or_nothing:
+                    or_nothing = False
                     self.stream.send(framing.encode({"op": "settle", **told}))
             except StreamBroken:
                 self.is_over = True
@@ -118,15 +125,19 @@ class Lent:
         self._ticket = ticket
         self._collected = end_when_collected(self, partial(line.settle, "back", ticket))
 
+    def is_there(self) -> bool:
+        """Whether the draw is still in flight, as far as this end can know without an answer."""
+        return self._line.look()
+
     def commit(self, num_lost: int) -> bool:
         """Counts the draw, without the items that were lost. False if the stream is over: then the draw went back."""
-        if self._collected.detach() is None:
+        if not self._collected.detach():
             return not self._line.is_over
         return self._line.settle("done", (self._ticket, num_lost) if num_lost else self._ticket)
 
     def give_back(self) -> None:
         """Gives the draw back."""
-        if self._collected.detach() is not None:
+        if self._collected.detach():
             self._line.settle("back", self._ticket)
 
 

@@ -1,6 +1,8 @@
 """Ends what the service owned for an object that was collected, in a thread of its own.
 
 A collection may happen anywhere, also where this thread has taken a lock. It must therefore neither take one nor wait.
+No Python runs in it either: a signal's handler that raised there would lose the end, and its error would have no
+caller. weakref.finalize() runs Python.
 """
 
 from __future__ import annotations
@@ -11,18 +13,32 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any, final
 
 from relive.core.ending import at_end, start_thread
 from relive.errors import ReliveError
 
-__all__ = ["end_when_collected"]
+__all__ = ["Collected", "end_when_collected"]
 
-_due: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+
+@final
+class Collected(weakref.ref[Any]):
+    """A weak reference with the call that its object's end asks for."""
+
+    end: Callable[[], object]
+
+    def detach(self) -> bool:
+        """Forgets the call. False if it is under way, over or forgotten."""
+        return _awaited.pop(id(self), None) is not None
+
+
+_due: queue.SimpleQueue[Collected | None] = queue.SimpleQueue()
+_awaited: dict[int, Collected] = {}  # a weak reference that was dropped itself tells of no end
 _starting = threading.Lock()
 _process = 0  # which has the thread: a forked child has none
 
 
-def end_when_collected(handle: object, end: Callable[[], object]) -> weakref.finalize:  # type: ignore[type-arg]
+def end_when_collected(handle: object, end: Callable[[], object]) -> Collected:
     """Calls end() when the handle is collected, in a thread. end() must not refer to the handle.
 
     An error of the library in end() has no caller, and is dropped.
@@ -32,16 +48,18 @@ def end_when_collected(handle: object, end: Callable[[], object]) -> weakref.fin
         if _process != os.getpid():
             _process = os.getpid()
             start_thread(_end_all, "relive-collected", never_writes=True)
-    finalizer = weakref.finalize(handle, _due.put, end)
-    finalizer.atexit = False
-    return finalizer
+    collected = Collected(handle, _due.put)
+    collected.end = end
+    _awaited[id(collected)] = collected
+    return collected
 
 
 def _end_all() -> None:
-    while (end := _due.get()) is not None:
-        with contextlib.suppress(ReliveError):
-            end()
-        del end
+    while (collected := _due.get()) is not None:
+        if collected.detach():
+            with contextlib.suppress(ReliveError):
+                collected.end()
+        del collected
 
 
 @at_end

@@ -119,9 +119,7 @@ class Connection:
         self._silence_s = silence_s
         self.retries_s = math.inf
         self._peers: frozenset[tuple[str, int]] | None = None
-        self._watch = Watch(partial(_heard_s, weakref.ref(self)))
-        self._collected = weakref.finalize(self, self._watch.abandon)
-        self._collected.atexit = False
+        self._watch = Watch(self, partial(_heard_s, weakref.ref(self)))
         self._memory = BatchMemory()
         self.closed = False
         self.is_foreign = False  # whether this process is a forked child: the streams then belong to the parent
@@ -311,7 +309,6 @@ class Connection:
     def disown(self) -> None:
         """Leaves everything to the parent, in a forked child. The release of an object of gRPC would wait for ever."""
         self.is_foreign = True
-        self._collected.detach()
         keep_for_ever(self._watch, self._client)
 
     def close(self) -> None:

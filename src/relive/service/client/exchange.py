@@ -7,6 +7,7 @@ import math
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -37,15 +38,17 @@ class Watch:
     which sleeps while no stream waits.
 
     Args:
+        owner: If it is collected, the thread ends every stream, which then has no other user, and itself.
         heard_s: Tells how long ago the last byte came from the server, in seconds; None: not known.
     """
 
-    def __init__(self, heard_s: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(self, owner: object, heard_s: Callable[[], float | None] = lambda: None) -> None:
         self._heard_s = heard_s
         self._streams: set[Exchange] = set()  # changed by one step at a time
-        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()  # a collection may put: put() takes no lock
+        self._changed: queue.SimpleQueue[object] = queue.SimpleQueue()  # a collection may put: put() takes no lock
+        self._owner = weakref.ref(owner, self._changed.put)  # no Python, where a signal's handler could raise
         self._starting = threading.Lock()
-        self._stopped = self._is_abandoned = False
+        self._stopped = False
         self._thread: threading.Thread | None = None
         self.heard_at = 0.0  # when a stream received a message last
         self.sleeps = True
@@ -72,14 +75,9 @@ class Watch:
         self._stopped = True
         self._changed.put(None)
 
-    def abandon(self) -> None:
-        """Ends the thread, which first ends every stream: they have no other user. Takes no lock, and does not wait."""
-        self._is_abandoned = True
-        self.stop()
-
     def _look(self) -> None:
         quiet = 0
-        while not self._stopped:
+        while not self._stopped and self._owner() is not None:
             busy = self._expire(time.monotonic())
             quiet = 0 if busy else quiet + 1
             # If a stream sets its deadline between this look and the sleep, one of two things happens. Either the
@@ -88,7 +86,7 @@ class Watch:
             self.sleeps = quiet > _ROUNDS_BEFORE_SLEEP
             with contextlib.suppress(queue.Empty):
                 self._changed.get(timeout=None if quiet > _ROUNDS_BEFORE_SLEEP + 1 else _LOOK_EVERY_S)
-        if self._is_abandoned:
+        if not self._stopped:
             for stream in tuple(self._streams):
                 stream.cancel()
 

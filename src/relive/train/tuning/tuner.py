@@ -261,6 +261,8 @@ def tune(
     require(config.topology.num_hosts == 1, "topology", expected, str(config.topology))
     count = os.environ.get("WORLD_SIZE", "1")
     require(count == "1", "processes that a launcher started", "one: several would measure each other", count)
+    if config.learning.max_gradient_staleness is not None:  # no topology that the tuner chooses reads it
+        config = changed(config, {"learning.max_gradient_staleness": None})
     began_s = time.monotonic()
     cores, batch_size = len(os.sched_getaffinity(0)), config.agent.batch_size
     halved = batch_size // 2 if batch_size % 2 == 0 and batch_size > 2 else batch_size
