@@ -40,7 +40,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"agreement", "calls", "totals", "writing", "remote", "mapped"},
         {"onesided"},
         {"core", "group_reader"},
-        {"sharded_table", "torch"},
+        {"sharded_table", "torch", "ray_config"},
         {"ray"},
     ],
     "train": [

@@ -26,13 +26,11 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
 
-from relive.checks.parts import refuse_unknown
-from relive.checks.values import finite, integer, is_name, timeout
-from relive.config.storage import MAX_NAME_BYTES, SharedMemory
+from relive.checks.values import timeout
+from relive.config.storage import SharedMemory
 from relive.config.table_config import TableConfig
 from relive.core.attached import attached_pids
 from relive.errors import (
@@ -47,11 +45,10 @@ from relive.errors import (
 from relive.errors.extras import install_command
 from relive.fleet.agreement import Exchange
 from relive.fleet.draws.pace import Wait
-from relive.fleet.draws.placement import MAX_SHARDS
 from relive.fleet.errors import ClusterFailed, FleetExists, FleetFailed, FleetLeft, NoSuchFleet
 from relive.fleet.owner import ShardOwner, outlive
+from relive.fleet.ray_config import FleetConfig, ShardReport, load_config
 from relive.fleet.sharded_table import ShardedTable, attach
-from relive.service.config import read_toml, table_of
 from relive.table.table import attach_path
 
 if importlib.util.find_spec("ray") is None:
@@ -65,9 +62,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # n
 __all__ = ["FleetConfig", "ShardReport", "connect", "load_config", "start", "status", "stop"]
 
 NAMESPACE = "relive"
-DEFAULT_PORT = 7170
 START_S = 120.0  # the first worker of a node takes seconds, on a busy node many
-_OPTIONS = ("name", "num_shards", "port", "num_cpus", "resources", "table")
 _ASK_S = 2.0  # how long one question waits before it is asked again
 _PAUSE_S = 0.1
 _CONNECT_S = 30.0
@@ -82,96 +77,6 @@ _PORT_S = 10.0
 _LOCK_S = 3.0
 _WAITS = "it does not run: start() waits for nodes, or was ended while it did; stop the fleet, and start it again"
 _GONE = "its actor was ended; stop the fleet (--keep leaves its memory), and start it again"
-
-
-@final
-@dataclass(frozen=True)
-class FleetConfig:
-    """The configuration of a fleet: shards 0 to num_shards - 1, each on its own node.
-
-    Args:
-        name: name of the fleet. Shard n lies in SharedMemory(f"{name}-{n}") of its node.
-        num_shards: number of shards.
-        table: the table of each shard. Its capacity is a shard's capacity; its storage is ignored.
-        port: shard n is served at port + n of its node. 0: a free port, which changes after a restart, so handles of
-            other hosts must attach again. Default 7170.
-        num_cpus: CPUs that Ray reserves for each shard. Default 1.
-        resources: further resources that Ray reserves for each shard, {name: amount}.
-
-    Raises:
-        InvalidConfig: an argument is out of range.
-    """
-
-    name: str
-    num_shards: int
-    table: TableConfig
-    port: int = DEFAULT_PORT
-    num_cpus: float = 1.0
-    resources: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not is_name(self.name, MAX_NAME_BYTES - 5) or "/" in self.name:
-            expected = f"1 to {MAX_NAME_BYTES - 5} bytes of text without '/'"
-            raise InvalidConfig("name of a fleet", expected, self.name)
-        integer("num_shards", self.num_shards, 1, MAX_SHARDS)
-        if not isinstance(self.table, TableConfig):
-            raise InvalidConfig("table of a fleet", "a TableConfig", self.table)
-        integer("port", self.port, 0, 65_536 - self.num_shards)
-        finite("num_cpus", self.num_cpus, 0.0)
-        if not isinstance(self.resources, Mapping):
-            raise InvalidConfig("resources", "{name: amount}", self.resources)
-        for name, amount in self.resources.items():
-            finite(f"resources[{name!r}]", amount, 0.0)
-
-    def shard(self, number: int) -> TableConfig:
-        """The configuration of shard `number`."""
-        return replace(self.table, storage=SharedMemory(f"{self.name}-{number}"))
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """The resources that Ray reserves for a shard. A bundle must not be empty."""
-        return {"CPU": float(self.num_cpus) or 0.001, **self.resources}
-
-
-@final
-@dataclass(frozen=True)
-class ShardReport:
-    """A shard as its actor describes it.
-
-    `state` is "live"; otherwise it says why the shard does not answer, and the other fields have no meaning.
-    """
-
-    number: int
-    state: str
-    num_shards: int = 0  # of the fleet
-    node_ip: str = ""
-    address: str = ""  # grpc://host:port/name
-    name: str = ""  # of its shared memory, on its node
-    pid: int = 0
-    num_steps: int = 0
-    capacity: int = 0
-    is_restored: bool = False  # the actor took over the memory of an earlier actor
-
-
-def load_config(path: str | Path) -> FleetConfig:
-    """Reads fleet.toml, as docs/fleet.md shows it.
-
-    Args:
-        path: path of the file.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        InvalidConfig, SpecError: an option is missing, unknown or out of range. The error names it.
-        OSError: the file cannot be read.
-    """
-    parts = read_toml(path)
-    refuse_unknown(f"option of {path}", parts, _OPTIONS)
-    for name in ("name", "num_shards", "table"):
-        if name not in parts:
-            raise InvalidConfig(f"{name} in {path}", "given", "none")
-    return FleetConfig(**parts | {"table": table_of("[table]", parts["name"], parts["table"])})
 
 
 # ---- the actor -------------------------------------------------------------------------------------------------------
