@@ -189,9 +189,11 @@ class NaiveChoices:
     def _most_distinct(self, count: int) -> int:
         """The items that are sure to exist, as far as index and sampler bound them."""
         bounds = [self.index.max_items or count, getattr(self.sampler, "last", None) or count]
+        if isinstance(self.limiter, relive.StalenessBudget):
+            bounds.append(int((self.limiter.eta + 1) * self.limiter.items_per_version))
         if isinstance(self.sampler, relive.TopK):
             k = self.sampler.k
-            limits = [bounds[0], getattr(self.limiter, "max_size", 10**9)]
+            limits = [bounds[0], getattr(self.limiter, "max_size", 10**9), *bounds[2:]]
             if isinstance(self.limiter, relive.SamplesPerInsert):
                 limits.append(self.limiter.min_size)
             bounds.append(k if isinstance(k, int) else max(1, int(k * min(limits) + 0.5)))

@@ -334,3 +334,28 @@ def test_the_narrowest_corridor_never_stops_both_sides(ratio: float, min_size: i
                 assert could_write or passes(writer, token=0)
         stats = table.stats().indexes["default"]
         assert abs(stats.sampled - ratio * stats.inserted) <= ratio * min_size + 2.0 * (ratio + 1.0)
+
+
+@pytest.mark.parametrize("are_groups", [False, True])
+@pytest.mark.parametrize("limiter", [relive.Queue(2), relive.StalenessBudget(1.0, 1)])
+@pytest.mark.parametrize("num_before", [3, 30])
+def test_an_episode_that_can_be_no_item_takes_no_room(limiter: Any, are_groups: bool, num_before: int) -> None:
+    """clear() took its first steps. It goes on, and ends as no item."""
+    grouped: dict[str, Any] = {"group_by": "prompt", "group_size": 1, "max_groups": 50} if are_groups else {}
+    index = relive.Index(relive.Episodes(60, **grouped), limiter=limiter, max_times_sampled=1)
+    with table_of(index, PROMPT) as table, table.writer() as cleared, table.writer() as other:
+        for _ in range(num_before):
+            cleared.append(token=0, prompt=0, reward=0)
+        table.clear()
+        cleared.append(token=0, prompt=0, reward=0)
+        for prompt in (1, 2):
+            other.append(token=0, prompt=prompt, reward=0)
+            other.append(token=0, prompt=prompt, reward=0, truncated=True)
+        assert not passes(other, token=0, prompt=3, reward=0)
+        cleared.append(token=0, prompt=0, reward=0, truncated=True)
+        assert table.num_items() == 2
+        assert not passes(cleared, token=0, prompt=0, reward=0), "the next one would be an item"
+        table.sample(2)
+        table.set_policy_version(2)
+        assert passes(cleared, token=0, prompt=0, reward=0)
+        table.check()

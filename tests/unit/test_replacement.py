@@ -328,8 +328,9 @@ def test_devices_refuse_it_with_the_reason() -> None:
         ({"sampler": relive.TopK(7)}, 7, "TopK"),
         ({"limiter": relive.Queue(5), "max_times_sampled": 1}, 5, "Queue"),
         ({"limiter": relive.SamplesPerInsert(4.0, 12, 1_000.0)}, 12, "min_size"),
+        ({"limiter": relive.StalenessBudget(0.5, 9), "max_times_sampled": 2}, 13, "StalenessBudget"),
     ],
-    ids=["capacity", "max_items", "as many as the capacity", "last", "best", "queue", "samples per insert"],
+    ids=["capacity", "max_items", "as many as the capacity", "last", "best", "queue", "samples per insert", "budget"],
 )
 def test_a_draw_that_could_wait_for_ever_is_refused_with_what_bounds_it(more: Any, most: int, bound: str) -> None:
     table = relive.Table(SPEC, 64, relive.Index(replacement=False, **more))
@@ -340,6 +341,20 @@ def test_a_draw_that_could_wait_for_ever_is_refused_with_what_bounds_it(more: An
         writer.extend(observation=np.zeros((most, 3)), score=np.arange(most))
     assert sorted(table.sample(most, timeout_s=0.0)["score"]) == list(range(most))
     table.close()
+
+
+@pytest.mark.parametrize("limiter", [relive.Queue(40), relive.StalenessBudget(1.0, 20)])
+def test_a_share_is_one_of_the_items_that_the_limiter_lets_in(limiter: Any) -> None:
+    """A larger draw and the writers would wait for each other."""
+    index = relive.Index(sampler=relive.TopK(0.5), replacement=False, limiter=limiter, max_times_sampled=1)
+    with relive.Table(SPEC, 64, index) as table, table.writer() as writer:
+        with pytest.raises(errors.RequestTooLarge, match="share k of TopK") as caught:
+            table.draw(21, timeout_s=0.0)
+        assert caught.value.window == 20
+        scores = np.arange(40)
+        keys = writer.extend(observation=np.zeros((40, 3)), score=scores, timeout_s=0.0)
+        table.update_priorities(keys, scores)
+        assert sorted(table.sample(20, timeout_s=0.0)["score"]) == scores[20:].tolist()
 
 
 def test_a_limiter_under_which_a_draw_that_waits_would_wait_for_ever_is_refused() -> None:

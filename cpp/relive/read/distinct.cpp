@@ -149,6 +149,9 @@ MostDistinct most_distinct(const Region& r, uint32_t index, const LimiterConfig&
   if (limiter.kind == LimiterConfig::kSamplesPerInsert)
     bound(static_cast<uint64_t>(limiter.min_size), "min_size of SamplesPerInsert, up to which writers never wait");
   if (limiter.kind == LimiterConfig::kQueue) bound(static_cast<uint64_t>(limiter.hi), "max_size of Queue");
+  // Later versions may find more items, but there is no later version if the first one cannot draw.
+  if (limiter.kind == LimiterConfig::kStalenessBudget)
+    bound(static_cast<uint64_t>(whole_budget(limiter)), "(eta + 1) x items_per_version of StalenessBudget");
   // Items that share the last class may be more. Their number is not known before.
   if (config.best_items != 0) bound(config.best_items, "k of TopK");
   if (config.best_share > 0.0) {

@@ -42,12 +42,26 @@ uint32_t rows_to_settle(const Region& r, uint32_t index) {
   return sequence.at_end == AtEnd::kShift ? std::max(after, sequence.length + r.geometry->has_state) : after;
 }
 
-// Whether a lane whose open episode has come to this step has an item of the index under way.
-bool is_item_open(const Region& r, uint32_t index, uint32_t episode_step) {
-  const SequenceConfig& sequence = r.header->indexes[index].sequence;
-  if (sequence.period == 0 && (sequence.waits_for_end() || sequence.only_the_last != 0)) return true;
-  const uint32_t since = sequence.period == 0 ? episode_step : episode_step % sequence.period;
-  return since < rows_to_settle(r, index);
+// Whether the row `back` rows before a step of its episode has not left the table.
+bool is_row_there(const Region& r, const OpenStep& step, uint32_t back) {
+  uint64_t page = step.page;
+  int64_t row = int64_t{step.offset} - back;
+  while (row < 0 && page != kNoPage) {
+    page = r.alive(r.pages[page].prev.load(kRelaxed));
+    row += r.page_len;
+  }
+  return page != kNoPage && row >= int64_t{range_of(r, page).step_begin};
+}
+
+// Whether the open episode of a lane can still be a member of a group, or has an item of the index under way. It does
+// not if the first row has left, by clear() or because the table was full: no row that comes makes that item.
+bool is_item_open(const Region& r, uint32_t index, const OpenStep& step) {
+  const IndexConfig& config = r.header->indexes[index];
+  const SequenceConfig& sequence = config.sequence;
+  if (sequence.period == 0 && sequence.only_the_last != 0) return true;  // which window is the item, its end decides
+  const uint32_t since = sequence.period == 0 ? step.episode_step : step.episode_step % sequence.period;
+  if (since >= rows_to_settle(r, index) && !config.group.is_set() && !sequence.waits_for_end()) return false;
+  return is_row_there(r, step, since);
 }
 
 int64_t load_group(const Region& r, uint32_t index, const OpenStep& step) {
@@ -84,7 +98,7 @@ void UnderWay::look(uint32_t index) {
   const bool are_groups = r_.header->indexes[index].group.is_set();
   for (uint32_t lane_slot = 0; lane_slot < r_.geometry->max_lanes; ++lane_slot) {
     const OpenStep step = open_step(r_, lane_slot);
-    if (step.page == kNoPage || !(are_groups || is_item_open(r_, index, step.episode_step))) continue;
+    if (step.page == kNoPage || !is_item_open(r_, index, step)) continue;
     const bool stands_still = r_.lanes[lane_slot].is_refused.load(kRelaxed) != 0 && RELIVE_RULE(P6_stands);
     num_items_ += stands_still ? 0 : 1;
     if (!are_groups) continue;
