@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,7 +42,12 @@ _numbers = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Short and derandomized programmes; `RELIVE_SOAK=1` makes them long and random."""
+    """Short and derandomized programmes; `RELIVE_SOAK=1` makes them long and random.
+
+    Ctrl-C interrupts, also where the shell starts the tests in the background and ignores it for them.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         import hypothesis
     except ImportError:

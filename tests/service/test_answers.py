@@ -106,7 +106,8 @@ def _bytes(count: int, message: bytes | None = None) -> _Chunk:
 
 
 def _received(*chunks: _Chunk, num_bytes: int = 10) -> npt.NDArray[np.uint8]:
-    stream = Exchange(None, _Reader(*chunks), Watch())
+    reader = _Reader(*chunks)
+    stream = Exchange(None, reader, Watch(owner=reader))
     return stream.receive_block(*stream.receive(), num_bytes)
 
 
