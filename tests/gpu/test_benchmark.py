@@ -31,23 +31,16 @@ def test_it_measures_every_way_and_writes_what_it_measured(tmp_path: Path, monke
         *((way, 1024, 2) for way in WAYS),
     ]
     operations = {row["operation"] for row in rows}
+    # A frame that two stacks of an item share counts once; so does a state between two steps of a window.
+    distinct = {row["operation"]: row["distinct_bytes"] for row in rows if "distinct_bytes" in row}
+    frame, others, steps = 84 * 84, 8 + 4, SMALL.window
+    assert distinct["gather of Atari stacks"] == SMALL.batches[0] * (5 * frame + others)
+    assert distinct["gather of windows"] == SMALL.windows * ((steps + 1) * frame + steps * others)
     assert {f"sample of {kind}" for kind in KINDS} | {"draw on the device", "draw by the core"} <= operations
     assert {"update of priorities from the device", "torch ring buffer in device memory"} <= operations
     assert all(row["median_us"] > 0 for row in rows)
     assert [row["num_steps"] for row in rows if row["operation"].startswith("draw")] == [500, 500]
     assert "| zero-copy" in (tmp_path / "gpu.md").read_text()
-
-
-def test_distinct_bytes_are_those_that_differ() -> None:
-    """A frame that two stacks of an item share counts once; so does a state between two steps of a window."""
-    from benchmarks.gpu.device import SMALL, Device
-    from benchmarks.gpu.reads import item_reads
-
-    rows = {row["operation"]: row for row in item_reads(Device(torch, DEVICE), SMALL)}
-    batch, frame, others = SMALL.batches[0], 84 * 84, 8 + 4
-    assert rows["gather of Atari stacks"]["distinct_bytes"] == batch * (5 * frame + others)
-    steps = SMALL.window
-    assert rows["gather of windows"]["distinct_bytes"] == SMALL.windows * ((steps + 1) * frame + steps * others)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA GPU: the benchmark would run")
