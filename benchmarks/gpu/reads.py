@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,12 +60,23 @@ FRAME = (84, 84)
 
 def item_reads(device: Device, scale: Scale) -> Iterator[Row]:
     """Batches as agents ask for them: transitions, stacks of Atari frames, and windows of a sequence model."""
-    for name, spec, items, batch, rows_an_item in _kinds(scale):
-        yield from _reads_of_kind(device, scale, name, spec, items, batch, rows_an_item)
+    for kind in _kinds(scale):
+        yield from _reads_of_kind(device, scale, kind)
 
 
-def _kinds(scale: Scale) -> Iterator[tuple[str, dict[str, relive.ArraySpec], Any, int, int]]:
-    """(name, columns, items, batch, rows of the state that an item needs)."""
+class Kind(NamedTuple):
+    """One kind of batch: its table, its items, and how many rows an item has."""
+
+    name: str
+    columns: dict[str, relive.ArraySpec]
+    capacity: int  # steps
+    items: Any
+    batch: int
+    num_states: int  # of an item; a state that two outputs show counts once
+    num_steps: int = 1  # of an item
+
+
+def _kinds(scale: Scale) -> Iterator[Kind]:
     control = {
         "observation": relive.ArraySpec((48,), "float32", kind="state"),
         "action": relive.ArraySpec((12,), "float32"),
@@ -77,27 +88,23 @@ def _kinds(scale: Scale) -> Iterator[tuple[str, dict[str, relive.ArraySpec], Any
         "reward": relive.ArraySpec((), "float32"),
     }
     for batch in scale.batches:
-        yield "transitions", control, relive.Transitions(), batch, 2
-        yield "Atari stacks", frames, relive.Transitions(stack={"observation": 4}), min(batch, 1024), 5
-    yield "windows", frames, relive.Sequences(scale.window, bootstrap=1), scale.windows, scale.window + 1
+        yield Kind("transitions", control, scale.ring_steps, relive.Transitions(), batch, 2)
+        stacks = relive.Transitions(stack={"observation": 4})
+        yield Kind("Atari stacks", frames, scale.frames, stacks, min(batch, 1024), 5)
+    windows = relive.Sequences(scale.window, bootstrap=1)
+    yield Kind("windows", frames, scale.frames, windows, scale.windows, scale.window + 1, scale.window)
 
 
-def _reads_of_kind(
-    device: Device, scale: Scale, name: str, columns: dict[str, Any], items: Any, batch: int, rows_an_item: int
-) -> Iterator[Row]:
+def _reads_of_kind(device: Device, scale: Scale, kind: Kind) -> Iterator[Row]:
     from relive.gpu import DeviceReader
 
-    torch = device.torch
-    spec = relive.StepSpec(columns)
-    capacity = scale.ring_steps if name == "transitions" else scale.frames
-    index = relive.Index(items, relive.Prioritized(priority_exponent=1.0))
-    with relive.Table(spec, capacity, index, max_lanes=1) as table:
-        _fill(table, capacity)
-        # A stack and its next stack share frames, and so do a window's states: each row counts once.
-        row_bytes = sum(one.num_bytes for one in spec.columns.values() if one.kind == "state")
-        flat_bytes = sum(one.num_bytes for one in spec.columns.values() if one.kind != "state")
-        flat_rows = 1 if rows_an_item < 8 else rows_an_item - 1
-        distinct = batch * (rows_an_item * row_bytes + flat_rows * flat_bytes)
+    torch, name, batch = device.torch, kind.name, kind.batch
+    spec = relive.StepSpec(kind.columns)
+    index = relive.Index(kind.items, relive.Prioritized(priority_exponent=1.0))
+    with relive.Table(spec, kind.capacity, index, max_lanes=1) as table:
+        _fill(table, kind.capacity)
+        rows = {True: kind.num_states, False: kind.num_steps}
+        distinct = batch * sum(one.num_bytes * rows[one.kind == "state"] for one in spec.columns.values())
         with DeviceReader(table, device.name) as reader:
             keys = reader.draw(batch).item_keys
             launch = one_round(reader, None, None, keys)

@@ -37,7 +37,7 @@ REST_S = {"cuda": 0.0, "cpu": 0.1}  # of a writer, after each episode
 
 @dataclass
 class Found:
-    """What a run has seen."""
+    """The counts of a run."""
 
     device: str = ""
     seconds: float = 0.0
@@ -116,14 +116,14 @@ def torn_windows(batch: Any, present: Any) -> tuple[int, int]:
 # ---- writers ------------------------------------------------------------------------------------------------------
 
 
-def write(name: str, seed: int, rest_s: float) -> None:
-    """Writes episodes of numbered steps to the shared table until the process is killed."""
+def write(name: str, seed: int, rest_s: float, parent: int) -> None:
+    """Writes episodes of numbered steps to the shared table until the process is killed, or its parent is gone."""
     import relive
     from gpu.tools import numbered_rows
 
     rng = random.Random(seed)
     with relive.attach(name) as table, table.writer() as writer:
-        while True:
+        while os.getppid() == parent:
             count = rng.randint(1, MOST_STEPS)
             writer.extend(**numbered_rows(rng.randrange(NUMBERS - MOST_STEPS), count), truncated=True)
             time.sleep(rest_s)
@@ -142,7 +142,7 @@ class Writers:
 
     def _new(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "gpu.soak", "--writer", self._name, "--rest", str(self._rest_s)]
-        command += ["--seed", str(next(self._seeds))]
+        command += ["--seed", str(next(self._seeds)), "--parent", str(os.getpid())]
         return subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
 
     def keep_going(self) -> None:
@@ -248,12 +248,12 @@ def _faults(table: Any) -> int:
 def believe_all() -> None:
     """Leaves the re-check out: what was ready is present."""
     from gpu.tools import bools_at
-    from relive.gpu.kernels.words import PRESENT, READY
+    from relive.gpu.kernels.words import PRESENT, READY, WANTED
     from relive.gpu.launch import Rounds, Scratch
 
     def believe(self: Rounds, span: Any, scratch: Scratch, present: int, only_generation: bool) -> None:
         scratch.state[scratch.state == int(READY.value)] = int(PRESENT.value)
-        scratch.cells[0] = (scratch.state == 2).sum()
+        scratch.cells[0] = (scratch.state == int(WANTED.value)).sum()
         if present:
             bools_at(present, scratch.num_items).copy_(scratch.state == int(PRESENT.value))
 
@@ -269,13 +269,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--believe", action="store_true", help="without the re-check: rows must be torn")
     parser.add_argument("--writer", help=argparse.SUPPRESS)
     parser.add_argument("--rest", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     os.environ.setdefault("RELIVE_TEST_DEVICE", options.device)
     if options.device == "cpu" or options.writer:
         os.environ["TRITON_INTERPRET"] = "1"
     if options.writer:
-        write(options.writer, options.seed, options.rest)
+        write(options.writer, options.seed, options.rest, options.parent)
+        return 0
     if options.believe:
         believe_all()
     found = run(options.device, options.seconds)

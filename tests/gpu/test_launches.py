@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import triton
 import triton.language as tl
 from triton.compiler import CompiledKernel
-from triton.runtime.interpreter import GridExecutor
+from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
 import relive
 from gpu.tools import DEVICE, ON_CARD, DeviceReader, all_columns, numbered_rows, numbered_spec, set_rounds, torch
@@ -129,6 +130,30 @@ def test_a_redraw_does_not_shuffle_again(table: relive.Table) -> None:
         with counted() as (started, _):
             reader.sample(32, all_columns(table))
         assert started == SAMPLE + SAMPLE[1:]
+
+
+@pytest.mark.skipif(ON_CARD, reason="only the interpreter tells the addresses of its loads")
+@pytest.mark.parametrize("items", [
+    relive.Transitions(stack={"frame": 4}), relive.Transitions(n_step=3, stack={"frame": 4}),
+    relive.Sequences(8, burn_in=2, bootstrap=1), relive.Episodes(30, time_major=True),
+    relive.Episodes(30, layout="ragged"),
+])  # fmt: skip
+def test_each_row_of_an_item_crosses_the_bus_once(items: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame that a stack shares with the next stack, and a state between two steps of a window."""
+    load, seen = InterpreterBuilder.create_masked_load, []
+
+    def watched(self: Any, addresses: Any, mask: Any, *others: Any) -> Any:
+        if addresses.data.ndim == 2 and addresses.data.shape[1] == 2:  # the two halves of 16 bytes of a row
+            seen.extend(addresses.data[np.broadcast_to(mask.data, addresses.data.shape)].tolist())
+        return load(self, addresses, mask, *others)
+
+    with relive.Table(numbered_spec(), 512, relive.Index(items), max_lanes=2) as table, table.writer() as writer:
+        keys = writer.extend(**numbered_rows(0, 24), truncated=True)
+        with DeviceReader(table, DEVICE) as reader:
+            present = table.gather(keys).present
+            monkeypatch.setattr(InterpreterBuilder, "create_masked_load", watched)
+            assert reader.gather(keys[present][-1:], ["frame", "next_frame"]).present.all()
+    assert len(seen) > 4 * 50 and len(set(seen)) == len(seen)
 
 
 def test_a_block_has_at_least_an_item_for_every_thread() -> None:

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import mangle_type
 
 from relive.errors import InvalidConfig
-from relive.gpu.launch import Drawing, Rounds, compile_options, facts_on
+from relive.gpu.launch import WARP, Drawing, Rounds, compile_options, facts_on
 from relive.gpu.layout_args import IndexLayout, RegionLayout, step_items_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import Span
@@ -26,7 +26,6 @@ from relive.table.table import Table
 
 __all__ = ["Compiled", "NotedLaunch", "compile_launch", "launches_of", "region_loads"]
 
-WARP = 32
 DIVISOR = 16  # Triton compiles separately for arguments that are multiples of 16, as addresses from torch are
 NUM_ITEMS = 10_000  # more than the pages of the tables of the check: words are copied, too
 SOME_ADDRESS = 1 << 40

@@ -18,7 +18,7 @@ from relive.gpu.layout_args import IndexLayout, RegionLayout, fact_words
 from relive.gpu.outputs import BatchRoom, Job
 from relive.gpu.region_view import Span
 
-__all__ = ["INTERPRETER_BLOCKS", "BlockSizes", "Drawing", "Rounds", "Scratch", "compile_options", "facts_on"]
+__all__ = ["INTERPRETER_BLOCKS", "WARP", "BlockSizes", "Drawing", "Rounds", "Scratch", "compile_options", "facts_on"]
 
 WARP = 32  # threads
 _cuda: Any = torch.cuda
