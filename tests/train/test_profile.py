@@ -285,21 +285,28 @@ def test_followers_are_shown_and_the_leader_is_the_side() -> None:
     assert alone.is_alone and alone.slower is leader and "actors" not in str(alone)
 
 
+def waited_for_the_limiter(path: Path, name: str, others: list[str], drawing: list[str]) -> float:
+    """Profiles a draw that waits for its limiter, and returns the table's figure of the wait."""
+    empty = Table(discrete_spaces().spec(), 1_000, Index(Transitions(), Prioritized(), MinSize(10)))
+    with empty as table, Profiling(True, name, others, path) as profiling:
+        profiling.acted(1, 4)
+        watched = profiling.table(table)
+        with pytest.raises(DeadlineExceeded):
+            watched.sample(4, columns=("reward",), timeout_s=0.2)
+        for one in drawing if name == "server" else ():
+            profiling.board.counts(one).seconds[PARTS.index("gather")] = 1.0  # type: ignore[union-attr]
+        return table.stats().sampler_wait_s
+
+
 def test_waits_for_the_limiter_are_those_of_who_draws(tmp_path: Path) -> None:
     """Where learners draw for themselves the table's figure is cut into equal parts; a server draws nothing."""
     for name, others, drawing in (
         ("learner", ["learner 1", "actor 0"], ["learner"]),
         ("server", ["learner 0", "learner 1", "actor 0"], ["learner 0", "learner 1"]),
     ):
-        empty = Table(discrete_spaces().spec(), 1_000, Index(Transitions(), Prioritized(), MinSize(10)))
-        with empty as table, Profiling(True, name, others, tmp_path / PROFILE_FILE) as profiling:
-            profiling.acted(1, 4)
-            watched = profiling.table(table)
-            with ThreadPoolExecutor(1) as pool, pytest.raises(DeadlineExceeded):  # this thread might write meanwhile
-                pool.submit(watched.sample, 4, columns=("reward",), timeout_s=0.2).result()
-            for one in drawing if name == "server" else ():
-                profiling.board.counts(one).seconds[PARTS.index("gather")] = 1.0  # type: ignore[union-attr]
-            waited_s = table.stats().sampler_wait_s
+        path = tmp_path / PROFILE_FILE
+        with ThreadPoolExecutor(1) as pool:  # one thread waits; this one might write meanwhile
+            waited_s = pool.submit(waited_for_the_limiter, path, name, others, drawing).result()
         assert waited_s > 0.1 and load_profile(tmp_path).remote_share == 0.25
         for one in load_profile(tmp_path).processes:
             assert (one.seconds["wait"] > 0) == (one.name in drawing), one.name
