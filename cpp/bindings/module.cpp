@@ -37,6 +37,7 @@ NB_MODULE(_core, module) {
   relive::bindings::bind_turn(module);
   relive::bindings::bind_hold(module);
   relive::bindings::bind_region_format(module);
+  relive::bindings::bind_save(module);
   nanobind::class_<relive::bindings::BatchMemory>(module, "BatchMemory")
       .def(nanobind::init<>())
       .def("close", &relive::bindings::BatchMemory::close);

@@ -315,7 +315,7 @@ OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_fr
 
 void close_page(Held& held, uint64_t page) {
   Region& r = held.region;
-  r.pages[page].ticket = r.header->next_ticket.fetch_add(1, kRelaxed);
+  r.pages[page].ticket.store(r.header->next_ticket.fetch_add(1, kRelaxed), kRelaxed);
   const uint64_t word = r.words[page].load(kRelaxed);
   r.words[page].store((word & ~uint64_t{3}) | static_cast<uint64_t>(PageState::kClosed), std::memory_order_release);
   if (r.bulk) offer_for_spill(held, page);

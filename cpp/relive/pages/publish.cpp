@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/changed_rows.hpp"
 #include "relive/pages/crossing.hpp"
 #include "relive/pages/eviction_order.hpp"
 #include "relive/pages/groups.hpp"
@@ -325,7 +326,10 @@ void mark_last_row(Held& held, uint64_t page) {
   page = last_row(r, page, &offset);
   if (page == kNoPage) return;
   const uint64_t slot = r.slot_of(page, offset);
-  if ((r.head_of(slot).load(kRelaxed) & kTerminatedBit) == 0) r.head_of(slot).fetch_or(kTruncatedBit);
+  if ((r.head_of(slot).load(kRelaxed) & kTerminatedBit) == 0) {
+    const ChangedRows changed(held, page);
+    r.head_of(slot).fetch_or(kTruncatedBit);
+  }
   RELIVE_FAIL_POINT(close_mark);
 }
 

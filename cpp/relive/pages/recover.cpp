@@ -7,6 +7,7 @@
 #include "relive/index/leaves.hpp"
 #include "relive/index/recover_leaves.hpp"
 #include "relive/pages/cells.hpp"
+#include "relive/pages/changed_rows.hpp"
 #include "relive/pages/eviction_order.hpp"
 #include "relive/pages/groups.hpp"
 #include "relive/pages/late.hpp"
@@ -164,7 +165,7 @@ void rebuild_lists(Held& held, const std::optional<Living>& living, RecoverScrat
     taken[r.frames[page].load(kRelaxed)] = 1;
     if (!living) count_page(held, page, &live_steps, &removed_steps);
     next_order = std::max(next_order, r.pages[page].order.load(kRelaxed) + 1);
-    next_ticket = std::max(next_ticket, r.pages[page].ticket + 1);
+    next_ticket = std::max(next_ticket, r.pages[page].ticket.load(kRelaxed) + 1);
   }
   std::sort(used, used + num_used, [](const auto& a, const auto& b) { return a.order < b.order; });
   h.ring_head.store(kNoPage, kRelaxed);
@@ -196,6 +197,7 @@ void recover(Held& held, RecoverScratch& scratch) {
   Region& r = held.region;
   RELIVE_FAIL_POINT(recover_begin);
   finish_exponent_change(held);
+  finish_changed_rows(held);
   count_keepers(held);
   if (RELIVE_RULE(F2_pages)) settle_pages(held);
   RELIVE_FAIL_POINT(recover_pass1);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/changed_rows.hpp"
 #include "relive/pages/eviction_order.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/table/by_key.hpp"
@@ -74,9 +75,13 @@ bool update_one(Held& held, const Update& update, int64_t key, float priority, d
   }
   if (found == Found::kGone || found == Found::kUsedUp) return false;
   if (found == Found::kPending) {
-    std::atomic<uint32_t>& pending =
-        map.is_explicit ? r.records[index].windows_of(slot)->pending_priority : r.given(index, slot);
-    pending.store(std::bit_cast<uint32_t>(priority), kRelaxed);
+    const uint32_t bits = std::bit_cast<uint32_t>(priority);
+    if (map.is_explicit) {
+      r.records[index].windows_of(slot)->pending_priority.store(bits, kRelaxed);
+    } else {
+      const ChangedRows changed(held, r.page_of(slot));
+      r.given(index, slot).store(bits, kRelaxed);
+    }
     return true;
   }
   if (found == Found::kAwaiting) {

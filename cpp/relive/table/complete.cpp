@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "relive/pages/changed_rows.hpp"
 #include "relive/pages/late.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/table/changing.hpp"
@@ -116,6 +117,7 @@ size_t end_of_section(const Region& r, const int64_t* keys, size_t begin, size_t
 // First the cells, then the bit: a death in between leaves a row that still waits for its columns (rule L3).
 void fill_row(Held& held, uint64_t slot, const std::vector<LateCell>& cells, const std::byte* given) {
   const Region& r = held.region;
+  const ChangedRows changed(held, r.page_of(slot));
   std::byte* const base = r.page_base(r.page_of(slot));
   if (!RELIVE_RULE(L3_cells_first)) r.head_of(slot).fetch_and(~kLateBit, std::memory_order_release);
   RELIVE_FAIL_POINT(late_begin);

@@ -15,9 +15,10 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// The number of frames that a new region has: all of them if its memory is only promised (local), else the first few.
-uint64_t first_frames(const Geometry& g, bool is_local) {
-  return is_local ? g.num_frames : std::min(g.grow_frames, g.num_frames);
+// The number of frames that a new region has: all of them if its memory is only promised (local), else the first few,
+// and those that are asked for.
+uint64_t first_frames(const Geometry& g, bool is_local, uint64_t asked) {
+  return is_local ? g.num_frames : std::min(std::max(g.grow_frames, asked), g.num_frames);
 }
 
 uint64_t end_of_frame(const Geometry& g, uint64_t frame) {
@@ -51,7 +52,16 @@ Status replace_leftover(const std::string& path) {
 
 }  // namespace
 
-Status Table::create(const TableConfig& asked, const std::string& path, std::unique_ptr<Table>* out) {
+Status Table::create(const TableConfig& config, const std::string& path, std::unique_ptr<Table>* out) {
+  std::unique_ptr<Table> table;
+  RELIVE_RETURN_IF_ERROR(make(config, path, 0, &table));
+  RELIVE_RETURN_IF_ERROR(table->publish());
+  *out = std::move(table);
+  return {};
+}
+
+Status Table::make(const TableConfig& asked, const std::string& path, uint64_t num_frames,
+                   std::unique_ptr<Table>* out) {
   TableConfig config = asked;
   for (IndexConfig& index : config.indexes) RELIVE_RETURN_IF_ERROR(settle_kinds(&index));
   Layout layout;
@@ -60,7 +70,7 @@ Status Table::create(const TableConfig& asked, const std::string& path, std::uni
   const Geometry& g = layout.geometry;
   std::unique_ptr<Table> table(new Table);
   const bool is_local = path.empty();
-  const uint64_t frames = first_frames(g, is_local);
+  const uint64_t frames = first_frames(g, is_local, num_frames);
   if (is_local) {
     // The areas before the slabs are written now, so they must fit: the system promises more memory than it has, and
     // kills the process that uses it.
@@ -95,15 +105,19 @@ Status Table::create(const TableConfig& asked, const std::string& path, std::uni
   if (!is_local) {
     table->storage_->try_lock_byte(kAttachedByte, false);
     table->storage_->try_lock_byte(kLifeByte, true);
-    Status published = table->storage_->publish();
-    for (int tries = 0; published.code() == Code::kNameTaken && tries < 8; ++tries) {
-      RELIVE_RETURN_IF_ERROR(replace_leftover(path));
-      published = table->storage_->publish();
-    }
-    RELIVE_RETURN_IF_ERROR(std::move(published));
   }
   *out = std::move(table);
   return {};
+}
+
+Status Table::publish() {
+  if (is_local()) return {};
+  Status published = storage_->publish();
+  for (int tries = 0; published.code() == Code::kNameTaken && tries < 8; ++tries) {
+    RELIVE_RETURN_IF_ERROR(replace_leftover(path_));
+    published = storage_->publish();
+  }
+  return published;
 }
 
 }  // namespace relive

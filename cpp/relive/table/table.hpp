@@ -30,6 +30,11 @@ class Tier;
 class Table final {
  public:
   static Status create(const TableConfig& config, const std::string& path, std::unique_ptr<Table>* out);
+  // The same in two steps: a region that no other process can find, with memory for at least so many frames, and its
+  // publication. In between the caller may fill the region.
+  static Status make(const TableConfig& config, const std::string& path, uint64_t num_frames,
+                     std::unique_ptr<Table>* out);
+  Status publish();
   // stream: of the handle's random numbers. If none is given, the handle gets a stream of its own: the count of
   // attaches gives its number, or chance does if the handle is read-only.
   static Status attach(const std::string& path, Access access, std::optional<uint64_t> stream, double timeout_s,

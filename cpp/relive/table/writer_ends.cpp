@@ -1,5 +1,6 @@
 #include "relive/table/writer_ends.hpp"
 
+#include "relive/pages/changed_rows.hpp"
 #include "relive/table/writer_check.hpp"
 #include "relive/table/writer_room.hpp"
 #include "relive/table/writer_rows.hpp"
@@ -41,6 +42,7 @@ bool end_episode(Held& held, const StartValues& starts, WriterLane& lane, bool t
   const bool last_is_there =
       Region::generation_of(r.words[last_page].load(kRelaxed)) == Region::generation_of(lane.last_word);
   if (last_is_there && (terminated || !has_state)) {  // in a published window this row can only be the last
+    const ChangedRows changed(held, last_page);
     if (terminated) r.marks[lane.last_slot].discount.store(0.0f, kRelaxed);
     r.head_of(lane.last_slot).fetch_or(terminated ? kTerminatedBit : kTruncatedBit);
   }

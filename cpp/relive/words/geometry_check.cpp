@@ -94,7 +94,8 @@ bool are_areas_sound(const Geometry& g) {
     sound = sound && lies(g.cells.state_offset, sizeof(CellState)) &&
             lies(g.cells.links_offset, Wide{sizeof(uint32_t)} * g.cells.num_cells) &&
             lies(g.cells.free_offset, Wide{sizeof(uint32_t)} * g.cells.num_cells);
-  Wide next_leaf = g.num_slots;
+  Wide next_leaf = Wide{1} << (g.slot_bits - 1);  // the keys of records have the upper half of the slots
+  sound = sound && g.num_slots <= next_leaf;
   for (uint32_t i = 0; i < g.num_indexes && sound; ++i) {
     const RecordGeometry& records = g.records[i];
     const bool has_records = records.max_items != 0;

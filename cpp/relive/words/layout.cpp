@@ -142,7 +142,17 @@ void place_frames(uint32_t max_lanes, Layout* out) {
 
 // Numbers the records: the nodes of a record follow from the page length, its key from the number of slots.
 Status number_records(const TableConfig& config, Geometry* g) {
-  uint64_t next_leaf = g->num_slots;
+  uint64_t num_leaves = g->num_slots;
+  for (const IndexConfig& index : config.indexes)
+    num_leaves += index.map == LeafMap::kExplicit ? index.num_records() : 0;
+  g->slot_bits = std::max(8u, static_cast<uint32_t>(std::bit_width(num_leaves - 1)) + 4);
+  if (config.slot_bits != 0) g->slot_bits = config.slot_bits;
+  g->page_bits = g->slot_bits - g->page_shift;
+  if (g->slot_bits > kLeafBits - 8)
+    return invalid("capacity", "fewer slots and items than 2^39", static_cast<int64_t>(num_leaves));
+  uint64_t next_leaf = uint64_t{1} << (g->slot_bits - 1);
+  if (num_leaves > next_leaf)
+    return invalid("capacity", "at most 8 times that of the save", static_cast<int64_t>(config.capacity));
   for (uint32_t i = 0; i < g->num_indexes; ++i) {
     const IndexConfig& index = config.indexes[i];
     if (index.map != LeafMap::kExplicit) continue;
@@ -160,10 +170,6 @@ Status number_records(const TableConfig& config, Geometry* g) {
                      static_cast<int64_t>(index.max_items));
     next_leaf += records.max_items;
   }
-  g->slot_bits = std::max(8u, static_cast<uint32_t>(std::bit_width(next_leaf - 1)) + 4);
-  g->page_bits = g->slot_bits - g->page_shift;
-  if (g->slot_bits > kLeafBits - 8)
-    return invalid("capacity", "fewer slots and items than 2^39", static_cast<int64_t>(next_leaf));
   return {};
 }
 
@@ -313,7 +319,7 @@ Status make_layout(const TableConfig& config, Layout* out) {
         .with_int("needed", g.history + g.max_n_step)
         .with_int("lanes", 1);
   place_columns(config, out);
-  g.page_len = choose_page_len(config, g, out->bulk.block_bytes != 0);
+  g.page_len = config.page_len != 0 ? config.page_len : choose_page_len(config, g, out->bulk.block_bytes != 0);
   g.page_shift = static_cast<uint32_t>(std::bit_width(g.page_len) - 1);
   g.tail_words = std::max(1u, g.page_len / 64);
   g.num_pages =

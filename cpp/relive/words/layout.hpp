@@ -44,7 +44,7 @@ inline constexpr uint32_t kCellWord = 4;    // offset in a record of the number 
 inline constexpr uint32_t kNoCell = ~0u;    // the number of a row without a start cell
 inline constexpr uint32_t kLargeColumn = 256;    // a column of more bytes a row has rows of its own, 64-byte aligned
 inline constexpr uint32_t kMostLateBytes = 256;  // of a row's late columns together: they are written under the lock
-inline constexpr uint32_t kFormatVersion = 12;
+inline constexpr uint32_t kFormatVersion = 13;
 inline constexpr uint32_t kMaxWindow = 4096;     // rows before an item and of it together; rows that a window spans
 inline constexpr uint32_t kMaxWindows = 32;      // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
@@ -270,15 +270,19 @@ struct TableConfig {
   uint32_t max_participants = 256;
   uint64_t seed = 0;
   uint64_t shard = 0;
-  uint64_t epoch = 0;  // decides where generations begin (Region::first_generation); 0: at 1
+  uint64_t epoch = 0;     // decides where generations begin (Region::first_generation); 0: at 1
+  uint32_t page_len = 0;  // of a table that is loaded from a save: those of the saved table. 0: make_layout() chooses
+  uint32_t slot_bits = 0;
   std::string metadata;
   TierConfig tier;
 };
 
 // The records of an index whose items are explicit. All zero in every other index.
 struct RecordGeometry {
-  uint64_t first_leaf;  // a record's key has first_leaf + record in the place of a slot: above every row's slot
-  uint64_t max_items;   // records: one more than its index's max_items where its remover chooses
+  // A record's key has first_leaf + record in the place of a slot. Records have the upper half of the slot space, so that
+  // their keys stay when a saved table is loaded with more rows.
+  uint64_t first_leaf;
+  uint64_t max_items;  // records: one more than its index's max_items where its remover chooses
   uint32_t max_windows;
   uint32_t max_rows;  // of the lane, that the longest window spans
   uint32_t pages_a_window;

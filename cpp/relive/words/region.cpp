@@ -223,9 +223,10 @@ Status Region::open(std::byte* memory, size_t num_bytes) {
 }
 
 bool Region::is_own_key(int64_t key) const {
-  uint64_t num_leaves = geometry->num_slots;
-  for (const uint32_t i : record_indexes()) num_leaves += maps_[i].num_leaves;
-  return is_key_in(0, num_leaves, key);
+  if (is_row_key(key)) return true;
+  for (const uint32_t i : record_indexes())
+    if (is_item_key(i, key)) return true;
+  return false;
 }
 
 uint64_t Region::alive(uint64_t ref) const {

@@ -8,6 +8,7 @@
 // Cost:    O(1) for each function but the sums over participants; create and open are O(region).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstddef>
@@ -61,7 +62,7 @@ struct PageRecord {
   std::atomic<uint64_t> order;               // PRIMARY: age
   std::atomic<uint64_t> lane_uid;            // PRIMARY: of the first lane that wrote into it
   uint64_t first_t;                          // PRIMARY: position in the lane of row 0, tails counted
-  uint64_t ticket;                           // PRIMARY: order of sealing
+  std::atomic<uint64_t> ticket;              // PRIMARY: changes with the bytes of a CLOSED page (rule J3)
   std::atomic<uint32_t> lane_slot;           // PRIMARY
   std::atomic<uint32_t> flags;               // PRIMARY
   uint32_t ring_prev, ring_next, free_next;  // DERIVED; of a page on the kept list the first two link that list
@@ -252,6 +253,8 @@ struct Header {
   LateRest late_rest;                     // PRIMARY
   std::atomic<uint64_t> num_raised;       // twice the changes of exponents so far, odd during a change (rule H3)
   std::atomic<int64_t> base_version;      // PRIMARY: the version from which staleness budgets count (rule P5)
+  uint64_t floor;                         // the least generation of a page or record that opens (rule J4)
+  std::atomic<uint32_t> changing_page;    // PRIMARY: + 1; the page whose committed rows change now (rule J3)
   alignas(64) IndexState index_state[kMaxIndexes];
   alignas(64) Counters counters;
 };
@@ -326,7 +329,7 @@ struct Region {
   static bool is_used(uint64_t word) { return (word & 3) == 1 || (word & 3) == 2; }
   // The word of a page whose generation ends: free again, or retired if there is no number for the next generation.
   uint64_t freed_word(uint64_t word) const {
-    const uint64_t generation = generation_of(word) + 1;
+    const uint64_t generation = std::max(generation_of(word) + 1, header->floor);
     const bool overflows = generation >> (kLeafBits - geometry->slot_bits) != 0;
     return generation << kGenerationShift | static_cast<uint64_t>(overflows ? PageState::kRetired : PageState::kFree);
   }

@@ -48,7 +48,8 @@ namespace relive {
   X(AlreadyCompleted)    /* position, key, column, [applied] */             \
   X(RowsApart)           /* item, window, key, why */                       \
   X(EpisodeMismatch)     /* lane, column */                                 \
-  X(RareItems)           /* where, asked, found, looked_at, share */
+  X(RareItems)           /* where, asked, found, looked_at, share */         \
+  X(DamagedSave)         /* what */
 // clang-format on
 
 enum class Code : uint32_t {

@@ -34,7 +34,8 @@
   X(version_base) X(version_noted) X(version_swept) X(latest_noted) X(latest_left) X(base_begun) X(base_leaf) \
   X(where_tested) X(where_found) X(publish_kept_out) X(late_kept_out) \
   X(limiter_word) X(limiter_switched) X(rank_pushed) X(rank_removed) \
-  X(raise_noted) X(raise_leaf) X(raise_raised) X(raise_switched) X(raise_exponent) X(raise_over) X(shuffle_claimed)
+  X(raise_noted) X(raise_leaf) X(raise_raised) X(raise_switched) X(raise_exponent) X(raise_over) X(shuffle_claimed) \
+  X(change_noted) X(change_made) X(change_ticket)
 
 #define RELIVE_RULES(X) \
   X(G2_word_before_leaf) X(G2_likely) X(G4_recheck) X(G11_once) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
@@ -46,7 +47,8 @@
   X(V2_word) X(V2_holders) X(B4_recover) X(B4_own) X(B4_none) X(B4_page) X(Y1_once) X(Y2_full) X(Y3_settle) X(Y4_cut) X(Y6_weight) \
   X(R1_order) X(R2_most) X(R3_update) X(R3_settle) X(R5_room) X(R5_settle) X(T1_since) X(T2_overdue) X(T3_count) \
   X(Z1_version) X(Z2_expired) X(Z3_base) X(Z4_last) X(Z4_settle) X(Q1_condition) X(P1_switch) X(P2_unused) X(P4_massless) X(P5_base) X(P6_under_way) X(P6_stands) X(P7_places) \
-  X(H1_index) X(U1_follow) X(U2_class) X(U3_rebuild) X(H2_note) X(H3_draw) X(H4_update) X(H5_claim) X(O1_one_step) X(O2_same_slot)
+  X(H1_index) X(U1_follow) X(U2_class) X(U3_rebuild) X(H2_note) X(H3_draw) X(H4_update) X(H5_claim) X(O1_one_step) X(O2_same_slot) \
+  X(J3_ticket) X(J3_note) X(J4_floor) X(J4_closed)
 // clang-format on
 
 namespace relive::testing {
