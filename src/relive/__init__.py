@@ -34,7 +34,7 @@ from relive.reading.batch import Batch
 from relive.reading.batches import Batches
 from relive.reading.draws import Draw
 from relive.reading.priorities import sequence_priority
-from relive.table.open import attach, connect, list_tables, loader, remove
+from relive.table.open import attach, connect, list_tables, load, loader, remove, saved
 from relive.table.stats import IndexStats, TableStats, TierStats
 from relive.table.table import Table
 from relive.writing.writer import Writer
@@ -90,8 +90,10 @@ __all__ = [
     "connect",
     "errors",
     "list_tables",
+    "load",
     "loader",
     "remove",
+    "saved",
     "sequence_priority",
     "Shuffle",
 ]

@@ -33,6 +33,7 @@ from relive.errors.items import EpisodeMismatch, EpisodeTooLong, RareItems, RowG
 from relive.errors.late import AlreadyCompleted, LateColumn
 from relive.errors.names import MissingColumn, UnknownArgument, UnknownAttribute, UnknownColumn, UnnamedColumns
 from relive.errors.packages import MissingPackage
+from relive.errors.saving import DamagedSave, NoSuchSave, SaveCancelled, SaveInUse, SaveOutrun
 from relive.errors.service import BadMessage, ServiceUnavailable, StaleVersion, Unacknowledged
 from relive.errors.storage import FormatMismatch, InUse, NameTaken, NoSuchTable, NotARegion, StorageFull, SystemFailure
 from relive.errors.waiting import DeadlineExceeded, RequestTooLarge, WaitsForItself
@@ -43,6 +44,7 @@ __all__ = [
     "BadMessage",
     "CapacityTooSmall",
     "CheckFailed",
+    "DamagedSave",
     "DeadlineExceeded",
     "DtypeMismatch",
     "EpisodeMismatch",
@@ -61,6 +63,7 @@ __all__ = [
     "NameTaken",
     "NoPriorities",
     "NoProbabilities",
+    "NoSuchSave",
     "NoSuchTable",
     "NotARegion",
     "NotShareable",
@@ -70,6 +73,9 @@ __all__ = [
     "RequestTooLarge",
     "RowGone",
     "RowsApart",
+    "SaveCancelled",
+    "SaveInUse",
+    "SaveOutrun",
     "SeamMismatch",
     "ServiceUnavailable",
     "ShapeMismatch",

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from relive.errors import arguments, episodes, handles, items, late, names, packages, service, storage, waiting
+from relive.errors import (
+    arguments,
+    episodes,
+    handles,
+    items,
+    late,
+    names,
+    packages,
+    saving,
+    service,
+    storage,
+    waiting,
+)
 from relive.errors.base import ReliveError
 
 __all__ = ["KIND_OF_CODE", "from_core"]
 
-_MODULES = (arguments, episodes, handles, items, late, names, packages, service, storage, waiting)
+_MODULES = (arguments, episodes, handles, items, late, names, packages, saving, service, storage, waiting)
 KIND_OF_CODE: dict[str, type[ReliveError]] = {
     name: getattr(module, name) for module in _MODULES for name in module.__all__
 }

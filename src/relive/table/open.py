@@ -13,18 +13,19 @@ from relive import _core
 from relive.checks.names import names_arguments
 from relive.checks.values import is_name
 from relive.config.spec import StepSpec
-from relive.config.storage import MAX_NAME_BYTES, SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
+from relive.config.storage import MAX_NAME_BYTES, SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory, Storage
 from relive.core.attached import attached_pids
 from relive.core.protocol import ReplayTable
 from relive.errors import InUse, NoSuchTable, ReliveError, SystemFailure
-from relive.table.table import Table, attach_path
+from relive.table.table import Table, attach_path, table_of
 
 if TYPE_CHECKING:
     from relive.over.loading import Loader
     from relive.reading.rewards import RewardFunction
+    from relive.saving.loading import SavedTable
     from relive.service import RemoteTable
 
-__all__ = ["TableRow", "attach", "connect", "list_tables", "loader", "remove"]
+__all__ = ["TableRow", "attach", "connect", "list_tables", "load", "loader", "remove", "saved"]
 
 
 @names_arguments
@@ -74,6 +75,47 @@ def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None 
     """
     service = importlib.import_module("relive.service")  # imported here, because the library itself needs numpy only
     return cast("RemoteTable", service.connect(address, timeout_s, spec))
+
+
+@names_arguments
+def load(
+    path: str | os.PathLike[str],
+    storage: Storage | None = None,
+    capacity: int | None = None,
+    max_lanes: int | None = None,
+    timeout_s: float | None = None,
+) -> Table:
+    """A new table from the newest save of a folder (Table.save).
+
+    Lanes that were open at the save have ended, and items in flight are given back. With the same capacity, or one up to
+    8 times as large, the keys of the save name the same rows (`table.loaded.keeps_keys`), and no key that was given out
+    after the save comes again. A smaller capacity keeps the youngest steps, under new keys.
+
+    Args:
+        path: The folder.
+        storage: Where the table's bytes are; None: LocalMemory(), whatever the saved table had.
+        capacity: In steps; None: the saved one.
+        max_lanes: At least that of the saved table; None: the saved one.
+        timeout_s: The default deadline of this handle's calls, in seconds; None: the saved table's.
+
+    Raises:
+        NoSuchSave: The folder has no save.
+        DamagedSave: A file of the save is damaged, or missing.
+        FormatMismatch: A later version of relive wrote it.
+        NameTaken, StorageFull, SystemFailure, CapacityTooSmall: as for Table.
+        InvalidConfig: An argument has another type or value.
+
+    Cost: the save is read once; then a recovery and a check of the whole table.
+    """
+    loading = importlib.import_module("relive.saving.loading")  # imported here: programs that load nothing lack it
+    return table_of(loading.load_core(os.fspath(path), storage, capacity, max_lanes), timeout_s)
+
+
+@names_arguments
+def saved(path: str | os.PathLike[str]) -> SavedTable:
+    """Describes the newest save of a folder without loading it. Raises NoSuchSave, DamagedSave, FormatMismatch."""
+    loading = importlib.import_module("relive.saving.loading")
+    return cast("SavedTable", loading.describe(os.fspath(path)))
 
 
 @names_arguments

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, SupportsFloat, final
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, cast, final, overload
 
 from relive import _core
 from relive.checks.names import names_arguments
@@ -26,7 +27,12 @@ from relive.reading.sources import LocalDraws, PlannedSource, SampledSource
 from relive.table.handle import TableHandle
 from relive.writing.writer import Writer
 
-__all__ = ["Table", "attach_path", "table_over"]
+if TYPE_CHECKING:
+    from relive.saving.copying import SaveFacts
+    from relive.saving.loading import LoadedCore
+    from relive.saving.saving import Saving
+
+__all__ = ["Table", "attach_path", "table_of", "table_over"]
 
 _handles: set[weakref.ref[Table]] = set()  # open handles of this process; list() of the set is one step
 
@@ -57,6 +63,8 @@ class Table(TableHandle):
         NameTaken: another process is attached to the shared table of this name.
         StorageFull, SystemFailure: the memory or the file cannot be allocated.
     """
+
+    _loaded: LoadedCore | None = None
 
     def __init__(
         self,
@@ -171,6 +179,80 @@ class Table(TableHandle):
         """Gives the next draw this number."""
         self._local.set_next_call(number)
 
+    # ---- saving ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        beside: Mapping[str, bytes] | None = None,
+        wait: Literal[True] = True,
+        keep: int = 1,
+    ) -> SaveFacts: ...
+    @overload
+    def save(
+        self, path: str | os.PathLike[str], beside: Mapping[str, bytes] | None = None, *, wait: Literal[False], keep: int = 1
+    ) -> Saving: ...
+    @names_arguments
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        beside: Mapping[str, bytes] | None = None,
+        wait: bool = True,
+        keep: int = 1,
+    ) -> SaveFacts | Saving:
+        """Saves the table, as it is at one moment of this call, into a folder. relive.load makes a table from it.
+
+        Writers and samplers of all processes go on. A second save into the same folder writes the pages that changed. A
+        save that fails, or a process that dies, leaves the save before it whole. docs/saving.md describes the folder.
+
+        Args:
+            path: The folder. It is made if it is not there.
+            beside: Blobs to keep with the table, by name: a model, a configuration. SavedTable.beside names them.
+            wait: False: return when the moment has passed; a thread writes the rest.
+            keep: The number of saves that the folder keeps, this one included.
+
+        Returns:
+            What was written; with wait=False a Saving, which has progress, wait() and cancel().
+
+        Raises:
+            InUse: Another process, or another thread, saves into this folder.
+            StorageFull, SystemFailure: The folder cannot be written.
+            SaveOutrun: Writers fill pages faster than this folder takes them in.
+            InvalidConfig: The path is no folder of saves, or an argument has another type or value.
+            ReadOnly, TableClosed: The handle is read-only, or closed.
+
+        Blocks: until the pages are copied, and with wait=True until they are on disk.
+        """
+        saving = importlib.import_module("relive.saving.saving")  # imported here: programs that save nothing lack it
+        loaded = self._loaded
+        one: Saving = saving.Saving(self._local, os.fspath(path), self._facts())
+        blobs, number = saving.checked(beside, keep)
+        one.make_cut(None if loaded is None else loaded.cut, self._timeout_s)
+        if not flag("wait", wait):
+            one.finish_behind(blobs, number)
+            return one
+        one.finish(blobs, number)
+        return cast("SaveFacts", one.wait())
+
+    def _facts(self) -> dict[str, Any]:
+        """The facts of this table that a load needs beside its state."""
+        geometry = self._local.geometry
+        names = ("num_pages", "slot_bits", "max_lanes", "shard")
+        return {
+            "region": geometry["uuid"].hex(),
+            "table": self._config.to_dict(),
+            **{name: int(geometry[name]) for name in names},
+            "page_shift": int(geometry["page_len"]).bit_length() - 1,
+            "stream": self.stream,
+            "next_draw": self.next_draw,
+        }
+
+    @property
+    def loaded(self) -> LoadedCore | None:
+        """How the table was loaded from a save, if this handle loaded it: its keeps_keys says what became of keys."""
+        return self._loaded
+
     # ---- the handle ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -210,6 +292,22 @@ def attach_path(
     return table_over(
         _core.attach_table(path, flag("read_only", read_only), told, 60.0 if given is None else given), given
     )
+
+
+def table_of(loaded: LoadedCore, timeout_s: float | None) -> Table:
+    """A handle on a core that was loaded from a save. Its next draws are those that the saved handle would have made."""
+    table = Table.__new__(Table)
+    config, core = loaded.config, loaded.core
+    if isinstance(config.storage, SharedMemory):
+        note_made(config.storage.path)
+    table._local = core
+    table._bind(core, config, config.timeout_s if timeout_s is None else timeout_s)
+    core.timeout_s = table.timeout_s
+    table._loaded = loaded
+    if loaded.facts.get("stream") == table.stream:
+        table.number_draws(int(loaded.facts.get("next_draw", 0)))
+    _remember(table)
+    return table
 
 
 def table_over(core: _core.CoreTable, timeout_s: float | None) -> Table:

@@ -1,0 +1,111 @@
+"""One cut of learner, table and cursor: `save` and `load`. Either all of them are in a checkpoint, or none is.
+
+    relive.checkpoint.save("runs/one", table=table, learner={"model": model.state_dict()}, cursor=loader)
+    table, learner = relive.checkpoint.load("runs/one", cursor=None)
+
+A checkpoint is a save of the table (docs/saving.md) with two blobs beside it, `learner` and `cursor`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+from relive.checks.names import names_arguments
+from relive.checks.values import flag
+from relive.config.storage import Storage
+from relive.errors import InvalidConfig
+from relive.saving.copying import SaveFacts
+from relive.saving.saving import Saving
+from relive.saving.trees import tree_from_bytes, tree_to_bytes
+from relive.table.open import load as load_table
+from relive.table.table import Table
+
+__all__ = ["Checkpoint", "Cursor", "load", "save"]
+
+_LEARNER, _CURSOR = "learner", "cursor"
+
+
+class Cursor(Protocol):
+    """The position of whoever draws batches: a Loader, a StatefulDataLoader, a Mixture."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Returns the position behind the batches that were trained."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `load` found.
+
+    Attributes:
+        table: The new table.
+        learner: The state of the learner; tensors are on the CPU. None: none was saved.
+        cursor: The state for cursor.load_state_dict(). None: none was saved.
+    """
+
+    table: Table
+    learner: Any
+    cursor: Any
+
+
+@names_arguments
+def save(
+    path: str | os.PathLike[str],
+    *,
+    table: Table,
+    learner: Any = None,
+    cursor: Cursor | None = None,
+    wait: bool = True,
+    keep: int = 1,
+) -> SaveFacts | Saving:
+    """Saves learner, table and cursor as of one moment.
+
+    Call it between two updates, on the thread that makes them: the learner's arrays are copied before the call returns.
+    Batches that were drawn ahead and not trained are drawn again after a load, because the cursor stands behind the
+    last batch that was handed out.
+
+    Args:
+        path: The folder.
+        table: The table.
+        learner: A state_dict, or any tree of dicts, lists, numbers, text, arrays and tensors; None: none.
+        cursor: Has state_dict(); None: none.
+        wait: False: return when the moment has passed; a thread writes the rest.
+        keep: The number of checkpoints that the folder keeps.
+
+    Raises:
+        InvalidConfig: A value of the learner's state is none of these types. Nothing is written.
+        InUse, StorageFull, SystemFailure, SaveOutrun, ReadOnly, TableClosed: as for Table.save.
+    """
+    if not isinstance(table, Table):
+        raise InvalidConfig("table of a checkpoint", "a relive.Table of this machine", table)
+    beside = {}
+    if learner is not None:
+        beside[_LEARNER] = tree_to_bytes(learner)
+    if cursor is not None:
+        beside[_CURSOR] = tree_to_bytes(dict(cursor.state_dict()))
+    if flag("wait", wait):
+        return table.save(path, beside, True, keep)
+    return table.save(path, beside, wait=False, keep=keep)
+
+
+@names_arguments
+def load(
+    path: str | os.PathLike[str],
+    storage: Storage | None = None,
+    capacity: int | None = None,
+    max_lanes: int | None = None,
+    timeout_s: float | None = None,
+) -> Checkpoint:
+    """Loads the newest checkpoint of a folder. The arguments and errors are those of relive.load."""
+    table = load_table(path, storage, capacity, max_lanes, timeout_s)
+    try:
+        blobs = table.loaded.beside if table.loaded is not None else {}
+        parts = [tree_from_bytes(blobs[name], os.fspath(path)) if name in blobs else None for name in (_LEARNER, _CURSOR)]
+    except BaseException:
+        table.close()
+        raise
+    return Checkpoint(table, *parts)

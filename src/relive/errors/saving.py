@@ -1,0 +1,65 @@
+"""Errors of saves: folders without one, damaged files, a second saver, saves that did not end."""
+
+from __future__ import annotations
+
+from typing import final
+
+from relive.errors.base import ReliveError, bytes_text, plain, shown
+
+__all__ = ["DamagedSave", "NoSuchSave", "SaveCancelled", "SaveInUse", "SaveOutrun"]
+
+
+@final
+class NoSuchSave(ReliveError, FileNotFoundError):
+    """The folder has no finished save."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"{path} has no save: no Table.save has ended there")
+
+
+@final
+class DamagedSave(ReliveError, ValueError):
+    """A file of a save is missing, cut short or changed, or its contents cannot be true."""
+
+    def __init__(self, path: str = "", what: str = "", expected: object = None, got: object = None) -> None:
+        self.path = path
+        self.what = what
+        self.expected = plain(expected)
+        self.got = plain(got)
+        told = f": expected {shown(expected)}, got {shown(got)}" if expected is not None else ""
+        super().__init__(
+            f"the save in {path} is damaged: {what}{told}; load another save, or one of the copies that keep= left"
+        )
+
+
+@final
+class SaveInUse(ReliveError, BlockingIOError):
+    """Another process, or another thread of this one, saves into the folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"another save into {path} goes on; wait for it, or save into another folder")
+
+
+@final
+class SaveOutrun(ReliveError, RuntimeError):
+    """Writers filled pages faster than the save copied them."""
+
+    def __init__(self, path: str, left_bytes: int, capacity_bytes: int) -> None:
+        self.path = path
+        self.left_bytes = left_bytes
+        self.capacity_bytes = capacity_bytes
+        super().__init__(
+            f"writers are faster than the save into {path}: after eight rounds {bytes_text(left_bytes)} of"
+            f" {bytes_text(capacity_bytes)} are not copied; save to a faster disk, or slow the writers meanwhile"
+        )
+
+
+@final
+class SaveCancelled(ReliveError, RuntimeError):
+    """Saving.cancel() ended the save. The save before it stays."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"the save into {path} was cancelled; the save before it stays whole")

@@ -1,0 +1,95 @@
+"""The two small files of a save folder: relive-save.json and CURRENT. Each is one line of JSON and its CRC-32C."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from relive import _core
+from relive.errors import DamagedSave, FormatMismatch, NoSuchSave
+from relive.saving.files import Files
+
+__all__ = ["CURRENT", "FOLDER", "FORMAT", "KeptCut", "line_of", "read_current", "read_folder"]
+
+FORMAT = 1  # of the folder; raised when an earlier reader would misread it
+FOLDER, CURRENT = "relive-save.json", "CURRENT"
+_MOST_BYTES = 1 << 20
+_MOST_NUMBER = 2**31
+
+
+@final
+@dataclass(frozen=True)
+class KeptCut:
+    """A save that the folder keeps: its number, and the segments that its images lie in."""
+
+    number: int
+    segments: tuple[int, ...]
+
+    def to_list(self) -> list[Any]:
+        """Returns the cut for JSON."""
+        return [self.number, list(self.segments)]
+
+
+def line_of(value: Mapping[str, Any]) -> bytes:
+    """Returns the contents of a small file."""
+    line = json.dumps(value).encode()
+    return line + b"\n%08x\n" % _core.crc32c(line)
+
+
+def _read(files: Files, name: str, path: str) -> dict[str, Any]:
+    """Reads a small file. FileNotFoundError if it is missing."""
+    handle = files.open(name)
+    try:
+        data = bytearray(min(files.size(handle), _MOST_BYTES))
+        data = data[: files.read(handle, 0, memoryview(data))]
+    finally:
+        files.close_handle(handle)
+    line, _, rest = bytes(data).partition(b"\n")
+    if rest != b"%08x\n" % _core.crc32c(line):
+        raise DamagedSave(path, name, "its checksum", "another")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DamagedSave(path, name, "JSON", str(error)) from error
+    if not isinstance(value, dict):
+        raise DamagedSave(path, name, "an object", type(value).__name__)
+    return value
+
+
+def read_folder(files: Files, path: str) -> str:
+    """Returns the id of the folder. Raises NoSuchSave, DamagedSave, FormatMismatch."""
+    try:
+        told = _read(files, FOLDER, path)
+    except FileNotFoundError:
+        raise NoSuchSave(path) from None
+    lowest = told.get("lowest_reader")
+    if not isinstance(lowest, int) or not isinstance(told.get("folder"), str):
+        raise DamagedSave(path, FOLDER, "its format and its id", told)
+    if lowest > FORMAT:
+        raise FormatMismatch("format of the save", FORMAT, lowest)
+    return str(told["folder"])
+
+
+def read_current(files: Files, path: str, folder: str) -> list[KeptCut]:
+    """Returns the saves that a folder keeps, the newest first. Raises NoSuchSave, DamagedSave."""
+    try:
+        told = _read(files, CURRENT, path)
+    except FileNotFoundError:
+        raise NoSuchSave(path) from None
+    if told.get("folder") != folder:
+        raise DamagedSave(path, CURRENT, f"a file of the folder {folder}", told.get("folder"))
+    try:
+        cuts = [KeptCut(_number(number), tuple(map(_number, segments))) for number, segments in told["cuts"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedSave(path, CURRENT, "a list of saves", str(error)) from error
+    if not cuts:
+        raise DamagedSave(path, CURRENT, "at least one save", "none")
+    return cuts
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST_NUMBER:
+        raise ValueError(f"the number {value!r}")
+    return value

@@ -1,0 +1,129 @@
+"""The file of a cut: a table of sections, then their bytes.
+
+    magic, version, number of sections, CRC-32C of the table | table, 64 bytes a section | sections, each at a multiple of
+    64
+
+A section has a name, a number (of its index), whether a reader must know it, its place, its length and its CRC-32C.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive import _core
+from relive.errors import DamagedSave
+from relive.saving.files import ALIGN, Files
+
+__all__ = ["Section", "SectionPlace", "read_section", "read_table", "write_cut"]
+
+Section: TypeAlias = "tuple[str, int, NDArray[np.uint8]]"  # name, index, bytes
+
+_MAGIC = b"relive-cut\n\0"
+_VERSION = 1
+_HEAD = struct.Struct("<12sIII")
+_HEAD_BYTES = 64
+_ENTRY = struct.Struct("<32sIIQQII")
+_MOST_SECTIONS = 1024
+_BUFFER_BYTES = 1 << 20
+
+
+@final
+@dataclass(frozen=True)
+class SectionPlace:
+    """Where a section lies in its file."""
+
+    name: str
+    index: int
+    must_know: bool
+    at: int
+    num_bytes: int
+    sum: int
+
+
+def write_cut(files: Files, handle: int, sections: Sequence[Section]) -> int:
+    """Writes the file of a cut. Returns its length in bytes."""
+    at = _HEAD_BYTES + _ENTRY.size * len(sections)
+    entries = bytearray()
+    for name, index, data in sections:
+        at += -at % 64
+        entries += _ENTRY.pack(name.encode(), index, 1, at, data.nbytes, _core.crc32c(data), 0)
+        at += data.nbytes
+    head = _HEAD.pack(_MAGIC, _VERSION, len(sections), _core.crc32c(bytes(entries)))
+    stream = _Stream(files, handle)
+    stream.write(memoryview(head.ljust(_HEAD_BYTES, b"\0") + bytes(entries)))
+    for _, _, data in sections:
+        stream.pad(64)
+        stream.write(memoryview(data.reshape(-1)))
+    return stream.end()
+
+
+def read_table(files: Files, handle: int, path: str) -> list[SectionPlace]:
+    """Returns the sections of a cut. Raises DamagedSave; a length that lies is found before memory is taken."""
+    size = files.size(handle)
+    head = bytearray(_HEAD_BYTES)
+    if files.read(handle, 0, memoryview(head)) != _HEAD_BYTES:
+        raise DamagedSave(path, "a cut that is too short", f"{_HEAD_BYTES} bytes", size)
+    magic, version, count, total = _HEAD.unpack_from(head)
+    if magic != _MAGIC or version != _VERSION:
+        raise DamagedSave(path, "a cut that does not begin like one", f"version {_VERSION}", version)
+    if count > _MOST_SECTIONS or _HEAD_BYTES + count * _ENTRY.size > size:
+        raise DamagedSave(path, "the number of sections", f"at most {_MOST_SECTIONS}", count)
+    entries = bytearray(count * _ENTRY.size)
+    if files.read(handle, _HEAD_BYTES, memoryview(entries)) != len(entries) or _core.crc32c(entries) != total:
+        raise DamagedSave(path, "the table of sections", "its checksum", "another")
+    places = []
+    for number in range(count):
+        name, index, must_know, at, num_bytes, sum_, _ = _ENTRY.unpack_from(entries, number * _ENTRY.size)
+        if at > size or num_bytes > size - at:
+            raise DamagedSave(path, "the length of a section", f"at most {max(0, size - at)}", num_bytes)
+        shown = name.rstrip(b"\0").decode(errors="backslashreplace")
+        places.append(SectionPlace(shown, index, bool(must_know), at, num_bytes, sum_))
+    return places
+
+
+def read_section(files: Files, handle: int, place: SectionPlace, path: str) -> NDArray[np.uint8]:
+    """Returns the bytes of a section. Raises DamagedSave."""
+    data = np.empty(place.num_bytes, np.uint8)
+    if files.read(handle, place.at, memoryview(data)) != place.num_bytes or _core.crc32c(data) != place.sum:
+        raise DamagedSave(path, f"section {place.name!r}", "its checksum", "another")
+    return data
+
+
+class _Stream:
+    """Bytes in parts, written in whole blocks."""
+
+    def __init__(self, files: Files, handle: int) -> None:
+        self._files, self._handle = files, handle
+        self._buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES))
+        self._at, self._used = 0, 0
+
+    def write(self, data: memoryview) -> None:
+        data = data.cast("B")
+        while len(data):
+            part = data[: _BUFFER_BYTES - self._used]
+            self._buffer[self._used : self._used + len(part)] = part
+            self._used += len(part)
+            data = data[len(part) :]
+            if self._used == _BUFFER_BYTES:
+                self._flush(self._used)
+
+    def pad(self, to: int) -> None:
+        self.write(memoryview(bytes(-self._used % to)))
+
+    def end(self) -> int:
+        """Writes the rest, padded to a whole block. Returns the length of the file."""
+        self.pad(ALIGN)
+        self._flush(self._used)
+        return self._at
+
+    def _flush(self, num_bytes: int) -> None:
+        if num_bytes:
+            self._files.append(self._handle, self._buffer[:num_bytes], self._at)
+        self._at, self._used = self._at + num_bytes, 0

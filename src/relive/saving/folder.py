@@ -1,0 +1,267 @@
+"""SaveFolder: the folder of a save while it is written. It commits a save as a whole, or leaves the one before.
+
+    relive-save.json   the format, its lowest reader version, the id of the folder
+    segments/N.pages   blocks of page images, only ever appended to
+    cuts/N.cut         the state of the table (cut_file.py)
+    beside/N/NAME      bytes that the caller gave
+    CURRENT            the kept saves, the newest first, and the segments that they name
+    lock               locked by the saver
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.checks.values import is_name
+from relive.errors import DamagedSave, InvalidConfig, NoSuchSave
+from relive.saving.current import CURRENT, FOLDER, FORMAT, KeptCut, line_of, read_current, read_folder
+from relive.saving.cut_file import Section, write_cut
+from relive.saving.files import ALIGN, DiskFiles, Files
+from relive.saving.reader import IMAGE, CutReader, bytes_of_json, with_sum
+
+__all__ = ["IMAGE", "CommittedCut", "SaveFolder", "Segment"]
+
+_MAX_NAME_BYTES = 200
+
+
+@final
+class Segment:
+    """A new file of page images."""
+
+    def __init__(self, files: Files, number: int) -> None:
+        self.number = number
+        self._files = files
+        self._handle: int | None = files.create("segments", f"{number}.pages")
+        self._at = 0
+
+    def append(self, block: memoryview) -> int:
+        """Writes a block, whose length is a multiple of ALIGN. Returns its place in the file."""
+        assert self._handle is not None and len(block) % ALIGN == 0
+        at = self._at
+        self._files.append(self._handle, block, at)
+        self._at += len(block)
+        return at
+
+    def sync(self) -> None:
+        """Returns when all blocks are on disk."""
+        assert self._handle is not None
+        self._files.sync(self._handle)
+
+    def close(self) -> None:
+        """Closes the file. Closing twice is harmless."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._files.close_handle(handle)
+
+
+@final
+@dataclass(frozen=True)
+class CommittedCut:
+    """A save that is on disk. num_bytes: of its cut and blobs."""
+
+    number: int
+    name: str
+    num_bytes: int
+
+
+@final
+class SaveFolder:
+    """A folder of saves, locked for one saver. Close it."""
+
+    def __init__(self, path: str, files: Files) -> None:
+        self.path, self._files = path, files
+        self._segment: Segment | None = None
+        self._kept: list[KeptCut] = []
+        self.current: CutReader | None = None
+
+    @classmethod
+    def open(cls, path: str, files: Files | None = None) -> SaveFolder:
+        """Opens a folder for one save, makes it if it is not there, and removes what a saver that died has left.
+
+        Raises:
+            InvalidConfig: The folder has other files and no save.
+            SaveInUse: Another save goes on.
+            DamagedSave, FormatMismatch: The folder's own files cannot be read.
+            StorageFull, SystemFailure: The folder cannot be written.
+        """
+        folder = cls(path, files if files is not None else DiskFiles(path, makes=True))
+        try:
+            folder._begin()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def _begin(self) -> None:
+        files = self._files
+        names = set(files.names())
+        if FOLDER not in names and not names <= {"lock", f"{FOLDER}.new"}:
+            other = sorted(names - {"lock"})[0]
+            raise InvalidConfig("folder of a save", "an empty folder, or one with saves", f"{self.path} with {other!r}")
+        files.lock()
+        if FOLDER not in set(files.names()):
+            told = {"format": FORMAT, "lowest_reader": FORMAT, "folder": secrets.token_hex(16)}
+            self._replace(FOLDER, line_of(told))
+        self._id = read_folder(files, self.path)
+        for name in ("segments", "cuts", "beside"):
+            files.make_folder(name)
+        try:
+            self._kept = read_current(files, self.path, self._id)
+        except NoSuchSave:
+            self._kept = []
+        self._remove_unnamed()
+        if self._kept:
+            with contextlib.suppress(DamagedSave):  # a damaged save is no ground to make no other one
+                self.current = CutReader(files, self.path, self._kept[0].number)
+
+    def _replace(self, name: str, data: bytes) -> None:
+        """Writes a small file under a second name, syncs it, and gives it its own name."""
+        files = self._files
+        files.remove(f"{name}.new")
+        handle = files.create(f"{name}.new")
+        try:
+            files.append(handle, memoryview(data), 0)
+            files.sync(handle)
+        finally:
+            files.close_handle(handle)
+        files.rename(f"{name}.new", name)
+        files.sync_folder()
+
+    def reusable(self) -> NDArray[Any]:
+        """Returns the images of the newest save in segments that are at least half in use, as IMAGE."""
+        if self.current is None:
+            return np.zeros(0, IMAGE)
+        images = self.current.images
+        sizes = {segment: self._segment_bytes(segment) for segment in np.unique(images["segment"]).tolist()}
+        live = {segment: int(images["num_bytes"][images["segment"] == segment].sum()) for segment in sizes}
+        good = [segment for segment, size in sizes.items() if 2 * live[segment] >= size]
+        return images[np.isin(images["segment"], good)]
+
+    def _segment_bytes(self, number: int) -> int:
+        handle = self._files.open("segments", f"{number}.pages")
+        try:
+            return self._files.size(handle)
+        finally:
+            self._files.close_handle(handle)
+
+    def new_segment(self) -> Segment:
+        """Begins the segment of this save."""
+        named = {number for cut in self._kept for number in cut.segments}
+        self._segment = Segment(self._files, max(named, default=0) + 1)
+        return self._segment
+
+    def commit(
+        self,
+        sections: Sequence[Section],
+        images: NDArray[Any],
+        facts: Mapping[str, Any],
+        beside: Mapping[str, bytes],
+        keep: int,
+    ) -> CommittedCut:
+        """Makes these sections and images the newest save. Files that no kept save names are removed afterwards.
+
+        Args:
+            sections: The state of the table.
+            images: The page images that it consists of, IMAGE.
+            facts: Plain values for the section "facts".
+            beside: Blobs by name.
+            keep: The number of saves that stay.
+
+        Raises:
+            StorageFull, SystemFailure: A write or a sync failed. The save before stays whole.
+        """
+        number = max((cut.number for cut in self._kept), default=0) + 1
+        name = secrets.token_hex(16)
+        is_named = False
+        try:
+            num_bytes = self._write_files(number, name, sections, images, facts, beside)
+            segments = tuple(np.unique(images["segment"]).tolist())
+            kept = [KeptCut(number, segments), *self._kept][:keep]
+            is_named = True  # from here on a reader may find the new save
+            self._replace(CURRENT, line_of({"folder": self._id, "cuts": [cut.to_list() for cut in kept]}))
+        except BaseException:
+            if not is_named:
+                self._remove_unnamed()
+            raise
+        self._kept = kept
+        self._remove_unnamed()
+        return CommittedCut(number, name, num_bytes)
+
+    def _write_files(
+        self,
+        number: int,
+        name: str,
+        sections: Sequence[Section],
+        images: NDArray[Any],
+        facts: Mapping[str, Any],
+        beside: Mapping[str, bytes],
+    ) -> int:
+        """Writes and syncs everything but CURRENT. Returns the bytes of cut and blobs."""
+        files = self._files
+        if self._segment is not None:
+            self._segment.sync()
+            self._segment.close()
+        told = {**facts, "cut": name, "beside": {blob: len(data) for blob, data in beside.items()}}
+        whole = [("facts", 0, bytes_of_json(told)), ("images", 0, images.view(np.uint8).reshape(-1)), *sections]
+        handle = files.create("cuts", f"{number}.cut")
+        try:
+            num_bytes = write_cut(files, handle, whole)
+            files.sync(handle)
+        finally:
+            files.close_handle(handle)
+        if beside:
+            files.make_folder("beside", str(number))
+        for blob, data in beside.items():
+            num_bytes += self._write_blob(number, blob, data)
+        if beside:
+            files.sync_folder("beside", str(number))
+        for folder in ("segments", "cuts", "beside"):
+            files.sync_folder(folder)
+        files.sync_folder()
+        return num_bytes
+
+    def _write_blob(self, number: int, blob: str, data: bytes) -> int:
+        if not is_name(blob, _MAX_NAME_BYTES) or "/" in blob or blob in (".", ".."):
+            raise InvalidConfig("name of a blob", f"1 to {_MAX_NAME_BYTES} bytes of text without '/'", blob)
+        whole = with_sum(data)
+        handle = self._files.create("beside", str(number), blob)
+        try:
+            self._files.append(handle, memoryview(whole), 0)
+            self._files.sync(handle)
+        finally:
+            self._files.close_handle(handle)
+        return len(whole)
+
+    def _remove_unnamed(self) -> None:
+        """Removes files of saves that are not kept, each by its own name. A name that no save has given stays."""
+        files = self._files
+        if self._segment is not None:
+            self._segment.close()
+        cuts = {cut.number for cut in self._kept}
+        segments = {number for cut in self._kept for number in cut.segments}
+        for name in files.names("segments"):
+            if name.endswith(".pages") and name[:-6].isdecimal() and int(name[:-6]) not in segments:
+                files.remove("segments", name)
+        for name in files.names("cuts"):
+            if name.endswith(".cut") and name[:-4].isdecimal() and int(name[:-4]) not in cuts:
+                files.remove("cuts", name)
+        for name in files.names("beside"):
+            if name.isdecimal() and int(name) not in cuts:
+                for blob in files.names("beside", name):
+                    files.remove("beside", name, blob)
+                files.remove_folder("beside", name)
+
+    def close(self) -> None:
+        """Ends the save and unlocks the folder. A save that has not committed leaves no file. Closing twice is harmless."""
+        if self._segment is not None:
+            self._segment.close()
+        if self.current is not None:
+            self.current.close()
+        self._files.close()

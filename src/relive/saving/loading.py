@@ -1,0 +1,170 @@
+"""Loads the core of a table from a save, and describes a save without loading it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive import _core
+from relive.config.storage import LocalMemory, Storage
+from relive.config.table_config import TableConfig
+from relive.errors import DamagedSave, ReliveError
+from relive.saving.current import FORMAT
+from relive.saving.files import Files
+from relive.saving.reader import CutReader, open_newest
+
+__all__ = ["LoadedCore", "SavedTable", "describe", "load_core"]
+
+BLOCK_BYTES = 8 << 20  # of one read
+MOST_GROWTH = 8  # times the saved capacity, with keys that keep their meaning
+
+
+@final
+@dataclass(frozen=True)
+class SavedTable:
+    """A save, as `relive.saved(path)` describes it.
+
+    Attributes:
+        path: The folder.
+        number: The number of its newest cut.
+        config: The configuration of the table.
+        num_steps: Steps in it.
+        num_bytes: Bytes of its pages.
+        beside: Names of the blobs that were saved beside it.
+        format: The format of the save.
+    """
+
+    path: str
+    number: int
+    config: TableConfig
+    num_steps: int
+    num_bytes: int
+    beside: tuple[str, ...]
+    format: int
+
+
+@final
+@dataclass(frozen=True)
+class LoadedCore:
+    """A core that was loaded, and how: the configuration that it has now, and whether keys of the save lead to the same
+    rows."""
+
+    core: _core.CoreTable
+    config: TableConfig
+    keeps_keys: bool
+    cut: str
+    facts: Mapping[str, Any]
+    beside: Mapping[str, bytes]
+
+
+def describe(path: str, files: Files | None = None) -> SavedTable:
+    """Returns the facts of the newest save of a folder. Cost: its facts and its list of images are read."""
+    with open_newest(path, files) as reader:
+        config, _ = _config_of(reader, None, None, None)
+        return SavedTable(
+            path,
+            reader.number,
+            config,
+            _whole(reader, "num_steps"),
+            int(reader.images["num_bytes"].sum()),
+            tuple(reader.blob_names()),
+            FORMAT,
+        )
+
+
+def load_core(
+    path: str,
+    storage: Storage | None,
+    capacity: int | None,
+    max_lanes: int | None,
+    files: Files | None = None,
+) -> LoadedCore:
+    """Makes a table from the newest save of a folder. Raises the errors of `relive.load`."""
+    with open_newest(path, files) as reader:
+        config, saved_capacity = _config_of(reader, storage, capacity, max_lanes)
+        shape = {name: _whole(reader, name) for name in ("num_pages", "page_shift", "slot_bits", "max_lanes", "shard")}
+        grows = saved_capacity <= config.capacity <= MOST_GROWTH * saved_capacity
+        core_config = {
+            **config.core_config(),
+            "page_len": 1 << min(shape["page_shift"], 12),
+            "slot_bits": shape["slot_bits"] if grows else 0,
+        }
+        images = reader.images
+        try:
+            num_cells = int(images["num_cells"].sum())
+            loader = _core.CoreLoader(core_config, config.storage.path, shape, reader.state(), num_cells)
+            _put_images(loader, reader, images)
+            beside = {name: reader.blob(name) for name in reader.blob_names()}
+            core = loader.finish()
+        except DamagedSave as error:
+            raise DamagedSave(path, error.what, error.expected, error.got) from None
+        return LoadedCore(core, config, loader.keeps_keys, reader.name, reader.facts, beside)
+
+
+def _config_of(
+    reader: CutReader, storage: Storage | None, capacity: int | None, max_lanes: int | None
+) -> tuple[TableConfig, int]:
+    """Returns the configuration of the table to make, and the capacity of the saved one."""
+    try:
+        saved = TableConfig.from_dict(reader.facts["table"])
+    except (KeyError, TypeError, ValueError, ReliveError) as error:
+        raise DamagedSave(reader.path, f"the configuration of its table: {error}") from error
+    changed = replace(
+        saved,
+        storage=storage if storage is not None else LocalMemory(),
+        capacity=saved.capacity if capacity is None else capacity,
+        max_lanes=saved.max_lanes if max_lanes is None else max_lanes,
+    )
+    return changed, saved.capacity
+
+
+def _whole(reader: CutReader, name: str) -> int:
+    value = reader.facts.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**40:
+        raise DamagedSave(reader.path, f"the number {name!r}", "0 to 2^40", value)
+    return value
+
+
+def _put_images(loader: _core.CoreLoader, reader: CutReader, images: NDArray[Any]) -> None:
+    """Reads images in blocks, by segment and offset, one block ahead of the core that takes them in."""
+    wanted = np.array([loader.wants(int(page)) for page in images["page"]], bool)
+    images = images[wanted]
+    images = images[np.lexsort((images["offset"], images["segment"]))]
+    blocks = list(_blocks_of(images))
+    with ThreadPoolExecutor(1, "relive-load") as pool:
+        ahead = [pool.submit(_read, reader, images[begin:end]) for begin, end in blocks[:1]]
+        for number in range(len(blocks)):
+            buffer, given = ahead.pop().result()
+            if number + 1 < len(blocks):
+                begin, end = blocks[number + 1]
+                ahead.append(pool.submit(_read, reader, images[begin:end]))
+            loader.put(buffer, given)
+
+
+def _blocks_of(images: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Yields runs of images that one read covers: of one segment, and at most a block long."""
+    begin = 0
+    ends = images["offset"] + images["num_bytes"]
+    for position in range(1, len(images) + 1):
+        if position < len(images):
+            one, last = images[position], images[begin]
+            is_near = one["segment"] == last["segment"] and int(ends[position]) - int(last["offset"]) <= BLOCK_BYTES
+            if is_near:
+                continue
+        yield begin, position
+        begin = position
+
+
+def _read(reader: CutReader, images: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+    first, last = images[0], images[-1]
+    begin, end = int(first["offset"]), int(last["offset"]) + int(last["num_bytes"])
+    buffer = reader.read_block(int(first["segment"]), begin, end - begin)
+    given = np.stack([images[name] for name in ("page", "ref", "ticket", "offset", "num_bytes", "num_cells")], axis=1)
+    given = given.astype(np.uint64)
+    given[:, 3] -= np.uint64(begin)
+    return buffer, given

@@ -1,0 +1,137 @@
+"""Saving: a save that goes on while the program does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+
+from relive import _core
+from relive.checks.values import integer
+from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError
+from relive.saving.copying import Copying, SaveFacts
+from relive.saving.files import Files
+from relive.saving.folder import IMAGE, SaveFolder
+
+__all__ = ["Saving", "checked"]
+
+_MOST_KEPT = 1000
+
+
+def checked(beside: Mapping[str, bytes] | None, keep: int) -> tuple[dict[str, bytes], int]:
+    """Returns the blobs and the number of saves to keep. Raises InvalidConfig."""
+    blobs = {} if beside is None else dict(beside)
+    for name, data in blobs.items():
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise InvalidConfig(f"blob {name!r}", "bytes", type(data).__name__)
+    return {name: bytes(data) for name, data in blobs.items()}, integer("keep", keep, 1, _MOST_KEPT)
+
+
+@final
+class Saving:
+    """A save whose cut is made: the table goes on, and a thread writes the rest.
+
+    `table.save(path, wait=False)` returns it. A process that ends waits for the thread. Closing the table waits until
+    the pages are copied. A forked child has no part in the save.
+    """
+
+    def __init__(self, core: _core.CoreTable, path: str, told: Mapping[str, Any], files: Files | None = None) -> None:
+        """Opens the folder. Raises the errors of SaveFolder.open."""
+        self._core, self._told = core, told
+        self._folder = SaveFolder.open(path, files)
+        self._cancelled = threading.Event()
+        self._done = threading.Event()
+        self._copying: Copying | None = None
+        self._thread: threading.Thread | None = None
+        self._facts: SaveFacts | None = None
+        self._error: BaseException | None = None
+        self._process = os.getpid()
+
+    def make_cut(self, loaded_from: str | None, timeout_s: float) -> None:
+        """Copies pages, then the state at one moment: the table as the save will have it.
+
+        Args:
+            loaded_from: The name of the cut that the table was loaded from; None: it was not loaded.
+            timeout_s: For the table's lock, in seconds.
+        """
+        try:
+            current = self._folder.current
+            is_own = current is not None and (
+                current.facts.get("region") == self._told["region"] or current.name == loaded_from
+            )
+            known = self._folder.reusable() if is_own else np.zeros(0, IMAGE)
+            self._copying = Copying(self._core, self._folder, known, self._cancelled)
+            self._copying.cut(timeout_s)
+        except BaseException:
+            self._end()
+            raise
+
+    def finish(self, beside: Mapping[str, bytes], keep: int) -> None:
+        """Writes the rest and commits, on the calling thread. The outcome is that of `wait`."""
+        try:
+            assert self._copying is not None
+            self._facts = self._copying.finish(self._told, beside, keep)
+        except BaseException as error:
+            self._error = error
+            if not isinstance(error, (ReliveError, OSError)):
+                raise
+        finally:
+            self._end()
+
+    def finish_behind(self, beside: Mapping[str, bytes], keep: int) -> None:
+        """The same on a thread of its own."""
+        self._thread = threading.Thread(target=self.finish, args=(beside, keep), name="relive-save")
+        self._thread.start()
+
+    def _end(self) -> None:
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._done.set)
+            ends.callback(self._folder.close)
+            if self._copying is not None:
+                ends.callback(self._copying.close)
+
+    # ---- for the caller of save(wait=False) ------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> float:
+        """The part of the pages that is copied, from 0 to 1. 1 before the commit is done: see `done`."""
+        return 1.0 if self._copying is None or self._facts is not None else self._copying.progress
+
+    @property
+    def done(self) -> bool:
+        """Whether the save has ended, in a commit or in an error."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> SaveFacts:
+        """Waits for the commit and returns what was written.
+
+        Args:
+            timeout_s: How long, in seconds; None: until the save has ended.
+
+        Raises:
+            DeadlineExceeded: It has not ended in time; it goes on.
+            SaveCancelled: `cancel` ended it.
+            StorageFull, SystemFailure: It failed; the save before it stays whole.
+        """
+        if os.getpid() != self._process:
+            raise InvalidConfig("wait for a save", "the process that saves", "a forked child of it")
+        if not self._done.wait(timeout_s):
+            raise DeadlineExceeded("the commit of a save", "pages to write", float(timeout_s or 0.0))
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._facts is not None
+        return self._facts
+
+    def cancel(self) -> None:
+        """Ends the save at its next block, if it has not committed. The save before it stays whole."""
+        self._cancelled.set()
+
+    def __repr__(self) -> str:
+        state = "done" if self._facts is not None else "failed" if self._error is not None else f"{self.progress:.0%}"
+        return f"Saving({self._folder.path!r}, {state})"
