@@ -29,7 +29,7 @@ _LEARNER, _CURSOR = "learner", "cursor"
 
 
 class Cursor(Protocol):
-    """The position of whoever draws batches: a Loader, a StatefulDataLoader, a Mixture."""
+    """The position of a reader of batches: a Loader, a StatefulDataLoader, a Mixture."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Returns the position behind the batches that were trained."""
@@ -39,7 +39,7 @@ class Cursor(Protocol):
 @final
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `load` found.
+    """A checkpoint that was loaded.
 
     Attributes:
         table: The new table.
@@ -104,7 +104,9 @@ def load(
     table = load_table(path, storage, capacity, max_lanes, timeout_s)
     try:
         blobs = table.loaded.beside if table.loaded is not None else {}
-        parts = [tree_from_bytes(blobs[name], os.fspath(path)) if name in blobs else None for name in (_LEARNER, _CURSOR)]
+        parts = [
+            tree_from_bytes(blobs[name], os.fspath(path)) if name in blobs else None for name in (_LEARNER, _CURSOR)
+        ]
     except BaseException:
         table.close()
         raise

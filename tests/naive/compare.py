@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -182,13 +183,14 @@ def run_programme(
         max_lanes=lanes + 2,
         seed=7,
     )
-    with table:
+    with contextlib.ExitStack() as open_tables:
         driver = Driver(columns, table, programme.writers, programme.indexes)
+        open_tables.callback(lambda: driver.table.close())  # a programme may go on with a table that it loaded
         for number, op in enumerate(programme.ops):
             driver.apply(op)
             exact = driver.twin.num_rows + lanes <= programme.capacity
             if check_every and number % check_every == check_every - 1:
-                before_check(table)
+                before_check(driver.table)
                 check_table(driver, programme, exact)
         check_table(driver, programme, driver.twin.num_rows + lanes <= programme.capacity)
         for writer in driver.writers:
@@ -196,6 +198,6 @@ def run_programme(
         for lanes_of_writer in driver.lanes:
             for lane in lanes_of_writer:
                 driver.twin.close_lane(lane)
-        before_check(table)
+        before_check(driver.table)
         check_table(driver, programme, driver.twin.num_rows + lanes <= programme.capacity)
     return driver

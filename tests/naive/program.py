@@ -7,6 +7,7 @@ of two): the comparison is exact, whatever order the table adds in.
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,7 @@ DISCOUNTS = (None, 1.0, 0.5, 0.0)
 class Op:
     """One call. Bits are read lane by lane; what would be illegal where it is applied is made legal."""
 
-    kind: str  # append | extend | end | abandon | reopen | version | complete
+    kind: str  # append | extend | end | abandon | reopen | version | complete | reload
     writer: int = 0
     lanes: int = ~0
     terminations: int = 0
@@ -221,6 +222,21 @@ class Driver:
             self.twin.close_lane(lane)
         self.writers[op.writer] = self.table.writer(num_lanes=self.sizes[op.writer])
         self.lanes[op.writer] = [self.twin.open_lane() for _ in self.lanes[op.writer]]
+
+    def _reload(self, op: Op) -> None:
+        """The table is saved with its writers open, and the programme goes on with what a load makes of it."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.table.save(folder)
+            loaded = relive.load(folder)
+        assert loaded.loaded is not None and loaded.loaded.keeps_keys
+        loaded.check()
+        self.table.close()
+        self.table = loaded
+        for lanes in self.lanes:
+            for lane in lanes:
+                self.twin.close_lane(lane)
+        self.writers = [loaded.writer(num_lanes=size) for size in self.sizes]
+        self.lanes = [[self.twin.open_lane() for _ in lanes] for lanes in self.lanes]
 
     def _end(self, op: Op) -> None:
         """Ends the open episodes; where the last next state was given, as truncated only, and it must agree."""

@@ -1,5 +1,5 @@
-// What a save keeps of a table beside the images of its pages: every PRIMARY word that is no row, as a list of areas and
-// a value of numbers. A save reads them, a load writes them: one list serves both.
+// The state of a table that a save keeps beside the images of its pages: every PRIMARY word that is no row, as a list of
+// areas and a value of numbers. A save reads them, a load writes them: one list serves both.
 //
 // Owner:   the region owns the bytes of an area.
 // Locking: under the table lock, or at the birth of a region.

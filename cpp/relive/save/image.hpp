@@ -54,7 +54,7 @@ size_t copy_out(const Region& r, uint64_t page, const ImageRows& rows, uint64_t 
 // The start cells of an image that copy_out() has made.
 uint32_t cells_of(const std::byte* image);
 
-// What is wrong with an image of num_bytes bytes for this region; null if nothing is.
+// The reason why an image of num_bytes bytes cannot be one of this region's; null if it can.
 const char* wrong_image(const Region& r, const std::byte* image, size_t num_bytes);
 
 // Copies an image that is sound into a page that has a frame. Takes start cells from *next_cell on.

@@ -51,7 +51,7 @@ Status Saver::begin(const SavedImage* known, size_t count) {
   return {};
 }
 
-// Windows and values of records, as they are while nobody waits. Those that change meanwhile are copied again.
+// Windows and values of records, as they are before the cut. Those that change meanwhile are copied again.
 void Saver::copy_large(const SavedArea& live, SavedArea* copy) {
   const Region& r = table_.region();
   std::vector<uint64_t>& words = record_words_[live.index];

@@ -1,1 +1,1 @@
-"""Contains saves of tables: the folder, the files, copying and loading; contains no code that knows a row or an item."""
+"""Saves of tables: the folder and its files, copying and loading; no code that knows a row or an item."""

@@ -28,7 +28,7 @@ _FIELDS = ("page", "ref", "ticket", "offset", "num_bytes", "num_cells")  # of an
 @final
 @dataclass(frozen=True)
 class SaveFacts:
-    """What a save wrote.
+    """The facts of a save that is on disk.
 
     Attributes:
         path: The folder.
@@ -77,7 +77,7 @@ class _Blocks:
         if self._segment is None:
             self._segment = self._folder.new_segment()
         end = _whole_blocks(int(images[-1, 3] + images[-1, 4]))
-        view = memoryview(self._buffers[self._turn])[:end]
+        view = self._buffers[self._turn].data[:end]
         future = self._pool.submit(self._segment.append, view)
         self._written[self._turn] = future
         self._filled.append((future, images))

@@ -1,7 +1,8 @@
 """The file of a cut: a table of sections, then their bytes.
 
-    magic, version, number of sections, CRC-32C of the table | table, 64 bytes a section | sections, each at a multiple of
-    64
+    head: magic, version, number of sections, CRC-32C of the table
+    table: 64 bytes a section
+    sections, each at a multiple of 64
 
 A section has a name, a number (of its index), whether a reader must know it, its place, its length and its CRC-32C.
 """
@@ -60,7 +61,7 @@ def write_cut(files: Files, handle: int, sections: Sequence[Section]) -> int:
     stream.write(memoryview(head.ljust(_HEAD_BYTES, b"\0") + bytes(entries)))
     for _, _, data in sections:
         stream.pad(64)
-        stream.write(memoryview(data.reshape(-1)))
+        stream.write(data.reshape(-1).data)
     return stream.end()
 
 
@@ -91,7 +92,7 @@ def read_table(files: Files, handle: int, path: str) -> list[SectionPlace]:
 def read_section(files: Files, handle: int, place: SectionPlace, path: str) -> NDArray[np.uint8]:
     """Returns the bytes of a section. Raises DamagedSave."""
     data = np.empty(place.num_bytes, np.uint8)
-    if files.read(handle, place.at, memoryview(data)) != place.num_bytes or _core.crc32c(data) != place.sum:
+    if files.read(handle, place.at, data.data) != place.num_bytes or _core.crc32c(data) != place.sum:
         raise DamagedSave(path, f"section {place.name!r}", "its checksum", "another")
     return data
 

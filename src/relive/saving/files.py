@@ -40,7 +40,7 @@ class Files(ABC):
 
     @abstractmethod
     def append(self, handle: int, data: memoryview, at: int) -> None:
-        """Writes data at the end of a file, which is at byte `at`, a multiple of ALIGN. Direct where that is possible."""
+        """Writes data at the end of a file: at byte `at`, a multiple of ALIGN. Direct where that is possible."""
 
     @abstractmethod
     def open(self, *names: str) -> int:

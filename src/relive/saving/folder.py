@@ -1,11 +1,11 @@
 """SaveFolder: the folder of a save while it is written. It commits a save as a whole, or leaves the one before.
 
-    relive-save.json   the format, its lowest reader version, the id of the folder
-    segments/N.pages   blocks of page images, only ever appended to
-    cuts/N.cut         the state of the table (cut_file.py)
-    beside/N/NAME      bytes that the caller gave
-    CURRENT            the kept saves, the newest first, and the segments that they name
-    lock               locked by the saver
+relive-save.json   the format, its lowest reader version, the id of the folder
+segments/N.pages   blocks of page images, only ever appended to
+cuts/N.cut         the state of the table (cut_file.py)
+beside/N/NAME      bytes that the caller gave
+CURRENT            the kept saves, the newest first, and the segments that they name
+lock               locked by the saver
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class SaveFolder:
     def __init__(self, path: str, files: Files) -> None:
         self.path, self._files = path, files
         self._segment: Segment | None = None
+        self._may_be_named = False  # whether CURRENT may name the new save
         self._kept: list[KeptCut] = []
         self.current: CutReader | None = None
 
@@ -179,15 +180,14 @@ class SaveFolder:
         """
         number = max((cut.number for cut in self._kept), default=0) + 1
         name = secrets.token_hex(16)
-        is_named = False
         try:
             num_bytes = self._write_files(number, name, sections, images, facts, beside)
             segments = tuple(np.unique(images["segment"]).tolist())
             kept = [KeptCut(number, segments), *self._kept][:keep]
-            is_named = True  # from here on a reader may find the new save
+            self._may_be_named = True
             self._replace(CURRENT, line_of({"folder": self._id, "cuts": [cut.to_list() for cut in kept]}))
         except BaseException:
-            if not is_named:
+            if not self._may_be_named:
                 self._remove_unnamed()
             raise
         self._kept = kept
@@ -259,9 +259,12 @@ class SaveFolder:
                 files.remove_folder("beside", name)
 
     def close(self) -> None:
-        """Ends the save and unlocks the folder. A save that has not committed leaves no file. Closing twice is harmless."""
+        """Ends the save and unlocks the folder. A save without a commit leaves no file. Closing twice is harmless."""
         if self._segment is not None:
             self._segment.close()
+            if not self._may_be_named:
+                self._remove_unnamed()
+            self._segment = None
         if self.current is not None:
             self.current.close()
         self._files.close()

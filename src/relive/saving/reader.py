@@ -20,9 +20,7 @@ from relive.saving.files import DiskFiles, Files
 __all__ = ["IMAGE", "CutReader", "bytes_of_json", "open_newest", "with_sum"]
 
 # An image of a page: what it shows, and where it lies.
-IMAGE = np.dtype(
-    [(name, "<u8") for name in ("page", "ref", "ticket", "offset", "num_bytes", "num_cells", "segment")]
-)
+IMAGE = np.dtype([(name, "<u8") for name in ("page", "ref", "ticket", "offset", "num_bytes", "num_cells", "segment")])
 _OWN = ("facts", "images")
 _SUM_BYTES = 4
 _TRIES = 3  # a newer save may remove files of the one that is being read
@@ -136,7 +134,7 @@ class CutReader:
     def read_block(self, segment: int, at: int, num_bytes: int) -> NDArray[np.uint8]:
         """Returns bytes of a segment. Raises DamagedSave if it is shorter."""
         data = np.frombuffer(mmap.mmap(-1, max(1, num_bytes)), np.uint8)[:num_bytes]
-        if self._files.read(self._segment(segment), at, memoryview(data)) != num_bytes:
+        if self._files.read(self._segment(segment), at, data.data) != num_bytes:
             raise DamagedSave(self.path, f"segments/{segment}.pages", f"{at + num_bytes} bytes", "fewer")
         return data
 

@@ -87,9 +87,9 @@ def load(
 ) -> Table:
     """A new table from the newest save of a folder (Table.save).
 
-    Lanes that were open at the save have ended, and items in flight are given back. With the same capacity, or one up to
-    8 times as large, the keys of the save name the same rows (`table.loaded.keeps_keys`), and no key that was given out
-    after the save comes again. A smaller capacity keeps the youngest steps, under new keys.
+    Lanes that were open at the save have ended, and items in flight are given back. With the same capacity, or one up
+    to 8 times as large, the keys of the save name the same rows (`table.loaded.keeps_keys`), and no key that was given
+    out after the save comes again. A smaller capacity keeps the youngest steps, under new keys.
 
     Args:
         path: The folder.

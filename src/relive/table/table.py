@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, cast, final, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, final, overload
 
 from relive import _core
 from relive.checks.names import names_arguments
@@ -191,7 +191,12 @@ class Table(TableHandle):
     ) -> SaveFacts: ...
     @overload
     def save(
-        self, path: str | os.PathLike[str], beside: Mapping[str, bytes] | None = None, *, wait: Literal[False], keep: int = 1
+        self,
+        path: str | os.PathLike[str],
+        beside: Mapping[str, bytes] | None = None,
+        *,
+        wait: Literal[False],
+        keep: int = 1,
     ) -> Saving: ...
     @names_arguments
     def save(
@@ -213,7 +218,7 @@ class Table(TableHandle):
             keep: The number of saves that the folder keeps, this one included.
 
         Returns:
-            What was written; with wait=False a Saving, which has progress, wait() and cancel().
+            The facts of the save; with wait=False a Saving, which has progress, wait() and cancel().
 
         Raises:
             InUse: Another process, or another thread, saves into this folder.
@@ -233,7 +238,7 @@ class Table(TableHandle):
             one.finish_behind(blobs, number)
             return one
         one.finish(blobs, number)
-        return cast("SaveFacts", one.wait())
+        return one.wait()
 
     def _facts(self) -> dict[str, Any]:
         """The facts of this table that a load needs beside its state."""
@@ -295,7 +300,7 @@ def attach_path(
 
 
 def table_of(loaded: LoadedCore, timeout_s: float | None) -> Table:
-    """A handle on a core that was loaded from a save. Its next draws are those that the saved handle would have made."""
+    """A handle on a core that was loaded from a save. It draws the batches that the saved handle would have drawn."""
     table = Table.__new__(Table)
     config, core = loaded.config, loaded.core
     if isinstance(config.storage, SharedMemory):
