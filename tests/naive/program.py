@@ -225,13 +225,7 @@ class Driver:
 
     def _reload(self, op: Op) -> None:
         """The table is saved with its writers open, and the programme goes on with what a load makes of it."""
-        with tempfile.TemporaryDirectory() as folder:
-            self.table.save(folder)
-            loaded = relive.load(folder)
-        assert loaded.loaded is not None and loaded.loaded.keeps_keys
-        loaded.check()
-        self.table.close()
-        self.table = loaded
+        self.table = loaded = saved_and_loaded(self.table)
         for lanes in self.lanes:
             for lane in lanes:
                 self.twin.close_lane(lane)
@@ -362,6 +356,17 @@ class Driver:
         assert np.shape(keys) == expected, f"keys are {np.shape(keys)}, expected {expected}"
         assert np.asarray(keys).dtype == np.int64
         return np.asarray(keys).reshape(len(steps), len(named))
+
+
+def saved_and_loaded(table: relive.Table) -> relive.Table:
+    """What a load makes of a save of this table, with the keys of this table; this one is closed, its writers too."""
+    with tempfile.TemporaryDirectory() as folder:
+        table.save(folder)
+        loaded = relive.load(folder)
+    assert loaded.loaded is not None and loaded.loaded.keeps_keys
+    loaded.check()
+    table.close()
+    return loaded
 
 
 def run_at_random(

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import relive
 from naive.choices_twin import NaiveChoices
-from naive.program import run_at_random
+from naive.program import run_at_random, saved_and_loaded
 from naive.test_naive_shuffle import Epochs
 from relive import errors
 from relive.config.samplers import REMOVERS as ALL_REMOVERS
@@ -164,6 +164,11 @@ class ChoicesMachine(RuleBasedStateMachine):
         self.table.set_policy_version(self.twin.version)
         self.epochs.look(set(self.live))
 
+    @rule()
+    def reload(self) -> None:
+        self.table = saved_and_loaded(self.table)
+        self.writer = self.table.writer()
+
     @rule(limiter=st.sampled_from(LIMITERS))
     def change_limiter(self, limiter: Any) -> None:
         if not fits(limiter, self.index.max_times_sampled, self.index.max_items or 0):
@@ -258,6 +263,7 @@ def play(sampler: tuple[Any, bool], remover: Any, limiter: Any, max_times: int |
         delete,
         machine.step_version,
         change_limiter,
+        lambda: machine.reload() if rng.random() < 0.25 else None,
     ]
     run_at_random(rng, calls, 40, (1, machine.what_lives_is_the_twins), machine.teardown)
 

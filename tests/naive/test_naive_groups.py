@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import relive
 from naive.items_twin import NaiveRow, NaiveTable, verdict
-from naive.program import run_at_random
+from naive.program import run_at_random, saved_and_loaded
 from relive import _core, errors
 
 ROWS = {
@@ -221,6 +221,13 @@ class GroupsMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         """An open episode is cut off, so it is no member of a group."""
         self.writer.close()
+        self.open()
+        self.look()
+
+    @rule()
+    def reload(self) -> None:
+        """Groups wait on for their members; open episodes are cut off."""
+        self.table = saved_and_loaded(self.table)
         self.open()
         self.look()
 
@@ -431,6 +438,7 @@ def test_long_programmes_of_groups(
         lambda: machine.draw(rng.randint(1, 4)),
         lambda: machine.update(choices(), rng.choice((1.0, 2.0, 4.0, 8.0))),
         lambda: machine.delete(choices()) if rng.random() < 0.2 else None,
+        lambda: machine.reload() if rng.random() < 0.1 else None,
         lambda: machine.abandon(rng.randrange(2)),
         lambda: machine.clear(rng.randint(0, 9)),
         lambda: machine.reopen() if rng.random() < 0.5 else None,

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import relive
 from naive.items_twin import WINDOWS, NaiveItem, NaiveRow, NaiveTable, cells, verdict
-from naive.program import run_at_random
+from naive.program import run_at_random, saved_and_loaded
 from relive import _core, errors
 
 ROWS = {"observation": relive.ArraySpec((3,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}
@@ -112,6 +112,15 @@ class ItemsMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.writer.close()
+        for lane, _, step in self.places:
+            if step > 0:
+                self.twin.lanes[lane][-1].truncated = True
+        self.open()
+
+    @rule()
+    def reload(self) -> None:
+        """The open lanes end, as in reopen()."""
+        self.table = saved_and_loaded(self.table)
         for lane, _, step in self.places:
             if step > 0:
                 self.twin.lanes[lane][-1].truncated = True
@@ -326,6 +335,7 @@ def test_long_programmes_of_items(max_times: int | None, capacity: int, late: bo
         lambda: machine.delete_steps(choices()),
         lambda: machine.clear(rng.randint(0, 9)),
         machine.reopen,
+        lambda: machine.reload() if rng.random() < 0.2 else None,
         *[lambda: machine.let_time_pass(rng.choice(STEPS_S))] * (4 * waits),
         *[lambda: machine.complete(choices() * 3, rng.random() < 0.6)] * (6 * late),
     ]

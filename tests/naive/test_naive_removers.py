@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import relive
-from naive.program import run_at_random
+from naive.program import run_at_random, saved_and_loaded
 from relive import errors
 
 MAX_ITEMS = 6
@@ -99,6 +99,11 @@ class RemoversMachine(RuleBasedStateMachine):
             if not self.late:
                 self.filled.add(self.keys[-1])
         self.look()
+
+    @rule()
+    def reload(self) -> None:
+        self.table = saved_and_loaded(self.table)
+        self.writer = self.table.writer()
 
     def is_there(self, row: int) -> bool:
         try:
@@ -270,6 +275,7 @@ def test_long_programmes_of_removers(name: str, max_times: int | None, late: boo
         lambda: machine.delete(choices()[:1]),
         *[lambda: machine.draw(rng.randint(1, 4))] * 2,
         *[lambda: machine.complete(choices()) if machine.keys else None] * (4 * late),
+        lambda: machine.reload() if rng.random() < 0.1 else None,
     ]
     machine.append(9)
     guarded = [lambda call=call: call() if machine.items or call in calls[:13] else None for call in calls]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import relive
-from naive.program import run_at_random
+from naive.program import run_at_random, saved_and_loaded
 
 SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
 ITEMS = {
@@ -93,6 +93,13 @@ class ShuffleMachine(RuleBasedStateMachine):
             self.writer.end_episode()
             self.epochs.look(set(self.live()))
 
+    @rule()
+    def reload(self) -> None:
+        """The turns go on where they were."""
+        self.table = saved_and_loaded(self.table)
+        self.writer = self.table.writer()
+        self.epochs.look(set(self.live()))
+
     @rule(choices=st.lists(st.integers(0, 100), min_size=1, max_size=4))
     def delete(self, choices: list[int]) -> None:
         live = self.live()
@@ -134,6 +141,7 @@ def test_long_programmes_of_epochs(items: str, remover: Any, max_times: int | No
         lambda: machine.append(rng.randint(1, 9), rng.random() < 0.3),
         lambda: machine.delete([rng.randrange(100) for _ in range(rng.randint(1, 4))]),
         *[lambda: machine.draw(rng.randint(1, 20), rng.random() < 0.5)] * 3,
+        lambda: machine.reload() if rng.random() < 0.1 else None,
     ]
     run_at_random(rng, calls, 400, (5, machine.lives_what_has_uses_left), machine.teardown)
     assert machine.epochs.num_draws > 100
