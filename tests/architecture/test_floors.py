@@ -21,9 +21,10 @@ FLOORS: list[set[str]] = [
     {"checks"},
     {"config"},
     {"core"},
+    {"saving"},
     {"reading", "writing"},
     {"table"},
-    {"over"},
+    {"over", "checkpoint"},
     {"service"},
     {"fleet", "gpu", "adapters"},
     {"agents"},
@@ -59,7 +60,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
     ],
 }
 MOST_FILES = 20  # of a folder
-CORE_USERS = {"config", "core", "reading", "table", "gpu", "service", "fleet", "train"}
+CORE_USERS = {"config", "core", "saving", "reading", "table", "gpu", "service", "fleet", "train"}
 
 
 # Loaded only when a program asks for them: they are made of classes of other libraries.

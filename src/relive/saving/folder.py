@@ -19,7 +19,6 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive.checks.values import is_name
 from relive.errors import DamagedSave, InvalidConfig, NoSuchSave
 from relive.saving.current import CURRENT, FOLDER, FORMAT, KeptCut, line_of, read_current, read_folder
 from relive.saving.cut_file import Section, write_cut
@@ -27,8 +26,6 @@ from relive.saving.files import ALIGN, DiskFiles, Files
 from relive.saving.reader import IMAGE, CutReader, bytes_of_json, with_sum
 
 __all__ = ["IMAGE", "CommittedCut", "SaveFolder", "Segment"]
-
-_MAX_NAME_BYTES = 200
 
 
 @final
@@ -142,7 +139,7 @@ class SaveFolder:
         images = self.current.images
         sizes = {segment: self._segment_bytes(segment) for segment in np.unique(images["segment"]).tolist()}
         live = {segment: int(images["num_bytes"][images["segment"] == segment].sum()) for segment in sizes}
-        good = [segment for segment, size in sizes.items() if 2 * live[segment] >= size]
+        good = [segment for segment, size in sizes.items() if 2 * live[segment] + ALIGN >= size]
         return images[np.isin(images["segment"], good)]
 
     def _segment_bytes(self, number: int) -> int:
@@ -228,8 +225,6 @@ class SaveFolder:
         return num_bytes
 
     def _write_blob(self, number: int, blob: str, data: bytes) -> int:
-        if not is_name(blob, _MAX_NAME_BYTES) or "/" in blob or blob in (".", ".."):
-            raise InvalidConfig("name of a blob", f"1 to {_MAX_NAME_BYTES} bytes of text without '/'", blob)
         whole = with_sum(data)
         handle = self._files.create("beside", str(number), blob)
         try:
