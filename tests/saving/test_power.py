@@ -76,7 +76,7 @@ def test_names_of_one_cut_are_not_given_again() -> None:
     assert len(made) == len(set(made))
 
 
-# ---- programs that leave an operation out ------------------------------------------------------------------------------
+# ---- programs that leave an operation out ----------------------------------------------------------------------------
 
 
 def _no_sync_of(*names: str) -> Callable[[Hook, str, Names], bool]:

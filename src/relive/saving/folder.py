@@ -163,7 +163,7 @@ class SaveFolder:
             self._files.close_handle(handle)
 
     def new_segment(self) -> Segment:
-        """Begins the segment of this save. Its number is new: a late reader of another save never takes it for its own."""
+        """Begins the segment of this save. Its number is new, so no late reader takes it for another save's."""
         named = {number for cut in self._kept for number in (cut.number, *cut.segments)}
         self._segment = Segment(self._files, max(named, default=0) + 1)
         return self._segment
@@ -279,11 +279,12 @@ class SaveFolder:
 
     def close(self) -> None:
         """Ends the save and unlocks the folder. A save without a commit leaves no file. Closing twice is harmless."""
-        if self._segment is not None:
-            self._segment.close()
-            if not self._may_be_named:
-                self._remove_failed()
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._files.close)
+            if self.current is not None:
+                ends.callback(self.current.close)
+            if self._segment is not None and not self._may_be_named:
+                ends.callback(self._remove_failed)
+            if self._segment is not None:
+                ends.callback(self._segment.close)
             self._segment = None
-        if self.current is not None:
-            self.current.close()
-        self._files.close()

@@ -24,8 +24,8 @@ IMAGE = np.dtype([(name, "<u8") for name in ("page", "ref", "ticket", "offset", 
 MOST_SEGMENTS = 256  # of a cut; a reader has a descriptor on each
 _OWN = ("facts", "images")
 _STATE = frozenset(
-    "ages,joined,lanes,leaves,numbers,orders,page words,pages,places,queue,record words,states,tails,values,visited,waits,"
-    "windows".split(",")
+    "ages,joined,lanes,leaves,numbers,orders,page words,pages,places,queue,record words,states,tails,values,visited,"
+    "waits,windows".split(",")
 )
 _MOST_FACTS_BYTES = 16 << 20
 _TRIES = 10  # newer saves remove files of the one that is being read
