@@ -32,6 +32,20 @@ def test_saves_and_reads(tmp_path: Path) -> None:
     assert os.listdir(f"{path}/cuts") == ["5.cut"] and os.listdir(f"{path}/beside") == ["5"]
 
 
+def test_the_folders_above_outlast_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that has returned is lost if the name of its folder is."""
+    synced, sync = set(), os.fsync
+
+    def noted(handle: int) -> None:
+        synced.add(os.stat(handle).st_ino)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    save(None, 1, path=str(tmp_path / "a" / "b" / "c"))
+    for folder in (tmp_path, tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"):
+        assert folder.stat().st_ino in synced
+
+
 def test_a_blob_is_stored_as_it_was_given(tmp_path: Path) -> None:
     with_blobs = {"model.bin": b"weights", "empty": b"", "ü ñ": bytes(9000)}
     folder = SaveFolder.open(str(tmp_path))
@@ -150,18 +164,22 @@ def test_two_savers_of_one_process(tmp_path: Path) -> None:
     SaveFolder.open(str(tmp_path)).close()
 
 
-def test_two_savers_when_the_lock_was_removed_meanwhile(tmp_path: Path) -> None:
-    """The second saver locks a file that has the name, not one that lost it."""
-    first = SaveFolder.open(str(tmp_path))
-    lock = os.open(tmp_path / "lock", os.O_RDWR)
-    (tmp_path / "lock").unlink()
-    first.close()
-    second = SaveFolder.open(str(tmp_path))
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(lock)
+def test_a_lock_whose_file_is_removed_as_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The saver must lock the file that has the name: a second saver would lock that one."""
+    lock, tries = fcntl.flock, []
+
+    def removed_first(handle: int, command: int) -> None:
+        if not tries:
+            (tmp_path / "lock").unlink()
+        tries.append(handle)
+        lock(handle, command)
+
+    monkeypatch.setattr(fcntl, "flock", removed_first)
+    folder = SaveFolder.open(str(tmp_path))
     with pytest.raises(SaveInUse):
         SaveFolder.open(str(tmp_path))
-    second.close()
+    folder.close()
+    SaveFolder.open(str(tmp_path)).close()
 
 
 HOLDS = """

@@ -10,8 +10,9 @@ import pytest
 
 from relive.errors import SaveInUse, StorageFull, SystemFailure
 from relive.saving import folder, reader
+from relive.saving.current import line_of, read_current
 from relive.saving.reader import open_newest
-from saving.power import Disk, MemoryFiles
+from saving.power import Disk, File, MemoryFiles
 from saving.tools import leftovers, number_of, read, save
 from saving.watched import Fail, Hook, Names, watched
 
@@ -181,3 +182,11 @@ def test_many_small_saves_name_few_segments(monkeypatch: pytest.MonkeyPatch) -> 
         save(MemoryFiles(disk), number)
         assert read(MemoryFiles(disk)) == number and not leftovers(disk)
         assert len(MemoryFiles(disk).names("segments")) <= 3
+
+
+def test_a_thousand_kept_saves_of_many_segments_are_read() -> None:
+    segments = [2**20 + k for k in range(256)]
+    line = line_of({"folder": "x", "cuts": [[number, segments] for number in range(1000, 0, -1)]})
+    disk = Disk()
+    disk.root.nodes["CURRENT"] = File(bytearray(line))
+    assert [cut.number for cut in read_current(MemoryFiles(disk), "memory", "x")] == list(range(1000, 0, -1))

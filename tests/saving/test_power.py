@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+import numpy as np
 import pytest
 from conftest import SOAK
 
 from relive.errors import DamagedSave
+from relive.saving.folder import IMAGE, SaveFolder
 from saving.power import Disk, MemoryFiles
 from saving.tools import leftovers, read, save
 from saving.watched import Hook, Kill, KillAndSkip, Killed, Names, watched
@@ -68,12 +70,21 @@ def test_a_dead_saver_then_a_power_cut(seed: int) -> None:
         assert read(MemoryFiles(disk)) in range(done, seen + 2)
 
 
-def test_names_of_one_cut_are_not_given_again() -> None:
+def test_the_number_of_a_segment_is_never_given_again() -> None:
     """A reader without a lock that comes late must not find another save's pages under a name that it knows."""
-    disk, hook = Disk(), Hook()
-    saves(disk, hook, 1)
-    made = [names for operation, names in hook.calls if operation == "create" and names[-1] != "CURRENT.new"]
-    assert len(made) == len(set(made))
+    disk, made = Disk(), []
+    for writes in (True, True, False, True):
+        folder = SaveFolder.open("memory", MemoryFiles(disk))
+        images = folder.reusable()[:1]
+        if writes:
+            segment = folder.new_segment()
+            made.append(segment.number)
+            at = segment.append(memoryview(bytes(4096)))
+            new = np.array([(made[-1], 1, 1, at, 4096, 0, made[-1])], IMAGE)
+            images = np.concatenate([images, new])
+        folder.commit([], images, {}, {}, 1)
+        folder.close()
+    assert made == [1, 2, 4]
 
 
 # ---- programs that leave an operation out ----------------------------------------------------------------------------

@@ -9,6 +9,14 @@ from relive.errors.base import ReliveError, bytes_text, plain, shown
 
 __all__ = ["DamagedSave", "NoSuchSave", "SaveCancelled", "SaveInUse", "SaveOutrun"]
 
+_MAX_TEXT = 200
+
+
+def _short(value: object) -> object:
+    """Returns a value that was found in a file, at a length that a sentence can show."""
+    known = plain(value)
+    return f"{known[:_MAX_TEXT]}..." if isinstance(known, str) and len(known) > _MAX_TEXT else known
+
 
 @final
 class NoSuchSave(ReliveError, FileNotFoundError):
@@ -26,9 +34,9 @@ class DamagedSave(ReliveError, ValueError):
     def __init__(self, path: str = "", what: str = "", expected: object = None, got: object = None) -> None:
         self.path = path
         self.what = what
-        self.expected = plain(expected)
-        self.got = plain(got)
-        told = f": expected {shown(expected)}, got {shown(got)}" if expected is not None else ""
+        self.expected = _short(expected)
+        self.got = _short(got)
+        told = f": expected {shown(self.expected)}, got {shown(self.got)}" if expected is not None else ""
         super().__init__(
             f"the save in {path} is damaged: {what}{told}; load another save, or one of the copies that keep= left"
         )
