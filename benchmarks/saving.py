@@ -44,7 +44,9 @@ def filled(rows: str, num_bytes: float, storage: Any = None) -> relive.Table:
     shape, dtype = ROWS[rows]
     row = int(np.prod(shape)) * np.dtype(dtype).itemsize
     capacity = int(num_bytes / (row + 24))
-    table = relive.Table(spec_of(shape, dtype), capacity, relive.Index(sampler=relive.Prioritized(0.6)), storage=storage)
+    table = relive.Table(
+        spec_of(shape, dtype), capacity, relive.Index(sampler=relive.Prioritized(0.6)), storage=storage
+    )
     add_steps(table, rows, capacity)
     return table
 
