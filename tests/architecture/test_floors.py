@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -88,7 +89,12 @@ def type_only(tree: ast.Module) -> set[int]:
     return inside
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, int, bool]]:
+@functools.cache
+def imports_of(path: Path) -> tuple[tuple[str, int, bool], ...]:
+    return tuple(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[tuple[str, int, bool]]:
     """(dotted name, line, whether at the top of the module) of everything a module imports at run time."""
     tree = ast.parse(path.read_text(), str(path))
     skipped, top = type_only(tree), {id(node) for node in tree.body}

@@ -43,6 +43,14 @@ class Rig {
     }
     dead_.push_back(std::move(writer));
   }
+  // The model goes on with a table that was loaded from a save of this one: the load has closed the writer's lanes.
+  // Returns the table before it.
+  std::unique_ptr<Table> go_on_with(std::unique_ptr<Table> loaded) {
+    end_lanes(last_rows_alive());
+    dead_.push_back(std::move(writer));
+    table.swap(loaded);
+    return loaded;
+  }
   void remove(const std::vector<int64_t>& keys);
   // Completes these rows with their rewards, and checks the number of rows that were applied.
   void complete(const std::vector<int64_t>& keys);
@@ -77,6 +85,8 @@ class Rig {
   const ModelLane& lane_of(int32_t m) const { return lanes[current_[static_cast<size_t>(m)]]; }
   bool is_complete(const IndexSpec& index, const Place& place) const;
   void go_on(size_t position);
+  std::vector<bool> last_rows_alive() const;  // of each lane of the writer
+  void end_lanes(const std::vector<bool>& last_alive);
   uint64_t first_row_alive(size_t position) const;
   void end_in_model(ModelLane& lane, bool with_tail_row, bool zeros);
   size_t bytes_of(size_t c) const { return table->region().columns[c].num_bytes; }
@@ -96,6 +106,7 @@ void run_with_seeds(Spec spec, int num_seeds, Programme&& programme) {
 #if defined(RELIVE_TSAN) || defined(__SANITIZE_ADDRESS__)
   num_seeds = num_seeds / 5 + 1;  // one thread only: the sanitizers find races and stray bytes, not logic errors
 #endif
+  if (harness::is_short()) num_seeds = (num_seeds + 1) / 2;
   if (const char* times = std::getenv("RELIVE_SEEDS")) num_seeds *= std::atoi(times);  // a longer search
   for (int seed = 0; seed < num_seeds && harness::failures() == 0; ++seed) {
     spec.seed = static_cast<uint64_t>(seed);
@@ -261,12 +272,21 @@ inline Code Rig::end_episode(const std::vector<int32_t>& which, bool terminated,
 }
 
 inline void Rig::close_writer() {
-  std::vector<bool> last_alive;
+  const std::vector<bool> last_alive = last_rows_alive();
+  CHECK(writer->close().ok());
+  end_lanes(last_alive);
+}
+
+inline std::vector<bool> Rig::last_rows_alive() const {
+  std::vector<bool> alive;
   for (size_t position : current_) {
     const ModelEpisode& episode = lanes[position].episodes.back();
-    last_alive.push_back(!episode.steps.empty() && is_step_alive(episode.steps.back().key));
+    alive.push_back(!episode.steps.empty() && is_step_alive(episode.steps.back().key));
   }
-  CHECK(writer->close().ok());
+  return alive;
+}
+
+inline void Rig::end_lanes(const std::vector<bool>& last_alive) {
   for (size_t m = 0; m < current_.size(); ++m) {
     ModelLane& lane = lanes[current_[m]];
     ModelEpisode& episode = lane.episodes.back();

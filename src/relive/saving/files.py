@@ -20,7 +20,8 @@ from relive.errors import SaveInUse, StorageFull, SystemFailure
 
 __all__ = ["ALIGN", "DiskFiles", "Files", "is_no_file"]
 
-ALIGN = 4096  # of offsets, lengths and memory of direct writes
+ALIGN = 4096  # of offsets, lengths and memory of direct reads and writes
+DIRECT_BYTES = 1 << 20  # shorter reads go through the page cache
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ENAMETOOLONG)
 _LOCK = "lock"
@@ -161,6 +162,20 @@ def _checked(names: tuple[str, ...]) -> None:
             raise OSError(errno.EINVAL, "no name of a file", name)
 
 
+@contextlib.contextmanager
+def _direct(handle: int) -> Iterator[None]:
+    """Reads and writes of the file go past the page cache. A refusal (EINVAL) ends the block without an error."""
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
+        yield
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags)
+
+
 @final
 class DiskFiles(Files):
     """The files of a folder on disk."""
@@ -236,26 +251,28 @@ class DiskFiles(Files):
                 done += _written(os.pwrite(handle, data[done:], at + done))
 
     @staticmethod
+    def _read_direct(handle: int, at: int, into: memoryview) -> int:
+        """Reads whole blocks past the page cache. Returns the bytes read: 0 where that is refused."""
+        whole, done = len(into) - len(into) % ALIGN, 0
+        with _direct(handle):
+            while done < whole:
+                got = os.preadv(handle, [into[done:whole]], at + done)
+                done += got
+                if got % ALIGN or got == 0:
+                    break  # the end of the file
+        return done
+
+    @staticmethod
     def _append_direct(handle: int, data: memoryview, at: int) -> int:
         """Writes the whole blocks of data past the page cache. Returns the bytes written: 0 where that is refused."""
         whole = len(data) - len(data) % ALIGN
-        if whole == 0 or not hasattr(os, "O_DIRECT"):
-            return 0
-        flags = fcntl.fcntl(handle, fcntl.F_GETFL)
         done = 0
-        try:
-            fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_DIRECT)
+        with _direct(handle):
             while done < whole:
                 wrote = _written(os.pwrite(handle, data[done:whole], at + done))
                 done += wrote
                 if wrote % ALIGN:
                     break  # the rest goes through the cache
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-        finally:
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(handle, fcntl.F_SETFL, flags)
         return done
 
     def open(self, *names: str) -> int:
@@ -278,8 +295,8 @@ class DiskFiles(Files):
             return os.fstat(handle).st_size
 
     def read(self, handle: int, at: int, into: memoryview) -> int:
-        done = 0
         with _told("reading", self.path):
+            done = 0 if at % ALIGN or len(into) < DIRECT_BYTES else self._read_direct(handle, at, into)
             while done < len(into):
                 got = os.preadv(handle, [into[done:]], at + done)
                 if got == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, final
@@ -146,12 +145,10 @@ class CutReader:
                 raise FormatMismatch("list of sections", "no section that it does not know", place.name)
         return [(place.name, place.index, self._bytes(place)) for place in self._places if place.name in _STATE]
 
-    def read_block(self, segment: int, at: int, num_bytes: int) -> NDArray[np.uint8]:
-        """Returns bytes of a segment. Raises DamagedSave if it is shorter."""
-        data = np.frombuffer(mmap.mmap(-1, max(1, num_bytes)), np.uint8)[:num_bytes]
-        if self._files.read(self._segment(segment), at, data.data) != num_bytes:
-            raise DamagedSave(self.path, f"segments/{segment}.pages", f"{at + num_bytes} bytes", "fewer")
-        return data
+    def read_block(self, segment: int, at: int, into: NDArray[np.uint8]) -> None:
+        """Fills `into` with bytes of a segment. Raises DamagedSave if it is shorter."""
+        if self._files.read(self._segment(segment), at, into.data) != into.nbytes:
+            raise DamagedSave(self.path, f"segments/{segment}.pages", f"{at + into.nbytes} bytes", "fewer")
 
     def _blobs(self) -> dict[str, tuple[int, int]]:
         """Returns the length and the CRC-32C of each blob."""

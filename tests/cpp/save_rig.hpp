@@ -1,0 +1,129 @@
+// A save of a table in memory, and the load of a table from it.
+#pragma once
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core_rig.hpp"
+#include "relive/save/loader.hpp"
+#include "relive/save/saver.hpp"
+
+namespace rig {
+
+// An image of a page, with the place that a save notes beside it.
+struct KeptImage {
+  SavedImage note;
+  std::vector<std::byte> bytes;
+};
+
+struct Save {
+  SavedShape shape;
+  SavedNumbers numbers;
+  std::vector<SavedArea> areas;  // `at` is not used
+  std::vector<std::vector<std::byte>> bytes;
+  std::map<uint64_t, KeptImage> images;  // by page: those that the cut names
+  uint64_t num_steps = 0;
+
+  // Borrows the bytes of this save.
+  SavedState state() const {
+    SavedState state{};
+    state.shape = shape;
+    state.numbers = numbers;
+    for (size_t k = 0; k < areas.size(); ++k)
+      state.areas.push_back({areas[k].name, areas[k].index, bytes[k].data(), bytes[k].size()});
+    for (const auto& [page, image] : images) state.num_cells += image.note.num_cells;
+    return state;
+  }
+};
+
+inline SavedShape shape_of(const Region& r) {
+  SavedShape shape;
+  shape.num_pages = r.geometry->num_pages;
+  while (1u << shape.page_shift != r.page_len) ++shape.page_shift;
+  shape.slot_bits = r.geometry->slot_bits;
+  shape.max_lanes = r.geometry->max_lanes;
+  shape.shard = r.geometry->shard;
+  return shape;
+}
+
+// One round of images. Its buffer has room for three of the largest, so that calls of fill() end in the middle.
+inline void fill_round(const Region& r, Saver& saver, std::vector<KeptImage>* images) {
+  std::vector<std::byte> buffer(3 * most_image_bytes(r));
+  while (true) {
+    std::vector<SavedImage> got;
+    CHECK(saver.fill(buffer.data(), buffer.size(), &got).ok());
+    if (got.empty()) return;
+    for (const SavedImage& one : got) {
+      const std::byte* const from = buffer.data() + one.offset;
+      images->push_back({one, {from, from + one.num_bytes}});
+    }
+  }
+}
+
+// Saves a table in memory. Calls change(0) between two rounds before the cut, and change(1) between cut and rest.
+template <class Change>
+Save save_while(Table& table, Change&& change) {
+  const Region& r = table.region();
+  Save save;
+  save.shape = shape_of(r);
+  Saver saver(table);
+  CHECK(saver.begin(nullptr, 0).ok());
+  std::vector<KeptImage> images;
+  fill_round(r, saver, &images);
+  change(0);
+  saver.next_round();
+  fill_round(r, saver, &images);
+  CHECK(saver.cut(Deadline::after(10.0)).ok());
+  save.areas = saver.areas();
+  for (const SavedArea& area : saver.areas()) save.bytes.emplace_back(area.at, area.at + area.num_bytes());
+  save.numbers = saver.numbers();
+  save.num_steps = saver.num_steps();
+  const std::vector<SavedImage> pages = saver.pages();
+  change(1);
+  fill_round(r, saver, &images);
+  saver.end();
+  for (const SavedImage& page : pages) {
+    for (KeptImage& image : images)
+      if (image.note.page == page.page && image.note.ref == page.ref &&
+          (image.note.ticket == 0 || image.note.ticket == page.ticket))
+        save.images[page.page] = image;
+    if (save.images.count(page.page) == 0) harness::fail(__FILE__, __LINE__, "a page of the cut has no image");
+  }
+  return save;
+}
+
+inline Save save_of(Table& table) {
+  return save_while(table, [](int) {});
+}
+
+// The configuration under which a save of `saved` is loaded with another capacity.
+inline TableConfig loading_config(TableConfig config, const Save& save, uint64_t capacity) {
+  const bool grows = config.capacity <= capacity && capacity <= 8 * config.capacity;
+  config.page_len = 1u << save.shape.page_shift;
+  config.slot_bits = grows ? save.shape.slot_bits : 0;
+  config.capacity = capacity;
+  return config;
+}
+
+inline Status load(const TableConfig& config, const Save& save, std::unique_ptr<Table>* out,
+                   bool* keeps_keys = nullptr) {
+  const SavedState state = save.state();
+  std::unique_ptr<Loader> loader;
+  RELIVE_RETURN_IF_ERROR(Loader::make(config, "", state, &loader));
+  if (keeps_keys != nullptr) *keeps_keys = loader->keeps_keys();
+  for (const auto& [page, image] : save.images)
+    if (loader->wants(page)) RELIVE_RETURN_IF_ERROR(loader->put(page, image.bytes.data(), image.bytes.size()));
+  return loader->finish(out);
+}
+
+// The first text of a status, for messages.
+inline std::string text_of(const Status& status) {
+  std::string text = std::to_string(static_cast<uint32_t>(status.code()));
+  for (const auto& field : status.fields()) text += " " + field.text;
+  return text;
+}
+
+}  // namespace rig
