@@ -70,7 +70,8 @@ def number_of(reader: CutReader) -> int:
     for image in reader.images:
         page, at, num_bytes = int(image["page"]), int(image["offset"]), int(image["num_bytes"])
         assert image["ticket"] == ticket(page, number)
-        data = reader.read_block(int(image["segment"]), at, num_bytes)
+        data = np.empty(num_bytes, np.uint8)
+        reader.read_block(int(image["segment"]), at, data)
         assert bytes(data) == contents(page, int(image["ticket"])), f"page {page} of save {number}"
     state = {(name, index): data for name, index, data in reader.state()}
     assert np.array_equal(state["numbers", 0], section(number))
