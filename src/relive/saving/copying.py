@@ -191,7 +191,8 @@ class Copying:
     def _images_of_cut(self) -> NDArray[Any]:
         """Returns the image of each page of the cut, by segment and offset: the newest copy of its ref."""
         pages = self._saver.pages()
-        all_images = np.concatenate([self._known, self._blocks.images()])
+        known = self._known[self._known["page"] <= pages[:, 0].max(initial=0)]  # a file may name any page
+        all_images = np.concatenate([known, self._blocks.images()])
         newest = np.full(int(all_images["page"].max(initial=0)) + 1, -1, np.int64)
         newest[all_images["page"]] = np.arange(len(all_images))  # a later assignment wins
         chosen = all_images[newest[pages[:, 0]]] if len(pages) else all_images[:0]

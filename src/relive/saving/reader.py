@@ -120,6 +120,8 @@ class CutReader:
         if data.nbytes % IMAGE.itemsize:
             raise DamagedSave(self.path, "the list of images", f"a multiple of {IMAGE.itemsize} bytes", data.nbytes)
         images = data.view(IMAGE)
+        if len(np.unique(images["page"])) != len(images):
+            raise DamagedSave(self.path, "the list of images", "each page once", "a page twice")
         numbers, which = np.unique(images["segment"], return_inverse=True)
         if len(numbers) > MOST_SEGMENTS:
             raise DamagedSave(self.path, "the list of images", f"at most {MOST_SEGMENTS} segments", len(numbers))
