@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Iterator
 from random import Random
 
+import numpy as np
 import pytest
 from conftest import SOAK
 
