@@ -162,18 +162,30 @@ def _checked(names: tuple[str, ...]) -> None:
             raise OSError(errno.EINVAL, "no name of a file", name)
 
 
-@contextlib.contextmanager
-def _direct(handle: int) -> Iterator[None]:
-    """Reads and writes of the file go past the page cache. A refusal (EINVAL) ends the block without an error."""
-    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+def _set_direct(handle: int, flags: int) -> bool:
+    """Has reads and writes of an open file go past the page cache. False where that is refused."""
     try:
         fcntl.fcntl(handle, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
-        yield
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _direct(handle: int) -> Iterator[bool]:
+    """Whether reads and writes go past the page cache. A refusal (EINVAL) ends the block without an error."""
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    is_direct = _set_direct(handle, flags)
+    try:
+        yield is_direct
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     finally:
-        fcntl.fcntl(handle, fcntl.F_SETFL, flags)
+        if is_direct:
+            fcntl.fcntl(handle, fcntl.F_SETFL, flags)
 
 
 @final
@@ -254,8 +266,8 @@ class DiskFiles(Files):
     def _read_direct(handle: int, at: int, into: memoryview) -> int:
         """Reads whole blocks past the page cache. Returns the bytes read: 0 where that is refused."""
         whole, done = len(into) - len(into) % ALIGN, 0
-        with _direct(handle):
-            while done < whole:
+        with _direct(handle) as is_direct:
+            while is_direct and done < whole:
                 got = os.preadv(handle, [into[done:whole]], at + done)
                 done += got
                 if got % ALIGN or got == 0:
@@ -267,8 +279,8 @@ class DiskFiles(Files):
         """Writes the whole blocks of data past the page cache. Returns the bytes written: 0 where that is refused."""
         whole = len(data) - len(data) % ALIGN
         done = 0
-        with _direct(handle):
-            while done < whole:
+        with _direct(handle) as is_direct:
+            while is_direct and done < whole:
                 wrote = _written(os.pwrite(handle, data[done:whole], at + done))
                 done += wrote
                 if wrote % ALIGN:
