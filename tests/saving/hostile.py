@@ -147,7 +147,7 @@ def other_table_of_sections(files: Contents, rng: Random) -> None:
     files[path] = with_sections(sections, head, places=kind != 0)
 
 
-def _section(files: Contents, name: bytes, change: Callable[[bytes], bytes]) -> None:
+def change_section(files: Contents, name: bytes, change: Callable[[bytes], bytes]) -> None:
     path = _newest(files)
     sections = sections_of(files[path])
     for section in sections:
@@ -159,7 +159,7 @@ def _section(files: Contents, name: bytes, change: Callable[[bytes], bytes]) -> 
 def other_facts(files: Contents, rng: Random) -> None:
     odd = [b"[" * 100_000, b"", b"null", b"[]", b'{"a":', b"\xff", b'{"beside":' * 5000]
     if rng.random() < 0.2:
-        _section(files, b"facts", lambda data: rng.choice(odd))
+        change_section(files, b"facts", lambda data: rng.choice(odd))
         return
 
     def change(data: bytes) -> bytes:
@@ -168,7 +168,7 @@ def other_facts(files: Contents, rng: Random) -> None:
             facts["beside"] = changed_value(facts["beside"], rng)
         return json.dumps(changed_value(facts, rng) if rng.random() < 0.5 else facts).encode()
 
-    _section(files, b"facts", change)
+    change_section(files, b"facts", change)
 
 
 def other_images(files: Contents, rng: Random) -> None:
@@ -180,7 +180,7 @@ def other_images(files: Contents, rng: Random) -> None:
                 images[at : at + 8] = rng.choice([rng.choice(NUMBERS), rng.randrange(20_000)]).to_bytes(8, "little")
         return bytes(rng.choice([images, images, images, images + images, images[:-5], b""]))
 
-    _section(files, b"images", change)
+    change_section(files, b"images", change)
 
 
 RANDOM = [flipped, cut_short, longer, missing, swapped]

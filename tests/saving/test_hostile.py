@@ -14,7 +14,7 @@ from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, ReliveError
 from relive.saving.current import line_of
 from relive.saving.folder import SaveFolder
 from relive.saving.reader import open_newest
-from saving.hostile import ENTRY, HEAD, HEAD_BYTES, RANDOM, WISE, Contents, sections_of, with_sections
+from saving.hostile import ENTRY, HEAD, HEAD_BYTES, RANDOM, WISE, Contents, change_section, sections_of, with_sections
 from saving.power import Disk, File, Folder, MemoryFiles
 from saving.tools import PATH, blob, save, section
 
@@ -169,3 +169,10 @@ def test_newer_sections(three_saves: Contents, must_know: bool) -> None:
             read_all(disk_of(files))
     else:
         read_all(disk_of(files), is_told=True)
+
+
+def test_a_page_twice(three_saves: Contents) -> None:
+    files = dict(three_saves)
+    change_section(files, b"images", lambda data: data + data[:56])
+    with pytest.raises(DamagedSave, match="each page once"):
+        read_all(disk_of(files))

@@ -14,7 +14,7 @@ from conftest import SOAK
 
 import relive
 from relive import errors
-from saving.hostile import RANDOM, WISE, Contents
+from saving.hostile import RANDOM, WISE, Contents, change_section
 
 CASES = 60 if SOAK else 6  # of each kind of table and damage
 SPEC = relive.StepSpec(
@@ -107,4 +107,19 @@ def test_a_table_saves_into_its_damaged_folder(damage: Any, tmp_path: Path) -> N
             relive.load(folder).close()
         except errors.DamagedSave as error:  # the pages that the save did not write again are not read by it
             assert damage in RANDOM or damage.__name__ == "other_images", (seed, error)
+    table.close()
+
+
+@pytest.mark.parametrize("page", [2**40, 2**62, 2**64 - 1])
+def test_a_page_of_any_number_takes_no_memory(page: int, tmp_path: Path) -> None:
+    table = made(relive.Index())
+    table.save(tmp_path)
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = {str(path.relative_to(tmp_path)): path.read_bytes() for path in paths}
+    change_section(files, b"images", lambda data: page.to_bytes(8, "little") + data[8:])
+    write(tmp_path, files)
+    table.save(tmp_path)
+    loaded = relive.load(tmp_path)
+    assert len(loaded) == len(table)
+    loaded.close()
     table.close()
