@@ -119,10 +119,11 @@ inline Status load(const TableConfig& config, const Save& save, std::unique_ptr<
   return loader->finish(out);
 }
 
-// The first text of a status, for messages.
+// A status as text, for messages.
 inline std::string text_of(const Status& status) {
-  std::string text = std::to_string(static_cast<uint32_t>(status.code()));
-  for (const auto& field : status.fields()) text += " " + field.text;
+  std::string text = name_of(status.code());
+  for (const Field& field : status.fields())
+    text += " " + field.name + " " + (field.text.empty() ? std::to_string(field.integer) : field.text);
   return text;
 }
 
