@@ -178,7 +178,10 @@ void walk_from_cursor(const Region& r, uint32_t index, uint32_t lane_slot, int64
     done(page, begin);
     const uint64_t next = r.pages[page].next.load(kRelaxed);
     if (begin < r.page_len || next == 0) return;
+    const uint64_t order = r.pages[page].order.load(kRelaxed);
     page = r.alive(next) != kNoPage ? r.alive(next) : oldest_page(r, lane_slot);
+    // A link that leads nowhere in the middle of a lane comes from a damaged save only: the walk would go round.
+    if (page != kNoPage && r.pages[page].order.load(kRelaxed) <= order) return;
     begin = 0;
   }
 }
