@@ -3,10 +3,14 @@
 `allow` raises the limit of core dumps for a process that was just started. The processes that it starts inherit the
 limit. `Watch` notes the time at which a step began. Its `report` moves each core dump of the step to build/cores and
 prints its backtraces with gdb. Where there is no core dump, or no gdb, the report says so and says why.
+
+Steps run at the same time in one folder. The report therefore names the test that started the process: a process
+inherits pytest's variable PYTEST_CURRENT_TEST, and its core dump has it.
 """
 
 from __future__ import annotations
 
+import mmap
 import re
 import resource
 import shutil
@@ -24,6 +28,7 @@ KEPT = 4  # core dumps in build/cores, the newest: each has the memory of a proc
 DUMPING = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGQUIT", "SIGSEGV", "SIGSYS", "SIGTRAP", "SIGXCPU", "SIGXFSZ"}
 # Names the function of a frame in gdb's output. The thread that died comes first there.
 FRAME = re.compile(r"^#\d+\s+(?:0x[0-9a-f]+ in )?(\S+) ?\(", re.MULTILINE)
+TEST = re.compile(rb"\0PYTEST_CURRENT_TEST=([ -~]+)\0")
 HANDLER = (
     "<signal handler called>"  # Python's and pytest's handlers raise the signal a second time, in a frame of theirs
 )
@@ -73,6 +78,7 @@ class Watch:
         """folder: the working directory of the step, to which a relative core pattern refers."""
         self._folder, self._pattern = folder, core_pattern()
         self._since_s = time.time() - 1.0  # clocks of file systems are coarse
+        self.tests: list[str] = []  # those that started the processes of the reported core dumps
 
     def _found(self) -> list[Path]:
         if not self._pattern or self._pattern.startswith("|"):
@@ -97,8 +103,9 @@ class Watch:
         pieces, place = [], ""
         for path in found:
             kept = _keep(path)
-            text = backtrace(kept)
-            pieces.append(f"--- core dump {kept}\n{text}\n")
+            text, test = backtrace(kept), test_of(kept)
+            self.tests.append(test or "outside of a test")
+            pieces.append(f"--- core dump {kept}, {self.tests[-1]}\n{text}\n")
             place = place or (place_of_death(text) if name else "")
         return "".join(pieces), place
 
@@ -133,6 +140,13 @@ def _is_core(path: Path) -> bool:
     except OSError:
         return False
     return head[:4] == b"\x7fELF" and int.from_bytes(head[16:18], "little" if head[5] == 1 else "big") == 4
+
+
+def test_of(core: Path) -> str:
+    """The test during which the process of a core dump was started, or an empty string."""
+    with core.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        found = TEST.search(whole)
+        return found[1].decode().removesuffix(" (call)") if found else ""
 
 
 def place_of_death(text: str) -> str:

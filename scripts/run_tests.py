@@ -1,10 +1,11 @@
 """Runs every check of the project and ends with one line: how many passed, failed and were skipped.
 
-Five lanes run at a time, since most tests wait more than they compute:
+Six lanes run at a time, since most tests wait more than they compute:
 
 - style, types, words, and most tests of Python 3.11;
-- the tests of training and kernels;
-- the tests of processes, services and fleets;
+- the tests of training;
+- the tests of processes and services, with the stress programme;
+- the tests of fleets, loaders and tiers, which wait most of their time, and then those of kernels, which never wait;
 - the other Pythons: each environment is made and tested;
 - the C++ tests, and the portable build: its environment and its C++ tests.
 
@@ -40,10 +41,10 @@ from pathlib import Path
 import crashes
 
 ROOT = Path(__file__).resolve().parent.parent
-TRAINING = ["tests/train", "tests/gpu"]
-PROCESSES = [
-    f"tests/{name}" for name in ("fleet", "loading", "processes", "service", "test_stress.py", "test_warm.py", "tiered")
-]
+TRAINING = ["tests/train"]
+PROCESSES = [f"tests/{name}" for name in ("processes", "service", "test_stress.py", "test_warm.py")]
+FLEETS = ["tests/fleet", "tests/loading", "tests/tiered"]
+KERNELS = ["tests/gpu"]
 CORE_TESTS = ["tests/unit", "tests/core", "tests/contract"]  # of package and core, without the learning stack
 OTHER_TESTS = ["tests/unit", "tests/core", "tests/contract/test_local.py", "tests/contract/test_shared.py"]
 CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|deselected)).* in [\d.]+s")
@@ -142,7 +143,7 @@ def run_command(
     if status == 0 and not counts:
         outcome.passed = 1
     if status == 0 and backtraces:
-        outcome.remark = "a process died by a signal meanwhile: its backtraces stand at the end of a step's output"
+        outcome.remark = f"a signal killed a process of some step, {', '.join(watch.tests)}: backtraces in the output"
     if status not in (0, NO_TESTS_COLLECTED) and outcome.failed == 0:
         outcome.failed = 1
         outcome.remark = f"exit status {status} {place_of_death(last_words)}".rstrip()
@@ -236,16 +237,19 @@ def python_tests(name: str, paths: list[str]) -> Outcome:
 
 def all_steps(others: list[str], quick: bool) -> list[Outcome]:
     with contextlib.ExitStack() as stack:
-        training, processes, pythons, builds = (stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4))
-        beside = [training.submit(python_tests, "tests of training and kernels", TRAINING)]
+        lanes = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(5)]
+        training, processes, fleets, pythons, builds = lanes
+        beside = [training.submit(python_tests, "tests of training", TRAINING)]
         beside += [processes.submit(python_tests, "tests of processes", PROCESSES)]
+        beside += [fleets.submit(python_tests, "tests of fleets", FLEETS)]
+        beside += [fleets.submit(python_tests, "tests of kernels", KERNELS)]
         if not quick:
             # One by one: two Pythons may share a wheel.
             beside += [pythons.submit(made_and_tested, other_python(version)) for version in others]
             beside += [builds.submit(cpp_step, "C++ tests", "unit", BESIDE)]
             beside += [builds.submit(made_and_tested, PORTABLE)]
             beside += [builds.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE)]
-        elsewhere = [f"--ignore={path}" for path in (*TRAINING, *PROCESSES)]
+        elsewhere = [f"--ignore={path}" for path in (*TRAINING, *PROCESSES, *FLEETS, *KERNELS)]
         outcomes = [*lint_steps(), python_tests("tests", ["tests", *elsewhere])]
         outcomes += [step.result() for step in beside]
     return outcomes

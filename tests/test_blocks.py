@@ -24,6 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+pytestmark = pytest.mark.usefixtures("processes_start_warm")
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SAID = re.compile(r"print\(.*\)  # (.+)")
@@ -125,11 +126,11 @@ def test_the_python_of_a_page_runs_as_printed(page: Path, tmp_path: Path) -> Non
         text = re.sub(rf'(["/]){name}"', rf'\g<1>{unique(name, tmp_path)}"', text)
     copy = tmp_path / page.name
     copy.write_text(text)
-    program = tmp_path / "runner.py"
-    program.write_text(RUNNER)
+    (tmp_path / "runner.py").write_text(RUNNER)
+    variables = {"TRITON_INTERPRET": "1", "RELIVE_TEST_WARM": "1"}
     done = subprocess.run(
-        [sys.executable, str(program), str(copy), *(f"{one.first}-{one.last}" for one in run)],
-        capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, "TRITON_INTERPRET": "1"},
+        [sys.executable, "-m", "runner", str(copy), *(f"{one.first}-{one.last}" for one in run)],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, **variables},
     )  # fmt: skip
     left = [path for name in names for path in shared_files(unique(name, tmp_path))]
     for path in left:

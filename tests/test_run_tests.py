@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -101,7 +102,8 @@ def test_a_child_that_a_signal_ended_is_explained_although_the_step_passed(
     (tmp_path / "step").mkdir()
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {DYING!r}])"
     outcome = run_tests.run_command("passes", [sys.executable, "-c", program], folder=tmp_path / "step")
-    assert (outcome.passed, outcome.failed) == (1, 0) and "died by a signal" in outcome.remark
+    assert (outcome.passed, outcome.failed) == (1, 0) and "a signal killed a process" in outcome.remark
+    assert "tests/test_run_tests.py::test_a_child_that_a_signal_ended" in outcome.remark
     log = capfd.readouterr().out
     assert "core dump" in log
     if "Frames of Python" in log:
@@ -168,7 +170,8 @@ def test_a_thread_that_is_not_pythons(run_tests: ModuleType) -> None:
 
 def test_every_path_of_a_lane_is_there(run_tests: ModuleType) -> None:
     """Else its tests would run in the first lane, or in none of another Python."""
-    for path in (*run_tests.TRAINING, *run_tests.PROCESSES, *run_tests.CORE_TESTS, *run_tests.OTHER_TESTS):
+    lanes = (run_tests.TRAINING, run_tests.PROCESSES, run_tests.FLEETS, run_tests.KERNELS)
+    for path in (*itertools.chain(*lanes), *run_tests.CORE_TESTS, *run_tests.OTHER_TESTS):
         assert (run_tests.ROOT / path).exists(), path
 
 

@@ -6,6 +6,7 @@ to die after each store that the protocol orders.
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import subprocess
@@ -50,7 +51,10 @@ QUICK_MUTANTS = (
 )
 
 TRIES = 5
-KILLS = "--seconds 3 --random-kills 30 --stops 20 --self-kills 60"
+IS_FOR_A_RELEASE = os.environ.get("RELIVE_TEST_ALL") == "1"
+KILLS = "--seconds 1.5 --random-kills 15 --stops 10 --self-kills 30"
+if IS_FOR_A_RELEASE:
+    KILLS = "--seconds 3 --random-kills 30 --stops 20 --self-kills 60"
 # Each flag of the programme, with others that do not exclude it.
 TOGETHER = (
     "--seconds 2 --threads-only --samples-per-insert 8",

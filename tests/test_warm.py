@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,18 @@ def test_which_programmes_are_warm() -> None:
         ["python3", "-m", "relive.cli", "train"], [python], [],
     ):  # fmt: skip
         assert not warm.is_warm(command, {})
+
+
+@pytest.mark.timeout(60)
+def test_the_server_ends_although_a_fork_has_its_socket() -> None:
+    """A worker of a loader that nobody has collected yet is such a fork."""
+    fork = 0
+    try:
+        with warm.warm_server():
+            fork = os.fork()
+            if fork == 0:
+                time.sleep(120)
+                os._exit(0)
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        os.waitpid(fork, 0)

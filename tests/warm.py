@@ -378,5 +378,6 @@ def warm_server() -> Iterator[Client | None]:
         try:
             yield client if client.is_ready() else None
         finally:
+            mine.shutdown(socket.SHUT_RDWR)  # forks of this process may have the descriptor, so a close ends nothing
             mine.close()
             process.wait(20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -21,9 +22,10 @@ FLOORS: list[set[str]] = [
     {"checks"},
     {"config"},
     {"core"},
+    {"saving"},
     {"reading", "writing"},
     {"table"},
-    {"over"},
+    {"over", "checkpoint"},
     {"service"},
     {"fleet", "gpu", "adapters"},
     {"agents"},
@@ -59,7 +61,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
     ],
 }
 MOST_FILES = 20  # of a folder
-CORE_USERS = {"config", "core", "reading", "table", "gpu", "service", "fleet", "train"}
+CORE_USERS = {"config", "core", "saving", "reading", "table", "gpu", "service", "fleet", "train"}
 
 
 # Loaded only when a program asks for them: they are made of classes of other libraries.
@@ -87,7 +89,12 @@ def type_only(tree: ast.Module) -> set[int]:
     return inside
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, int, bool]]:
+@functools.cache
+def imports_of(path: Path) -> tuple[tuple[str, int, bool], ...]:
+    return tuple(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[tuple[str, int, bool]]:
     """(dotted name, line, whether at the top of the module) of everything a module imports at run time."""
     tree = ast.parse(path.read_text(), str(path))
     skipped, top = type_only(tree), {id(node) for node in tree.body}

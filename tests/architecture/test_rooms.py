@@ -10,7 +10,7 @@ import pytest
 CORE = Path(__file__).resolve().parents[2] / "cpp" / "relive"
 
 # From the ground up. A file may include its own room and those before it.
-ROOMS = ["words", "index", "pages", "read", "tiers", "table"]
+ROOMS = ["words", "index", "pages", "read", "tiers", "table", "save"]
 INCLUDE = re.compile(r'^#include "relive/(?:(\w+)/)?(\w+\.hpp)"', re.MULTILINE)
 
 

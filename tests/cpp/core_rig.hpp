@@ -106,6 +106,7 @@ void run_with_seeds(Spec spec, int num_seeds, Programme&& programme) {
 #if defined(RELIVE_TSAN) || defined(__SANITIZE_ADDRESS__)
   num_seeds = num_seeds / 5 + 1;  // one thread only: the sanitizers find races and stray bytes, not logic errors
 #endif
+  if (harness::is_short()) num_seeds = (num_seeds + 1) / 2;
   if (const char* times = std::getenv("RELIVE_SEEDS")) num_seeds *= std::atoi(times);  // a longer search
   for (int seed = 0; seed < num_seeds && harness::failures() == 0; ++seed) {
     spec.seed = static_cast<uint64_t>(seed);

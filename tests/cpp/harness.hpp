@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <sstream>
@@ -30,6 +31,12 @@ inline int& failures() {
 struct Skipped {
   std::string reason;
 };
+
+// Whether this is the short run of `make test`: a part of the seeds, lengths and bits, and less time for each race.
+inline bool is_short() {
+  const char* text = std::getenv("RELIVE_TEST_SHORT");
+  return text != nullptr && std::strcmp(text, "1") == 0;
+}
 
 struct Register {
   Register(const char* name, void (*body)()) { cases().push_back({name, body}); }

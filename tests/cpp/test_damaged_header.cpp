@@ -1,5 +1,6 @@
 // Every bit of a region's header, one at a time: a bit of what never changes is refused, and no other bit does harm.
 // tests/processes/test_damaged_header.py does the same to files, with the calls of a user and fewer bits of the former.
+// The short run takes one bit in 16 bytes of the part that a checksum covers.
 #include <cstddef>
 #include <cstdlib>
 
@@ -21,6 +22,13 @@ bool may_change(size_t at) {
   return is_within(in_index, offsetof(IndexConfig, priority_exponent), sizeof(IndexConfig::priority_exponent));
 }
 
+// Whether a run changes this bit. The bits of the first words, and of those that a table changes, are always changed.
+bool is_taken(size_t at, unsigned bit) {
+  if (!harness::is_short() || at < 256 || may_change(at)) return true;
+  const size_t group = at / 16;
+  return at % 16 == group % 16 && bit == group / 16 % 8;
+}
+
 }  // namespace
 
 TEST(every_bit_of_a_header) {
@@ -34,8 +42,11 @@ TEST(every_bit_of_a_header) {
   std::memcpy(copy.get(), r.base, r.geometry->slabs_offset);
   Region whole;
   CHECK(whole.open(copy.get(), num_bytes).ok());
+  size_t taken = 0;
   for (size_t at = 0; at < sizeof(Header); ++at) {
     for (unsigned bit = 0; bit < 8; ++bit) {
+      if (!is_taken(at, bit)) continue;
+      ++taken;
       copy[at] ^= std::byte{1} << bit;
       Region opened;
       const bool is_refused = !opened.open(copy.get(), num_bytes).ok();
@@ -44,6 +55,7 @@ TEST(every_bit_of_a_header) {
     }
   }
   CHECK(whole.open(copy.get(), num_bytes).ok());
+  CHECK(taken > sizeof(Header) / 16);
 }
 
 TEST_MAIN()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ from processes.shm import needs_shared_memory
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
-from processes.tools import stop_process
+from processes.tools import eventually, stop_process
 from service.cutting import cut_as_answered
 
 import relive
@@ -124,6 +125,26 @@ def test_draws_go_on_without_a_killed_owner_and_it_comes_back(start: Any, shm_na
         assert 1 in (table.sample(256).item_keys >> 51)
         assert table.stats().policy_version == 5, "what it was not told while it was dead"
         table.check()
+
+
+def test_a_shard_comes_back_although_ctrl_c_met_the_start_of_its_search(
+    start: Any, shm_name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners, names = [start(), start()], [shm_name(), shm_name()]
+    places = [one.own(number, config_of(name)) for number, (one, name) in enumerate(zip(owners, names, strict=True))]
+    with attach(places, path="service") as table:
+        keys = np.concatenate([fill(table, 0, 0, 50), fill(table, 1, 100, 50)])
+        os.kill(owners[1].process.pid, signal.SIGSTOP)
+
+        def interrupted(thread: threading.Thread) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(threading.Thread, "start", interrupted)
+            while table.gather(keys).present.all():
+                pass
+        os.kill(owners[1].process.pid, signal.SIGCONT)
+        assert eventually(lambda: bool(table.gather(keys).present.all()), 60.0)
 
 
 def test_a_stopped_owner_is_left_out_within_two_seconds(start: Any, shm_name: Any) -> None:

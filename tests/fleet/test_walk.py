@@ -27,14 +27,21 @@ from service.proxy import Proxy
 
 import relive
 from relive.errors import ReliveError
-from relive.fleet import ShardOwner, attach
+from relive.fleet import ShardOwner, attach, calls
+from relive.fleet.calls import Calls
+from relive.fleet.core import FleetCore
+from relive.service.client.exchange import Exchange
 
 pytestmark = needs_shared_memory
 
 SPEC = relive.StepSpec({"a": relive.ArraySpec((), "int64"), "s": relive.ArraySpec((), "float32", late=True)})
 INDEX = relive.Index(sampler=relive.Prioritized(1.0, initial=1.0))
-STEPS = 1500 if os.environ.get("RELIVE_SOAK") else 60
-SLOW = 40_000.0  # bytes a second: some steps take longer than the patience with silence
+STEPS_OF_MUTANTS = 60
+SOAK = bool(os.environ.get("RELIVE_SOAK"))
+STEPS = 1500 if SOAK else 60
+SEEDS = [1, 2, *(random.randrange(3, 2**31) for _ in range(2 if SOAK else 0))]
+SLOW = 40_000.0  # bytes a second
+ROW_BYTES = 12
 Ids = list[int]
 
 
@@ -56,6 +63,7 @@ class Subject:
         self.numbers: dict[int, int] = {}
         self.away: int | None = None  # the shard that gives no answer now
         self.brings_back: Callable[[], None] = lambda: None
+        self.num_sampled = 0
 
     def write(self, ids: Ids) -> None:
         """A step for each number, in the shard of the number."""
@@ -228,12 +236,18 @@ class Walk:
         return {one.numbers[key] for page in one.table.keys() for key in page.tolist()}
 
     def gather(self) -> None:
-        ids = self.some(200)
+        self.same_rows(self.some(200))
+
+    def gather_many(self) -> None:
+        """Rows that take longer over a slow link than a call waits in silence."""
+        self.same_rows(self.rng.choices(range(self.num_rows), k=int(1.6 * SLOW / ROW_BYTES)))
+
+    def same_rows(self, ids: Ids) -> None:
         told = self.plain.table.gather(self.plain.of(ids))
         for one in self.others:
             got, here = one.table.gather(one.of(ids)), np.array([one.is_here(number) for number in ids])
             expected = told.present & here
-            assert got.present.tolist() == expected.tolist(), f"gather {ids}: {one.name} without {one.away}"
+            assert (got.present == expected).all(), f"gather {ids[:200]}: {one.name} without {one.away}"
             for column in ("a", "s"):
                 assert (got[column] == np.where(expected, told[column], 0)).all(), f"{column} of {one.name}"
 
@@ -251,6 +265,7 @@ class Walk:
                 continue
             count = self.rng.randint(1, 64)
             batch = one.table.sample(count)
+            one.num_sampled += count
             numbers = [one.numbers[key] for key in batch.item_keys.tolist()]
             assert batch["a"].tolist() == numbers and set(numbers) <= set(known), one.name
             expected = [known[number] / sum(known.values()) for number in numbers]
@@ -264,6 +279,7 @@ class Walk:
             if not any(one.is_here(number) for number in self.priorities):
                 continue
             taken = [one.numbers[key] for key in one.table.claim(own).item_keys.tolist()]
+            one.num_sampled += len(taken)
             assert taken == [n for n in ids if n in self.priorities and one.is_here(n)], one.name
 
     # ---- the program -----------------------------------------------------------------------------------------------
@@ -281,13 +297,15 @@ class Walk:
             step()
         for one in (self.plain, *self.others):
             one.table.check()
-            assert one.table.stats().indexes["default"].in_flight == 0, one.name
+            told = one.table.stats().indexes["default"]
+            assert (told.in_flight, told.sampled) == (0, one.num_sampled), one.name
 
     def fault(self, looks: list[Callable[[], None]]) -> None:
         served = [one for one in self.others if one.links]
         if self.rng.random() < 0.5:
             for one in served:
                 one.becomes_slow()
+            looks = [*looks, self.gather_many]
         else:
             one = next(one for one in served if one.num_shards == 3)
             one.loses(self.rng.randrange(3), self.rng.random() < 0.5)
@@ -297,6 +315,45 @@ class Walk:
             one.comes_back()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_same_program_on_every_kind_of_table(subjects: list[Subject], seed: int) -> None:
     Walk(subjects, seed).run(STEPS)
+
+
+# ---- mutants -------------------------------------------------------------------------------------------------------
+
+
+def _completions_in_part(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Calls, "_check_unfilled", lambda self, keys: None)
+
+
+def _positions_of_parts(patch: pytest.MonkeyPatch) -> None:
+    _completions_in_part(patch)
+    patch.setattr(calls, "_placed", lambda error, mine: error)
+
+
+def _a_limit_of_the_whole_answer(patch: pytest.MonkeyPatch) -> None:
+    """Silence counts from the question, whatever arrives."""
+    silent_from = Exchange.silent_from
+    patch.setattr(Exchange, "silent_from", lambda self, heard_at: silent_from(self, 0.0))
+
+
+def _draws_that_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FleetCore, "commit", lambda self, drawn: None)
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "completions in part": _completions_in_part,
+    "positions of a shard's part": _positions_of_parts,
+    "a limit of the whole answer": _a_limit_of_the_whole_answer,
+    "draws that are not counted": _draws_that_are_not_counted,
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_walk_finds_each_rule_that_is_taken_away(
+    subjects: list[Subject], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MUTANTS[name](monkeypatch)
+    with pytest.raises((AssertionError, ReliveError)):
+        Walk(subjects, 2).run(STEPS_OF_MUTANTS)

@@ -175,13 +175,12 @@ def test_an_epoch_goes_on_with_other_ranks(shm_name: Any) -> None:
         assert len(drawn) == len(set(drawn)) == STEPS
 
 
-def test_several_workers_and_another_world_are_refused(table: relive.Table) -> None:
+def test_the_state_of_one_of_several_workers_does_not_say_how_far_its_rank_was(table: relive.Table) -> None:
     first = stateful(relive.loader(table, 4, 0, 2), num_workers=2)
     keys(iter(first), 3)
-    again = stateful(relive.loader(table, 4, 0, 3), num_workers=2)
-    again.load_state_dict(first.state_dict())
-    with pytest.raises(Exception, match="world 2 and 2 workers"):
-        next(iter(again))
+    of_worker = first.state_dict()["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+    with pytest.raises(errors.InvalidConfig, match="world 2 and 2 workers"):
+        relive.loader(table, 4, 0, 3).load_state_dict(of_worker)
 
 
 def test_a_state_that_is_none_of_this_loader_changes_nothing(table: relive.Table) -> None:
@@ -292,19 +291,59 @@ def test_a_batch_that_does_not_come_is_a_deadline(shm_name: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize(("old", "new", "every"), [(0, 2, 1), (1, 2, 1), (1, 0, 3), (2, 3, 3), (2, 1, 1)])
-def test_the_number_of_workers_changes(table: relive.Table, old: int, new: int, every: int) -> None:
-    """The dataset takes the state of a StatefulDataLoader, which itself takes only one of its own number of workers."""
-    expected = keys(iter(relive.loader(table, 8)), 11)
-    loader = stateful(relive.loader(table, 8), num_workers=old, snapshot_every_n_steps=every)
-    batches = iter(loader)
+@pytest.mark.parametrize("takes", ["the dataset", "the loader"])
+@pytest.mark.parametrize(("old", "new", "every"), [(0, 2, 1), (0, 1, 1), (1, 2, 1), (1, 0, 3), (2, 3, 3), (2, 1, 1)])
+def test_the_number_of_workers_changes(table: relive.Table, old: int, new: int, every: int, takes: str) -> None:
+    expected = keys(iter(relive.loader(table, 8)), 14)
+    first = stateful(relive.loader(table, 8), num_workers=old, snapshot_every_n_steps=every)
+    batches = iter(first)
     assert keys(batches, 5) == expected[:5]
-    state = loader.state_dict()
+    state = first.state_dict()
     del batches
     dataset = relive.loader(table, 8)
-    dataset.load_state_dict(state)
-    assert keys(iter(stateful(dataset, num_workers=new)), 6) == expected[5:]
+    again = stateful(dataset, num_workers=new)
+    (dataset if takes == "the dataset" else again).load_state_dict(state)
+    batches = iter(again)
+    assert keys(batches, 6) == expected[5:11]
     assert dataset.restored == "continued"
+    state = again.state_dict()
+    del batches
+    back = stateful(relive.loader(table, 8), num_workers=old)
+    back.load_state_dict(state)  # once more, with the first number of workers
+    assert keys(iter(back), 3) == expected[11:]
+
+
+def test_the_number_of_ranks_changes_with_several_workers(table: relive.Table) -> None:
+    expected = keys(iter(relive.loader(table, 4)), 12)
+    first = stateful(relive.loader(table, 4, 0, 2), num_workers=2)
+    assert keys(iter(first), 3) == expected[0:6:2]
+    for rank in range(3):
+        again = stateful(relive.loader(table, 4, rank, 3), num_workers=2)
+        again.load_state_dict(first.state_dict())
+        assert keys(iter(again), 2) == [expected[6 + rank], expected[9 + rank]]
+        assert again.dataset.restored == "repartitioned"
+
+
+def test_a_loader_of_another_dataset_takes_states_as_ever(table: relive.Table) -> None:
+    """Only loaders of relive's datasets take a state of another number of workers."""
+    relive.loader(table, 8)
+    first = stateful(list(range(10)), num_workers=1)
+    next(iter(first))
+    again = stateful(list(range(10)), num_workers=0)
+    again.load_state_dict(first.state_dict())
+    with pytest.raises(AssertionError):
+        next(iter(again))
+
+
+def test_a_refused_state_of_another_number_of_workers_changes_nothing(table: relive.Table) -> None:
+    first = stateful(relive.loader(table, 8), num_workers=1)
+    keys(iter(first), 2)
+    again = stateful(relive.loader(table, 4), num_workers=0)
+    batches = iter(again)
+    drawn = keys(batches, 2)
+    with pytest.raises(errors.InvalidConfig, match="num_items"):
+        again.load_state_dict(first.state_dict())
+    assert drawn + keys(batches, 2) == keys(iter(relive.loader(table, 4)), 4)
 
 
 def test_a_state_is_for_any_number_of_workers_that_come_later(table: relive.Table) -> None:

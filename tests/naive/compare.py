@@ -153,7 +153,7 @@ def must_be_there(twin: NaiveReplay, items: NaiveItems, before: int, capacity: i
 def check_table(driver: Driver, programme: Programme, exact: bool) -> None:
     table, twin = driver.table, driver.twin
     table.check()
-    # Each load closes the pages of open lanes: where loads follow each other soon, page ids run out before capacity does.
+    # Each load closes the pages of open lanes. If loads follow each other soon, page ids run out before capacity does.
     exact = exact and table.stats().pool_pressure == 0
     if exact:
         # Where an episode was given up a page may be left without any item: it goes early, with steps of other episodes

@@ -14,8 +14,16 @@ pytestmark = needs_shared_memory
 SECONDS = 3.0
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("by", ["name", "handle"])
+# Each way to start and each way to reach the table once; all pairs run before a release.
+PAIRS = [
+    ("fork", "name"),
+    ("spawn", "handle"),
+    pytest.param("fork", "handle", marks=pytest.mark.thorough),
+    pytest.param("spawn", "name", marks=pytest.mark.thorough),
+]
+
+
+@pytest.mark.parametrize(("method", "by"), PAIRS)
 def test_no_row_is_torn(method: str, by: str, shm_name: Any, profile_scale: int) -> None:
     name = shm_name()
     table = checked_table(name, seed=5)

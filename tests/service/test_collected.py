@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import queue
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from types import FrameType
 
+import pytest
 from processes.tools import eventually
 
+from relive.service.client import collected
 from relive.service.client.collected import end_when_collected
 from relive.service.client.exchange import Watch
 
@@ -80,3 +85,40 @@ def test_an_end_is_forgotten_when_it_is_over() -> None:
     end_when_collected(handle, lambda owned=owned: None)
     del owned, handle
     assert eventually(lambda: there() is None)
+
+
+# ---- Ctrl-C as a thread starts ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def interrupted_start(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In the block each start of a thread is interrupted, before the thread exists."""
+
+    def start(thread: threading.Thread) -> None:
+        raise Interrupted
+
+    with patch.context() as within, pytest.raises(Interrupted):
+        within.setattr(threading.Thread, "start", start)
+        yield
+
+
+def test_the_next_handle_starts_the_thread_that_ends_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collected, "_process", 0)  # as in a process that has not used the service
+    with interrupted_start(monkeypatch):
+        end_when_collected(Handle(), lambda: None)
+    monkeypatch.setattr(collected, "_due", queue.SimpleQueue())  # which the thread of earlier tests does not read
+    ended = threading.Event()
+    end_when_collected(Handle(), ended.set)
+    assert ended.wait(10.0)
+    collected._due.put(None)
+
+
+def test_the_next_stream_starts_the_thread_that_looks_for_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(owner := Handle())
+    with interrupted_start(monkeypatch):
+        watch.wake()
+    assert watch.sleeps  # so the next stream wakes it
+    watch.wake()
+    assert watch._thread is not None and watch._thread.is_alive()
+    watch.stop()
+    del owner

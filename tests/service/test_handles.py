@@ -62,7 +62,8 @@ def settles(what: Callable[[], Any], expected: Callable[[Any], bool]) -> Any:
 def counts(owners: Owners, address: str) -> tuple[int, int, int, int]:
     """Descriptors of both sides, threads here, items in flight."""
     in_flight = owners.ask("in_flight", address)
-    return descriptors(os.getpid()), descriptors(owners.process.pid), threading.active_count(), in_flight
+    num_threads = sum(thread.is_alive() for thread in threading.enumerate())  # Python keeps starts that Ctrl-C ended
+    return descriptors(os.getpid()), descriptors(owners.process.pid), num_threads, in_flight
 
 
 def use(address: str, kind: str) -> list[Any]:
@@ -193,6 +194,34 @@ def test_a_forked_child_is_refused_in_words_and_ends(address: str) -> None:
         sharded.close()
         assert table.sample(4).num_items == 4
     assert said_by_child(lambda: relive.connect(address, timeout_s=5.0) and "") == ("ForkedHandle", 7)
+
+
+class Waits:
+    """Has the only handle of the program, and a method that a thread runs."""
+
+    def __init__(self, address: str, kind: str) -> None:
+        self.used = use(address, kind)
+
+    def run(self) -> None:
+        """Nothing: its thread never runs it."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fork_releases_no_handle_of_a_thread_that_is_about_to_run(
+    address: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops such threads in the child, before other libraries hear of the fork."""
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        thread = threading.Thread(target=Waits(address, kind).run)
+        patch.setattr(threading, "_start_new_thread", interrupted)
+        thread.start()
+    del thread
+    assert said_by_child(lambda: "ends") == ("ends", 7)
+    threading._limbo.clear()  # type: ignore[attr-defined]
 
 
 FORKS = """

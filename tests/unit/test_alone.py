@@ -6,7 +6,9 @@ thread is preempted there when the machine is busy, so the tests do that work in
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,3 +133,23 @@ def test_a_thread_that_starts_another_counts(monkeypatch: pytest.MonkeyPatch) ->
         go.set()
         end.set()
         thread.join()
+
+
+def test_a_start_that_is_interrupted_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python itself keeps a thread whose start was interrupted, with its target, for ever."""
+
+    class Owner:
+        def work(self) -> None:
+            raise AssertionError("the start was interrupted")
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    owner = Owner()
+    collected = weakref.ref(owner)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading, "_start_new_thread", interrupted)
+        ending.start_thread(owner.work, "relive-test")
+    del owner
+    gc.collect()
+    assert collected() is None

@@ -59,6 +59,11 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.Unacknowledged(3, 24, "the server is gone"),
     errors.StaleVersion(3, 7),
     errors.BadMessage("header", "JSON", "?"),
+    errors.NoSuchSave("runs/save"),
+    errors.DamagedSave("runs/save", "CURRENT", "its checksum", "another"),
+    errors.SaveInUse("runs/save"),
+    errors.SaveOutrun("runs/save", 1 << 30, 4 << 30),
+    errors.SaveCancelled("runs/save"),
     errors.CheckFailed("D5 live_steps <= capacity", "101 > 100"),
 ]
 

@@ -76,9 +76,10 @@ void name_cell(Held& held, uint64_t from, uint32_t cell, uint64_t slot) {
   Region& r = held.region;
   const uint64_t page = r.page_of(slot);
   if (page != from && RELIVE_RULE(B4_page)) rehang(r, from, page, cell);
-  const ChangedRows changed(held, page);
-  store_cell_word(r.page_base(page) + r.offset_of(slot) * r.geometry->record_stride, cell);
-  RELIVE_FAIL_POINT(cell_named);
+  change_rows(held, page, [&] {
+    store_cell_word(r.page_base(page) + r.offset_of(slot) * r.geometry->record_stride, cell);
+    RELIVE_FAIL_POINT(cell_named);
+  });
 }
 
 void offer_cells(Held& held, uint64_t from, uint64_t to) {

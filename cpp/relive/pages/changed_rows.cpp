@@ -5,11 +5,6 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// The page whose bytes change, or kNoPage: the bytes of an OPEN page have no ticket yet.
-uint64_t closed_page(const Region& r, uint64_t page) {
-  return Region::state_of(r.words[page].load(kRelaxed)) == PageState::kClosed ? page : uint64_t{kNoPage};
-}
-
 }  // namespace
 
 void renew_ticket(Held& held, uint64_t page) {
@@ -18,18 +13,16 @@ void renew_ticket(Held& held, uint64_t page) {
   r.pages[page].ticket.store(r.header->next_ticket.fetch_add(1, kRelaxed), std::memory_order_release);
 }
 
-ChangedRows::ChangedRows(Held& held, uint64_t page) : held_(held), page_(closed_page(held.region, page)) {
-  if (page_ == kNoPage) return;
-  held.region.header->changing_page.store(static_cast<uint32_t>(page_ + 1), std::memory_order_release);
+void begin_change(Held& held, uint64_t page) {
+  held.region.header->changing_page.store(static_cast<uint32_t>(page + 1), std::memory_order_release);
   RELIVE_FAIL_POINT(change_noted);
 }
 
-ChangedRows::~ChangedRows() {
-  if (page_ == kNoPage) return;
+void end_change(Held& held, uint64_t page) {
   RELIVE_FAIL_POINT(change_made);
-  renew_ticket(held_, page_);
+  renew_ticket(held, page);
   RELIVE_FAIL_POINT(change_ticket);
-  held_.region.header->changing_page.store(0, std::memory_order_release);
+  held.region.header->changing_page.store(0, std::memory_order_release);
 }
 
 void finish_changed_rows(Held& held) {

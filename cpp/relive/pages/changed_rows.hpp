@@ -1,8 +1,8 @@
-// A change of bytes of committed rows. Each such change is made inside a ChangedRows, so that a page's ref and ticket
-// name the bytes of a CLOSED page: every copy of the page can tell whether it is outdated (rule J3).
+// A change of bytes of committed rows. Each such change is made by change_rows(), so that a page's ref and ticket name
+// the bytes of a CLOSED page: every copy of the page can tell whether it is outdated (rule J3).
 //
-// Owner:   a ChangedRows lives on the stack of a critical section.
-// Locking: under the table lock. One at a time: the header has one note.
+// Owner:   nothing; the header has one note.
+// Locking: under the table lock. A change makes no other change.
 // Cost:    three stores, and nothing for an OPEN page, which gets its ticket when it closes.
 #pragma once
 
@@ -12,19 +12,20 @@
 
 namespace relive {
 
-// Notes the page; gives it a new ticket and clears the note at the end. If the process dies in between, recovery gives
-// the page of the note a new ticket.
-class ChangedRows final {
- public:
-  ChangedRows(Held& held, uint64_t page);
-  ~ChangedRows();
-  ChangedRows(const ChangedRows&) = delete;
-  ChangedRows& operator=(const ChangedRows&) = delete;
+// The two halves of change_rows().
+void begin_change(Held& held, uint64_t page);
+void end_change(Held& held, uint64_t page);
 
- private:
-  Held& held_;
-  const uint64_t page_;  // kNoPage: the page is OPEN
-};
+// Notes the page, calls change(), gives the page a new ticket and clears the note. If the process dies in between,
+// recovery gives the page of the note a new ticket.
+template <class Change>
+void change_rows(Held& held, uint64_t page, Change&& change) {
+  const bool is_closed =
+      Region::state_of(held.region.words[page].load(std::memory_order_relaxed)) == PageState::kClosed;
+  if (is_closed) begin_change(held, page);
+  change();
+  if (is_closed) end_change(held, page);
+}
 
 // Gives a page a new ticket.
 void renew_ticket(Held& held, uint64_t page);

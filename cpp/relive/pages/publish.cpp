@@ -329,10 +329,8 @@ void mark_last_row(Held& held, uint64_t page) {
   page = last_row(r, page, &offset);
   if (page == kNoPage) return;
   const uint64_t slot = r.slot_of(page, offset);
-  if ((r.head_of(slot).load(kRelaxed) & kTerminatedBit) == 0) {
-    const ChangedRows changed(held, page);
-    r.head_of(slot).fetch_or(kTruncatedBit);
-  }
+  if ((r.head_of(slot).load(kRelaxed) & kTerminatedBit) == 0)
+    change_rows(held, page, [&] { r.head_of(slot).fetch_or(kTruncatedBit); });
   RELIVE_FAIL_POINT(close_mark);
 }
 

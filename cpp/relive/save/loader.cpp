@@ -7,6 +7,7 @@
 #include "relive/index/leaf_areas.hpp"
 #include "relive/index/leaves.hpp"
 #include "relive/pages/cells.hpp"
+#include "relive/pages/changed_rows.hpp"
 #include "relive/pages/max_items.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/pages/publish.hpp"
@@ -162,6 +163,7 @@ void Loader::place_pages() {
                          Region::state_of(words[page]) == PageState::kOpen &&
                          (lane.open.load(kRelaxed) == ref || lane.ahead.load(kRelaxed) == ref);
     const PageState state = is_open ? PageState::kOpen : PageState::kClosed;
+    if (!is_open && Region::state_of(words[page]) == PageState::kOpen) closed_.push_back(to);
     r.words[to].store(names_->generation(Region::generation_of(words[page])) << kGenerationShift |
                       static_cast<uint64_t>(state));
     r.frames[to].store(frame++);
@@ -264,6 +266,7 @@ void Loader::settle() {
     write_numbers(held, state_.numbers);
     for (uint32_t i = 0; i < r.num_indexes; ++i) shift_waits(held, i, clock_s() - state_.numbers.now_s);
     recover(held, table_->door().scratch);
+    for (const uint32_t page : closed_) renew_ticket(held, page);
     for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) {
       if (r.lanes[lane].state.load(kRelaxed) == LaneState::kLive) cut_lane(held, lane);
       // The next lane may not continue in this page: keys of the rows after the cut were given out after the save.

@@ -69,6 +69,7 @@ class Loader final {
   std::vector<uint8_t> has_image_;  // of each saved page
   uint64_t num_pages_in_use_ = 0;   // of the loaded table
   uint64_t next_cell_ = 0;
+  std::vector<uint32_t> closed_;  // pages that were OPEN in the save, and of no lane that went on: they have no ticket
   uint64_t num_cells_ = 0;
 };
 

@@ -33,7 +33,11 @@ Status Saver::begin(const SavedImage* known, size_t count) {
   const Entered entered(table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   const Region& r = table_.region();
-  if (r.bulk) return Status(Code::kInvalidConfig).with_text("what", "a table to save").with_text("got", "Tiered");
+  if (r.bulk)
+    return Status(Code::kInvalidConfig)
+        .with_text("what", "storage of a table to save")
+        .with_text("expected", "LocalMemory() or SharedMemory(name)")
+        .with_text("got", "Tiered, with columns on disk");
   known_.assign(r.geometry->num_pages, Known{});
   for (size_t k = 0; k < count; ++k)
     if (known[k].page < known_.size()) known_[known[k].page] = {known[k].ref, known[k].ticket};

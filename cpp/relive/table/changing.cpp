@@ -79,8 +79,7 @@ bool update_one(Held& held, const Update& update, int64_t key, float priority, d
     if (map.is_explicit) {
       r.records[index].windows_of(slot)->pending_priority.store(bits, kRelaxed);
     } else {
-      const ChangedRows changed(held, r.page_of(slot));
-      r.given(index, slot).store(bits, kRelaxed);
+      change_rows(held, r.page_of(slot), [&] { r.given(index, slot).store(bits, kRelaxed); });
     }
     return true;
   }

@@ -117,15 +117,16 @@ size_t end_of_section(const Region& r, const int64_t* keys, size_t begin, size_t
 // First the cells, then the bit: a death in between leaves a row that still waits for its columns (rule L3).
 void fill_row(Held& held, uint64_t slot, const std::vector<LateCell>& cells, const std::byte* given) {
   const Region& r = held.region;
-  const ChangedRows changed(held, r.page_of(slot));
-  std::byte* const base = r.page_base(r.page_of(slot));
-  if (!RELIVE_RULE(L3_cells_first)) r.head_of(slot).fetch_and(~kLateBit, std::memory_order_release);
-  RELIVE_FAIL_POINT(late_begin);
-  for (const LateCell& cell : cells)
-    std::memcpy(base + cell.offset + r.offset_of(slot) * cell.stride, given + cell.given_at, cell.num_bytes);
-  RELIVE_FAIL_POINT(late_cells);
-  r.head_of(slot).fetch_and(~kLateBit, std::memory_order_release);
-  RELIVE_FAIL_POINT(late_filled);
+  change_rows(held, r.page_of(slot), [&] {
+    std::byte* const base = r.page_base(r.page_of(slot));
+    if (!RELIVE_RULE(L3_cells_first)) r.head_of(slot).fetch_and(~kLateBit, std::memory_order_release);
+    RELIVE_FAIL_POINT(late_begin);
+    for (const LateCell& cell : cells)
+      std::memcpy(base + cell.offset + r.offset_of(slot) * cell.stride, given + cell.given_at, cell.num_bytes);
+    RELIVE_FAIL_POINT(late_cells);
+    r.head_of(slot).fetch_and(~kLateBit, std::memory_order_release);
+    RELIVE_FAIL_POINT(late_filled);
+  });
 }
 
 // Fills rows [*begin, end) of the call, none of which is filled, and publishes the items that they complete. *begin:

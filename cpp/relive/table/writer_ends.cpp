@@ -42,9 +42,10 @@ bool end_episode(Held& held, const StartValues& starts, WriterLane& lane, bool t
   const bool last_is_there =
       Region::generation_of(r.words[last_page].load(kRelaxed)) == Region::generation_of(lane.last_word);
   if (last_is_there && (terminated || !has_state)) {  // in a published window this row can only be the last
-    const ChangedRows changed(held, last_page);
-    if (terminated) r.marks[lane.last_slot].discount.store(0.0f, kRelaxed);
-    r.head_of(lane.last_slot).fetch_or(terminated ? kTerminatedBit : kTruncatedBit);
+    change_rows(held, last_page, [&] {
+      if (terminated) r.marks[lane.last_slot].discount.store(0.0f, kRelaxed);
+      r.head_of(lane.last_slot).fetch_or(terminated ? kTerminatedBit : kTruncatedBit);
+    });
   }
   if (has_state) {
     commit_run(held, lane.run);

@@ -46,14 +46,31 @@ def start_thread(target: Callable[..., None], name: str, *args: Any, never_write
     A thread that uses objects of Arrow must be started here. Before Python 3.14, the end of the interpreter unwinds
     each thread that asks for the interpreter's lock. Arrow's C++ asks for it in functions that must not be unwound,
     for example at the release of a stream, and the process would then abort.
+
+    If a signal's handler raises in this call, the thread does nothing and refers to nothing. Python keeps a thread
+    whose start was interrupted for ever.
     """
-    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
-    thread.start()
-    _threads.difference_update([one for one in list(_threads) if not one.is_alive()])
-    _threads.add(thread)
+    work: list[Callable[[], None]] = [lambda: target(*args)]
+    thread = threading.Thread(target=_do, args=(work,), name=name, daemon=True)
     if never_writes:
         _apart.add(thread)
+    try:
+        thread.start()
+        _threads.difference_update([one for one in list(_threads) if not one.is_alive()])
+        _threads.add(thread)
+    except BaseException:
+        work.clear()
+        _apart.add(thread)
+        raise
     return thread
+
+
+def _do(work: list[Callable[[], None]]) -> None:
+    try:
+        do = work.pop()
+    except IndexError:  # the start was interrupted
+        return
+    do()
 
 
 def num_threads() -> int:
@@ -64,7 +81,7 @@ def num_threads() -> int:
 def _join_threads() -> None:
     ends = time.monotonic() + _JOIN_S
     for thread in list(_threads):
-        if thread is not threading.current_thread():
+        if thread is not threading.current_thread() and thread.is_alive():
             thread.join(max(ends - time.monotonic(), 0.0))
 
 

@@ -92,7 +92,7 @@ class NotShareable(ReliveError, TypeError):
             " there with table.writer()"
             if what == "writer"
             else "a table in LocalMemory or Tiered lives in one process and cannot be pickled; make it with"
-            " storage=SharedMemory(name), whose handle pickles as an address"
+            " storage=SharedMemory(name), whose handle pickles as an address, or save it with table.save(folder)"
         )
 
 

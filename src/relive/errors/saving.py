@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from relive.errors.base import ReliveError, bytes_text, plain, shown
@@ -35,11 +36,13 @@ class DamagedSave(ReliveError, ValueError):
 
 @final
 class SaveInUse(ReliveError, BlockingIOError):
-    """Another process, or another thread of this one, saves into the folder."""
+    """Another process, or another thread of this one, saves into the folder. pids: the processes that are visible."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, pids: Sequence[int] = ()) -> None:
         self.path = path
-        super().__init__(f"another save into {path} goes on; wait for it, or save into another folder")
+        self.pids = tuple(pids)
+        by = f" (process {', '.join(map(str, self.pids[:4]))})" if self.pids else ""
+        super().__init__(f"another save into {path} goes on{by}; wait for it, or save into another folder")
 
 
 @final

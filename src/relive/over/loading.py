@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeAlias, final
 from relive.checks.values import finite, integer, timeout
 from relive.errors import InvalidConfig, MissingPackage, NotShareable, ReliveError
 from relive.errors.extras import install_command
+from relive.over.stateful import extend_torchdata
 from relive.reading.rewards import check_reward
 from relive.table.handle import TableHandle
 
@@ -181,8 +182,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         All ranks give states of one moment, between the same two batches. If the number of ranks is another one now,
         the state of any rank will do.
 
-        Call it in the main process, before the DataLoader is made, to continue with another number of workers. A
-        StatefulDataLoader itself accepts only a state of its own number of workers.
+        A StatefulDataLoader calls it. With another DataLoader, call it in the main process.
 
         Args:
             state: the result of state_dict(), of this dataset or of a StatefulDataLoader with any number of workers.
@@ -194,6 +194,15 @@ class Loader(IterableDataset[dict[str, Any]]):
         """
         with _carrying():
             self._go_on_from(_checked(_of_whole(state)))
+
+    def is_divided_otherwise(self, state: Mapping[str, Any], num_workers: int) -> bool:
+        """Whether a StatefulDataLoader had other ranks or workers than one of this dataset with num_workers has.
+
+        Then the dataset itself takes the state, in the main process (relive.over.stateful).
+        """
+        parts = _parts_of_workers(state)
+        worlds = {part.get("world") for part in parts if isinstance(part, Mapping)}
+        return len(parts) != num_workers or (num_workers > 1 and worlds != {self._ranks})
 
     def _go_on_from(self, given: dict[str, Any]) -> None:
         for what, expected in (("table", self._digest), ("num_items", self.num_items)):
@@ -299,13 +308,20 @@ def _of_whole(state: Any) -> Any:
         return state
     if "_snapshot" not in state:
         return state.get("dataset_state", state)
-    workers = state["_snapshot"].get("_worker_snapshots")
-    parts = [part.get("dataset_state") for part in workers.values()] if isinstance(workers, Mapping) else []
+    parts = _parts_of_workers(state)
     steps = state.get("_steps_since_snapshot")
     if not parts or type(steps) is not int:
         return state
     following = min((_checked(part) for part in parts), key=lambda part: int(part["batch"]))
     return following | {"batch": following["batch"] + steps, "num_workers": 1}
+
+
+def _parts_of_workers(state: Mapping[str, Any]) -> list[Any]:
+    """The states of the dataset in the workers of a StatefulDataLoader; none if it had no workers."""
+    snapshot = state.get("_snapshot")
+    workers = snapshot.get("_worker_snapshots") if isinstance(snapshot, Mapping) else None
+    found = workers.values() if isinstance(workers, Mapping) else ()
+    return [part.get("dataset_state") if isinstance(part, Mapping) else None for part in found]
 
 
 def _checked(state: Any) -> dict[str, Any]:
@@ -321,3 +337,6 @@ def _checked(state: Any) -> dict[str, Any]:
     if state["version"] != _VERSION:
         raise InvalidConfig("version of the loader's state", str(_VERSION), state["version"])
     return dict(state)
+
+
+extend_torchdata(Loader)

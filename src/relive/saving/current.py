@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from relive import _core
-from relive.errors import DamagedSave, FormatMismatch, NoSuchSave
-from relive.saving.files import Files
+from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, SystemFailure
+from relive.saving.files import Files, is_no_file
 
 __all__ = ["CURRENT", "FOLDER", "FORMAT", "KeptCut", "line_of", "read_current", "read_folder"]
 
 FORMAT = 1  # of the folder; raised when an earlier reader would misread it
 FOLDER, CURRENT = "relive-save.json", "CURRENT"
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 16 << 20  # 1000 kept saves that name 256 segments each need 2 MB
 _MOST_NUMBER = 2**31
 
 
@@ -40,9 +40,17 @@ def line_of(value: Mapping[str, Any]) -> bytes:
 
 def _read(files: Files, name: str, path: str) -> dict[str, Any]:
     """Reads a small file. FileNotFoundError if it is missing."""
-    handle = files.open(name)
     try:
-        data = bytearray(min(files.size(handle), _MOST_BYTES))
+        handle = files.open(name)
+    except SystemFailure as error:
+        if not is_no_file(error):
+            raise
+        raise DamagedSave(path, name, "a file", "none") from error
+    try:
+        size = files.size(handle)
+        if size > _MOST_BYTES:
+            raise DamagedSave(path, f"the length of {name}", f"at most {_MOST_BYTES} bytes", size)
+        data = bytearray(size)
         data = data[: files.read(handle, 0, memoryview(data))]
     finally:
         files.close_handle(handle)
@@ -84,8 +92,9 @@ def read_current(files: Files, path: str, folder: str) -> list[KeptCut]:
         cuts = [KeptCut(_number(number), tuple(map(_number, segments))) for number, segments in told["cuts"]]
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedSave(path, CURRENT, "a list of saves", str(error)) from error
-    if not cuts:
-        raise DamagedSave(path, CURRENT, "at least one save", "none")
+    numbers = [cut.number for cut in cuts]
+    if not cuts or numbers != sorted(set(numbers), reverse=True):
+        raise DamagedSave(path, CURRENT, "at least one save, the newest first", str(numbers[:4]))
     return cuts
 
 

@@ -1,6 +1,6 @@
 """The file of a cut: a table of sections, then their bytes.
 
-    head: magic, version, number of sections, CRC-32C of the table
+    head, 64 bytes: magic, version, lowest reader version, number of sections, CRC-32C of the table, CRC-32C of the head
     table: 64 bytes a section
     sections, each at a multiple of 64
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive import _core
-from relive.errors import DamagedSave
+from relive.errors import DamagedSave, FormatMismatch
 from relive.saving.files import ALIGN, Files
 
 __all__ = ["Section", "SectionPlace", "read_section", "read_table", "write_cut"]
@@ -28,10 +28,12 @@ Section: TypeAlias = "tuple[str, int, NDArray[np.uint8]]"  # name, index, bytes
 
 _MAGIC = b"relive-cut\n\0"
 _VERSION = 1
-_HEAD = struct.Struct("<12sIII")
+_HEAD = struct.Struct("<12sIIII")  # every version begins like this, and with the sum of these bytes
+_SUM = struct.Struct("<I")
 _HEAD_BYTES = 64
 _ENTRY = struct.Struct("<32sIIQQII")
 _MOST_SECTIONS = 1024
+_MAX_NAME_BYTES = 32
 _BUFFER_BYTES = 1 << 20
 
 
@@ -53,10 +55,12 @@ def write_cut(files: Files, handle: int, sections: Sequence[Section]) -> int:
     at = _HEAD_BYTES + _ENTRY.size * len(sections)
     entries = bytearray()
     for name, index, data in sections:
+        assert len(name.encode()) <= _MAX_NAME_BYTES
         at += -at % 64
         entries += _ENTRY.pack(name.encode(), index, 1, at, data.nbytes, _core.crc32c(data), 0)
         at += data.nbytes
-    head = _HEAD.pack(_MAGIC, _VERSION, len(sections), _core.crc32c(bytes(entries)))
+    head = _HEAD.pack(_MAGIC, _VERSION, _VERSION, len(sections), _core.crc32c(bytes(entries)))
+    head += _SUM.pack(_core.crc32c(head))
     stream = _Stream(files, handle)
     stream.write(memoryview(head.ljust(_HEAD_BYTES, b"\0") + bytes(entries)))
     for _, _, data in sections:
@@ -71,21 +75,27 @@ def read_table(files: Files, handle: int, path: str) -> list[SectionPlace]:
     head = bytearray(_HEAD_BYTES)
     if files.read(handle, 0, memoryview(head)) != _HEAD_BYTES:
         raise DamagedSave(path, "a cut that is too short", f"{_HEAD_BYTES} bytes", size)
-    magic, version, count, total = _HEAD.unpack_from(head)
-    if magic != _MAGIC or version != _VERSION:
-        raise DamagedSave(path, "a cut that does not begin like one", f"version {_VERSION}", version)
+    magic, _, lowest_reader, count, total = _HEAD.unpack_from(head)
+    if magic != _MAGIC or _core.crc32c(head[: _HEAD.size]) != _SUM.unpack_from(head, _HEAD.size)[0]:
+        raise DamagedSave(path, "the head of a cut", "its checksum", "another")
+    if lowest_reader > _VERSION:
+        raise FormatMismatch("format of the save", _VERSION, lowest_reader)
     if count > _MOST_SECTIONS or _HEAD_BYTES + count * _ENTRY.size > size:
         raise DamagedSave(path, "the number of sections", f"at most {_MOST_SECTIONS}", count)
     entries = bytearray(count * _ENTRY.size)
     if files.read(handle, _HEAD_BYTES, memoryview(entries)) != len(entries) or _core.crc32c(entries) != total:
         raise DamagedSave(path, "the table of sections", "its checksum", "another")
-    places = []
+    places: list[SectionPlace] = []
+    begin = _HEAD_BYTES + len(entries)
     for number in range(count):
         name, index, must_know, at, num_bytes, sum_, _ = _ENTRY.unpack_from(entries, number * _ENTRY.size)
-        if at > size or num_bytes > size - at:
-            raise DamagedSave(path, "the length of a section", f"at most {max(0, size - at)}", num_bytes)
+        if at < begin or at > size or num_bytes > size - at:  # sections that overlap could need any memory
+            raise DamagedSave(path, "the place of a section", f"bytes {begin} to {size}", f"{num_bytes} bytes at {at}")
+        begin = at + num_bytes
         shown = name.rstrip(b"\0").decode(errors="backslashreplace")
         places.append(SectionPlace(shown, index, bool(must_know), at, num_bytes, sum_))
+    if len({(place.name, place.index) for place in places}) != count:
+        raise DamagedSave(path, "the table of sections", "each name once", "a name twice")
     return places
 
 

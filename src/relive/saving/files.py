@@ -1,7 +1,7 @@
 """Files: the one interface of a save to the operating system.
 
 Every name is relative to an open folder and has one component, so no name leaves the folder and no symbolic link is
-followed. Errors are StorageFull and SystemFailure, with the path; a file that is missing is FileNotFoundError.
+followed. Errors are StorageFull and SystemFailure, with the path. A file to read that is missing is FileNotFoundError.
 """
 
 from __future__ import annotations
@@ -15,12 +15,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import final
 
+from relive.core.attached import attached_pids
 from relive.errors import SaveInUse, StorageFull, SystemFailure
 
-__all__ = ["ALIGN", "DiskFiles", "Files"]
+__all__ = ["ALIGN", "DiskFiles", "Files", "is_no_file"]
 
-ALIGN = 4096  # of offsets, lengths and memory of direct writes
+ALIGN = 4096  # of offsets, lengths and memory of direct reads and writes
+DIRECT_BYTES = 1 << 20  # shorter reads go through the page cache
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ENAMETOOLONG)
+_LOCK = "lock"
+_locks: set[int] = set()  # descriptors of locked folders
+
+
+def is_no_file(error: OSError) -> bool:
+    """Whether `open` failed because there is no regular file of this name: it is missing, or a link, or a folder."""
+    return error.errno in _NO_FILE
+
+
+def _close_locks() -> None:
+    """Closes the locks in a forked child, which would else keep a folder locked after its saver."""
+    for lock in _locks:
+        with contextlib.suppress(OSError):
+            os.close(lock)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_close_locks)
 
 
 class Files(ABC):
@@ -88,15 +109,71 @@ class Files(ABC):
 
 
 @contextlib.contextmanager
-def _told(what: str, path: str) -> Iterator[None]:
+def _told(what: str, path: str, num_bytes: int = 0) -> Iterator[None]:
+    """Raises the errors of the system as errors of the library. num_bytes: that the call needs."""
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as error:
         if error.errno in _FULL:
-            raise StorageFull(path, 0, 0) from error
+            raise StorageFull(path, num_bytes, _free_bytes(path)) from error
         raise SystemFailure(f"{what} {path}", error.errno or 0) from error
+    except ValueError as error:  # a name that no file can have
+        raise SystemFailure(f"{what} {path!r}", errno.EINVAL) from error
+
+
+def _free_bytes(path: str) -> int:
+    try:
+        free = os.statvfs(path)
+    except OSError:
+        return 0
+    return free.f_bavail * free.f_frsize
+
+
+def _sync_parent(path: str) -> None:
+    """Syncs the folder that a path lies in. A folder that this process cannot open is left alone."""
+    try:
+        parent = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+def _make_with_parents(path: str) -> None:
+    """Makes a folder and the folders above it. All of them outlast a power cut."""
+    missing, at = [], path
+    while not os.path.isdir(at) and at != os.path.dirname(at):
+        missing.append(at)
+        at = os.path.dirname(at)
+    for one in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(one)
+        _sync_parent(one)
+    if not missing:
+        _sync_parent(path)  # a saver that died may have made it
+
+
+def _checked(names: tuple[str, ...]) -> None:
+    """Refuses names that are not one component of a path."""
+    for name in names:
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise OSError(errno.EINVAL, "no name of a file", name)
+
+
+@contextlib.contextmanager
+def _direct(handle: int) -> Iterator[None]:
+    """Reads and writes of the file go past the page cache. A refusal (EINVAL) ends the block without an error."""
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
+        yield
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags)
 
 
 @final
@@ -110,11 +187,16 @@ class DiskFiles(Files):
             path: The folder.
             makes: Make it, and the folders above it, if it is not there; else FileNotFoundError.
         """
-        self.path = path
-        with _told("opening", path):
-            if makes:
-                os.makedirs(path, exist_ok=True)
-            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.path = os.fsdecode(path)
+        try:
+            with _told("opening", self.path):
+                if makes:
+                    _make_with_parents(os.path.realpath(self.path))
+                self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except SystemFailure as error:
+            if error.errno != errno.ENOENT:
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path) from error
         self._lock: int | None = None
         self._is_closed = False
 
@@ -124,6 +206,7 @@ class DiskFiles(Files):
     @contextlib.contextmanager
     def _parent(self, names: tuple[str, ...]) -> Iterator[int]:
         """Opens the folder that a name lies in, step by step, without following links."""
+        _checked(names)
         with contextlib.ExitStack() as opened:
             at = self._folder
             for name in names[:-1]:
@@ -131,20 +214,30 @@ class DiskFiles(Files):
                 opened.callback(os.close, at)
             yield at
 
+    @contextlib.contextmanager
+    def _inside(self, folder: tuple[str, ...]) -> Iterator[int]:
+        """Opens a folder of files."""
+        if not folder:
+            yield self._folder
+            return
+        with self._parent(folder) as parent:
+            inside = os.open(folder[-1], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            try:
+                yield inside
+            finally:
+                os.close(inside)
+
     def make_folder(self, *names: str) -> None:
         with _told("making", self._shown(names)), self._parent(names) as parent, contextlib.suppress(FileExistsError):
             os.mkdir(names[-1], dir_fd=parent)
 
     def names(self, *folder: str) -> list[str]:
-        if not folder:
-            return sorted(os.listdir(self._folder))
-        try:
-            with self._parent((*folder, "")) as inside:
-                return sorted(os.listdir(inside))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise SystemFailure(f"listing {self._shown(folder)}", error.errno or 0) from error
+        with _told("listing", self._shown(folder)):
+            try:
+                with self._inside(folder) as inside:
+                    return sorted(os.listdir(inside))
+            except FileNotFoundError:
+                return []
 
     def create(self, *names: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -152,49 +245,58 @@ class DiskFiles(Files):
             return os.open(names[-1], flags, 0o644, dir_fd=parent)
 
     def append(self, handle: int, data: memoryview, at: int) -> None:
-        with _told("writing to", self.path):
+        with _told("writing to", self.path, len(data)):
             done = self._append_direct(handle, data, at)
             while done < len(data):
-                done += os.pwrite(handle, data[done:], at + done)
+                done += _written(os.pwrite(handle, data[done:], at + done))
+
+    @staticmethod
+    def _read_direct(handle: int, at: int, into: memoryview) -> int:
+        """Reads whole blocks past the page cache. Returns the bytes read: 0 where that is refused."""
+        whole, done = len(into) - len(into) % ALIGN, 0
+        with _direct(handle):
+            while done < whole:
+                got = os.preadv(handle, [into[done:whole]], at + done)
+                done += got
+                if got % ALIGN or got == 0:
+                    break  # the end of the file
+        return done
 
     @staticmethod
     def _append_direct(handle: int, data: memoryview, at: int) -> int:
         """Writes the whole blocks of data past the page cache. Returns the bytes written: 0 where that is refused."""
         whole = len(data) - len(data) % ALIGN
-        if whole == 0 or not hasattr(os, "O_DIRECT"):
-            return 0
-        flags = fcntl.fcntl(handle, fcntl.F_GETFL)
         done = 0
-        try:
-            fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_DIRECT)
+        with _direct(handle):
             while done < whole:
-                wrote = os.pwrite(handle, data[done:whole], at + done)
+                wrote = _written(os.pwrite(handle, data[done:whole], at + done))
                 done += wrote
                 if wrote % ALIGN:
                     break  # the rest goes through the cache
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-        finally:
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(handle, fcntl.F_SETFL, flags)
         return done
 
     def open(self, *names: str) -> int:
         shown = self._shown(names)
-        with _told("opening", shown), self._parent(names) as parent:
-            handle = os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not make the reader wait
+        try:
+            with _told("opening", shown), self._parent(names) as parent:
+                handle = os.open(names[-1], flags, dir_fd=parent)
+        except SystemFailure as error:
+            if error.errno != errno.ENOENT:
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), shown) from error
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
             raise SystemFailure(f"reading {shown}, which is no file", errno.EINVAL)
         return handle
 
     def size(self, handle: int) -> int:
-        return os.fstat(handle).st_size
+        with _told("reading", self.path):
+            return os.fstat(handle).st_size
 
     def read(self, handle: int, at: int, into: memoryview) -> int:
-        done = 0
         with _told("reading", self.path):
+            done = 0 if at % ALIGN or len(into) < DIRECT_BYTES else self._read_direct(handle, at, into)
             while done < len(into):
                 got = os.preadv(handle, [into[done:]], at + done)
                 if got == 0:
@@ -207,15 +309,12 @@ class DiskFiles(Files):
             os.fsync(handle)
 
     def sync_folder(self, *names: str) -> None:
-        with _told("syncing", self._shown(names)):
-            if not names:
-                os.fsync(self._folder)
-                return
-            with self._parent((*names, "")) as inside:
-                os.fsync(inside)
+        with _told("syncing", self._shown(names)), self._inside(names) as inside:
+            os.fsync(inside)
 
     def close_handle(self, handle: int) -> None:
-        os.close(handle)
+        with _told("closing a file of", self.path):
+            os.close(handle)
 
     def rename(self, old: str, new: str) -> None:
         with _told("renaming", self._shown((old,))):
@@ -227,28 +326,52 @@ class DiskFiles(Files):
                 os.unlink(names[-1], dir_fd=parent)
 
     def remove_folder(self, *names: str) -> None:
-        with contextlib.suppress(FileNotFoundError, OSError), self._parent(names) as parent:
+        with contextlib.suppress(OSError), self._parent(names) as parent:
             os.rmdir(names[-1], dir_fd=parent)
 
     def lock(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _told("locking", self.path):
-            lock = os.open("lock", flags, 0o644, dir_fd=self._folder)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        lock = self._open_lock()
+        while not self._is_named(lock):  # a saver, or a user, removed the file meanwhile
             os.close(lock)
-            raise SaveInUse(self.path) from None
-        except BaseException:
-            os.close(lock)
-            raise
+            lock = self._open_lock()
+        _locks.add(lock)
         self._lock = lock
+
+    def _open_lock(self) -> int:
+        """Returns the file of the lock, locked. Raises SaveInUse."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        with _told("locking", self.path):
+            lock = os.open(_LOCK, flags, 0o644, dir_fd=self._folder)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+            except BaseException:
+                os.close(lock)
+                raise
+            else:
+                return lock
+        raise SaveInUse(self.path, attached_pids(os.path.join(os.path.realpath(self.path), _LOCK)))
+
+    def _is_named(self, lock: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(lock), os.stat(_LOCK, dir_fd=self._folder, follow_symlinks=False))
+        except FileNotFoundError:
+            return os.fstat(self._folder).st_nlink == 0  # the whole folder is gone: the first write says so
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the same open file
+        if self._lock is not None and self._lock in _locks:  # else a fork has closed it
+            _locks.discard(self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that was forked outside Python has the same open file
             os.close(self._lock)
         os.close(self._folder)
+
+
+def _written(num_bytes: int) -> int:
+    """Refuses a write of nothing, which would be tried for ever."""
+    if num_bytes <= 0:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return num_bytes

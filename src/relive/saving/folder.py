@@ -11,6 +11,7 @@ lock               locked by the saver
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +20,16 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive.checks.values import is_name
-from relive.errors import DamagedSave, InvalidConfig, NoSuchSave
+from relive import _core
+from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, SystemFailure
 from relive.saving.current import CURRENT, FOLDER, FORMAT, KeptCut, line_of, read_current, read_folder
 from relive.saving.cut_file import Section, write_cut
 from relive.saving.files import ALIGN, DiskFiles, Files
-from relive.saving.reader import IMAGE, CutReader, bytes_of_json, with_sum
+from relive.saving.reader import IMAGE, MOST_SEGMENTS, CutReader, bytes_of_json
 
 __all__ = ["IMAGE", "CommittedCut", "SaveFolder", "Segment"]
 
-_MAX_NAME_BYTES = 200
+_NUMBER = re.compile("0|[1-9][0-9]*", re.ASCII)
 
 
 @final
@@ -109,7 +110,8 @@ class SaveFolder:
         files.lock()
         if FOLDER not in set(files.names()):
             told = {"format": FORMAT, "lowest_reader": FORMAT, "folder": secrets.token_hex(16)}
-            self._replace(FOLDER, line_of(told))
+            self._write_new(FOLDER, line_of(told))
+            self._rename_new(FOLDER)
         self._id = read_folder(files, self.path)
         for name in ("segments", "cuts", "beside"):
             files.make_folder(name)
@@ -117,13 +119,16 @@ class SaveFolder:
             self._kept = read_current(files, self.path, self._id)
         except NoSuchSave:
             self._kept = []
+        files.remove(f"{FOLDER}.new")
+        files.remove(f"{CURRENT}.new")
+        files.sync_folder()  # a saver that died may have renamed CURRENT and not synced the name
         self._remove_unnamed()
         if self._kept:
             with contextlib.suppress(DamagedSave):  # a damaged save is no ground to make no other one
                 self.current = CutReader(files, self.path, self._kept[0].number)
 
-    def _replace(self, name: str, data: bytes) -> None:
-        """Writes a small file under a second name, syncs it, and gives it its own name."""
+    def _write_new(self, name: str, data: bytes) -> None:
+        """Writes a small file under a second name, and syncs it."""
         files = self._files
         files.remove(f"{name}.new")
         handle = files.create(f"{name}.new")
@@ -132,8 +137,11 @@ class SaveFolder:
             files.sync(handle)
         finally:
             files.close_handle(handle)
-        files.rename(f"{name}.new", name)
-        files.sync_folder()
+
+    def _rename_new(self, name: str) -> None:
+        """Gives the file its own name."""
+        self._files.rename(f"{name}.new", name)
+        self._files.sync_folder()
 
     def reusable(self) -> NDArray[Any]:
         """Returns the images of the newest save in segments that are at least half in use, as IMAGE."""
@@ -142,7 +150,9 @@ class SaveFolder:
         images = self.current.images
         sizes = {segment: self._segment_bytes(segment) for segment in np.unique(images["segment"]).tolist()}
         live = {segment: int(images["num_bytes"][images["segment"] == segment].sum()) for segment in sizes}
-        good = [segment for segment, size in sizes.items() if 2 * live[segment] >= size]
+        good = [segment for segment, size in sizes.items() if 2 * live[segment] + ALIGN >= size]
+        if len(good) >= MOST_SEGMENTS:  # many small saves: the smaller half of their segments becomes one
+            good = sorted(good, key=live.__getitem__)[len(good) // 2 :]
         return images[np.isin(images["segment"], good)]
 
     def _segment_bytes(self, number: int) -> int:
@@ -153,8 +163,8 @@ class SaveFolder:
             self._files.close_handle(handle)
 
     def new_segment(self) -> Segment:
-        """Begins the segment of this save."""
-        named = {number for cut in self._kept for number in cut.segments}
+        """Begins the segment of this save. Its number is new, so no late reader takes it for another save's."""
+        named = {number for cut in self._kept for number in (cut.number, *cut.segments)}
         self._segment = Segment(self._files, max(named, default=0) + 1)
         return self._segment
 
@@ -184,14 +194,16 @@ class SaveFolder:
             num_bytes = self._write_files(number, name, sections, images, facts, beside)
             segments = tuple(np.unique(images["segment"]).tolist())
             kept = [KeptCut(number, segments), *self._kept][:keep]
+            self._write_new(CURRENT, line_of({"folder": self._id, "cuts": [cut.to_list() for cut in kept]}))
             self._may_be_named = True
-            self._replace(CURRENT, line_of({"folder": self._id, "cuts": [cut.to_list() for cut in kept]}))
+            self._rename_new(CURRENT)
         except BaseException:
             if not self._may_be_named:
-                self._remove_unnamed()
+                self._remove_failed()
             raise
-        self._kept = kept
-        self._remove_unnamed()
+        self._kept, self._segment, self._may_be_named = kept, None, False
+        with contextlib.suppress(SystemFailure):  # the save is made; the next one removes the files
+            self._remove_unnamed()
         return CommittedCut(number, name, num_bytes)
 
     def _write_files(
@@ -208,7 +220,11 @@ class SaveFolder:
         if self._segment is not None:
             self._segment.sync()
             self._segment.close()
-        told = {**facts, "cut": name, "beside": {blob: len(data) for blob, data in beside.items()}}
+        told = {
+            **facts,
+            "cut": name,
+            "beside": {blob: [len(data), _core.crc32c(data)] for blob, data in beside.items()},
+        }
         whole = [("facts", 0, bytes_of_json(told)), ("images", 0, images.view(np.uint8).reshape(-1)), *sections]
         handle = files.create("cuts", f"{number}.cut")
         try:
@@ -228,16 +244,13 @@ class SaveFolder:
         return num_bytes
 
     def _write_blob(self, number: int, blob: str, data: bytes) -> int:
-        if not is_name(blob, _MAX_NAME_BYTES) or "/" in blob or blob in (".", ".."):
-            raise InvalidConfig("name of a blob", f"1 to {_MAX_NAME_BYTES} bytes of text without '/'", blob)
-        whole = with_sum(data)
         handle = self._files.create("beside", str(number), blob)
         try:
-            self._files.append(handle, memoryview(whole), 0)
+            self._files.append(handle, memoryview(data), 0)
             self._files.sync(handle)
         finally:
             self._files.close_handle(handle)
-        return len(whole)
+        return len(data)
 
     def _remove_unnamed(self) -> None:
         """Removes files of saves that are not kept, each by its own name. A name that no save has given stays."""
@@ -247,24 +260,31 @@ class SaveFolder:
         cuts = {cut.number for cut in self._kept}
         segments = {number for cut in self._kept for number in cut.segments}
         for name in files.names("segments"):
-            if name.endswith(".pages") and name[:-6].isdecimal() and int(name[:-6]) not in segments:
+            if name.endswith(".pages") and _NUMBER.fullmatch(name[:-6]) and int(name[:-6]) not in segments:
                 files.remove("segments", name)
         for name in files.names("cuts"):
-            if name.endswith(".cut") and name[:-4].isdecimal() and int(name[:-4]) not in cuts:
+            if name.endswith(".cut") and _NUMBER.fullmatch(name[:-4]) and int(name[:-4]) not in cuts:
                 files.remove("cuts", name)
         for name in files.names("beside"):
-            if name.isdecimal() and int(name) not in cuts:
+            if _NUMBER.fullmatch(name) and int(name) not in cuts:
                 for blob in files.names("beside", name):
                     files.remove("beside", name, blob)
                 files.remove_folder("beside", name)
 
+    def _remove_failed(self) -> None:
+        """Removes the files of a save that failed, as far as the system lets it; the next save removes the rest."""
+        with contextlib.suppress(SystemFailure):
+            self._remove_unnamed()
+            self._files.remove(f"{CURRENT}.new")
+
     def close(self) -> None:
         """Ends the save and unlocks the folder. A save without a commit leaves no file. Closing twice is harmless."""
-        if self._segment is not None:
-            self._segment.close()
-            if not self._may_be_named:
-                self._remove_unnamed()
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._files.close)
+            if self.current is not None:
+                ends.callback(self.current.close)
+            if self._segment is not None and not self._may_be_named:
+                ends.callback(self._remove_failed)
+            if self._segment is not None:
+                ends.callback(self._segment.close)
             self._segment = None
-        if self.current is not None:
-            self.current.close()
-        self._files.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,12 +16,13 @@ from relive.config.storage import LocalMemory, Storage
 from relive.config.table_config import TableConfig
 from relive.errors import DamagedSave, ReliveError
 from relive.saving.current import FORMAT
-from relive.saving.files import Files
+from relive.saving.files import ALIGN, Files
 from relive.saving.reader import CutReader, open_newest
 
 __all__ = ["LoadedCore", "SavedTable", "describe", "load_core"]
 
 BLOCK_BYTES = 8 << 20  # of one read
+_FIELDS = ("page", "ref", "ticket", "offset", "num_bytes", "num_cells")  # of an image, in the core's order
 MOST_GROWTH = 8  # times the saved capacity, with keys that keep their meaning
 
 
@@ -136,35 +138,47 @@ def _put_images(loader: _core.CoreLoader, reader: CutReader, images: NDArray[Any
     images = images[wanted]
     images = images[np.lexsort((images["offset"], images["segment"]))]
     blocks = list(_blocks_of(images))
+    most = max((block.end - block.begin for block in blocks), default=0)
+    buffers = [np.frombuffer(mmap.mmap(-1, most), np.uint8) for _ in range(2)] if blocks else []
+
+    def read(number: int) -> NDArray[np.uint8]:
+        block = blocks[number]
+        buffer = buffers[number % 2][: block.end - block.begin]
+        reader.read_block(block.segment, block.begin, buffer)
+        return buffer
+
     with ThreadPoolExecutor(1, "relive-load") as pool:
-        ahead = [pool.submit(_read, reader, images[begin:end]) for begin, end in blocks[:1]]
-        for number in range(len(blocks)):
-            buffer, given = ahead.pop().result()
+        ahead = [pool.submit(read, 0)] if blocks else []
+        for number, block in enumerate(blocks):
+            buffer = ahead.pop().result()
             if number + 1 < len(blocks):
-                begin, end = blocks[number + 1]
-                ahead.append(pool.submit(_read, reader, images[begin:end]))
-            loader.put(buffer, given)
+                ahead.append(pool.submit(read, number + 1))  # into the other buffer
+            loader.put(buffer, block.images)
 
 
-def _blocks_of(images: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Yields runs of images that one read covers: of one segment, and at most a block long."""
-    begin = 0
+@final
+@dataclass(frozen=True)
+class _Block:
+    """Bytes of a segment that one read covers, at whole blocks, and the images in them (offsets from its begin)."""
+
+    segment: int
+    begin: int
+    end: int
+    images: NDArray[np.uint64]
+
+
+def _blocks_of(images: NDArray[Any]) -> Iterator[_Block]:
+    """Yields runs of images, sorted by place, that lie in one segment and within a block."""
     ends = images["offset"] + images["num_bytes"]
+    first = 0
     for position in range(1, len(images) + 1):
-        if position < len(images):
-            one, last = images[position], images[begin]
-            is_near = one["segment"] == last["segment"] and int(ends[position]) - int(last["offset"]) <= BLOCK_BYTES
-            if is_near:
+        if position < len(images) and images["segment"][position] == images["segment"][first]:
+            if int(ends[position]) - int(images["offset"][first]) <= BLOCK_BYTES:
                 continue
-        yield begin, position
-        begin = position
-
-
-def _read(reader: CutReader, images: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    first, last = images[0], images[-1]
-    begin, end = int(first["offset"]), int(last["offset"]) + int(last["num_bytes"])
-    buffer = reader.read_block(int(first["segment"]), begin, end - begin)
-    given = np.stack([images[name] for name in ("page", "ref", "ticket", "offset", "num_bytes", "num_cells")], axis=1)
-    given = given.astype(np.uint64)
-    given[:, 3] -= np.uint64(begin)
-    return buffer, given
+        part = images[first:position]
+        begin = int(part["offset"][0]) // ALIGN * ALIGN
+        end = -(-int(ends[first:position].max()) // ALIGN) * ALIGN
+        given = np.stack([part[name] for name in _FIELDS], axis=1).astype(np.uint64)
+        given[:, 3] -= np.uint64(begin)
+        yield _Block(int(part["segment"][0]), begin, end, given)
+        first = position

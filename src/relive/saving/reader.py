@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, final
@@ -12,28 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive import _core
-from relive.errors import DamagedSave, NoSuchSave, SystemFailure
+from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, SystemFailure
 from relive.saving.current import read_current, read_folder
 from relive.saving.cut_file import SectionPlace, read_section, read_table
-from relive.saving.files import DiskFiles, Files
+from relive.saving.files import DiskFiles, Files, is_no_file
 
-__all__ = ["IMAGE", "CutReader", "bytes_of_json", "open_newest", "with_sum"]
+__all__ = ["IMAGE", "CutReader", "bytes_of_json", "open_newest"]
 
 # An image of a page: what it shows, and where it lies.
 IMAGE = np.dtype([(name, "<u8") for name in ("page", "ref", "ticket", "offset", "num_bytes", "num_cells", "segment")])
+MOST_SEGMENTS = 256  # of a cut; a reader has a descriptor on each
 _OWN = ("facts", "images")
-_SUM_BYTES = 4
-_TRIES = 3  # a newer save may remove files of the one that is being read
+_STATE = frozenset(
+    "ages,joined,lanes,leaves,numbers,orders,page words,pages,places,queue,record words,states,tails,values,visited,"
+    "waits,windows".split(",")
+)
+_MOST_FACTS_BYTES = 16 << 20
+_TRIES = 10  # newer saves remove files of the one that is being read
 
 
 def bytes_of_json(value: Mapping[str, Any]) -> NDArray[np.uint8]:
     """Returns plain values as a section."""
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def with_sum(data: bytes) -> bytes:
-    """Returns a blob with its CRC-32C behind it."""
-    return data + _core.crc32c(data).to_bytes(_SUM_BYTES, "little")
 
 
 def open_newest(path: str, files: Files | None = None) -> CutReader:
@@ -43,22 +42,28 @@ def open_newest(path: str, files: Files | None = None) -> CutReader:
         NoSuchSave: The folder has none.
         DamagedSave, FormatMismatch: It cannot be read.
     """
-    for last in (*[False] * (_TRIES - 1), True):
+    try:
+        opened = files if files is not None else DiskFiles(path, makes=False)
+    except FileNotFoundError:
+        raise NoSuchSave(path) from None
+    try:
+        return _newest_of(opened, path)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _newest_of(files: Files, path: str) -> CutReader:
+    tried = None
+    for _ in range(_TRIES):
+        newest = read_current(files, path, read_folder(files, path))[0].number
+        if newest == tried:
+            break
         try:
-            opened = files if files is not None else DiskFiles(path, makes=False)
-        except FileNotFoundError:
-            raise NoSuchSave(path) from None
-        try:
-            kept = read_current(opened, path, read_folder(opened, path))
-            return CutReader(opened, path, kept[0].number)
-        except DamagedSave:
-            opened.close()
-            if last:
-                raise
-        except BaseException:
-            opened.close()
-            raise
-    raise AssertionError("unreachable")
+            return CutReader(files, path, newest)
+        except DamagedSave as error:
+            tried, problem = newest, error  # unless a newer save has removed its files meanwhile
+    raise problem
 
 
 @final
@@ -69,10 +74,7 @@ class CutReader:
         """Reads the table of sections, the facts and the list of images. Raises DamagedSave."""
         self.path, self.number, self._files = path, number, files
         self._segments: dict[int, int] = {}
-        try:
-            self._handle: int | None = files.open("cuts", f"{number}.cut")
-        except (FileNotFoundError, SystemFailure) as error:
-            raise DamagedSave(path, f"cuts/{number}.cut", "a file", "none") from error
+        self._handle: int | None = self._open("cuts", f"{number}.cut")
         try:
             self._places = read_table(files, self._handle, path)
             self.facts = self._read_facts()
@@ -80,6 +82,14 @@ class CutReader:
         except BaseException:
             self.close()
             raise
+
+    def _open(self, *names: str) -> int:
+        try:
+            return self._files.open(*names)
+        except (FileNotFoundError, SystemFailure) as error:
+            if not is_no_file(error):
+                raise
+            raise DamagedSave(self.path, "/".join(names), "a file", "none") from error
 
     @property
     def name(self) -> str:
@@ -93,7 +103,10 @@ class CutReader:
         raise DamagedSave(self.path, "a cut", f"the section {name!r}", "none")
 
     def _read_facts(self) -> dict[str, Any]:
-        data = self._bytes(self._place("facts"))
+        place = self._place("facts")
+        if place.num_bytes > _MOST_FACTS_BYTES:
+            raise DamagedSave(self.path, "the facts", f"at most {_MOST_FACTS_BYTES} bytes", place.num_bytes)
+        data = self._bytes(place)
         try:
             facts = json.loads(bytes(data))
         except (ValueError, RecursionError) as error:
@@ -107,20 +120,18 @@ class CutReader:
         if data.nbytes % IMAGE.itemsize:
             raise DamagedSave(self.path, "the list of images", f"a multiple of {IMAGE.itemsize} bytes", data.nbytes)
         images = data.view(IMAGE)
-        sizes: dict[int, int] = {}
-        for number in np.unique(images["segment"]).tolist():
-            sizes[number] = self._files.size(self._segment(number))
-        ends = np.array([sizes[number] for number in images["segment"].tolist()], np.uint64)
+        numbers, which = np.unique(images["segment"], return_inverse=True)
+        if len(numbers) > MOST_SEGMENTS:
+            raise DamagedSave(self.path, "the list of images", f"at most {MOST_SEGMENTS} segments", len(numbers))
+        sizes = [self._files.size(self._segment(number)) for number in numbers.tolist()]
+        ends = np.array(sizes, np.uint64)[which]
         if ((images["offset"] > ends) | (images["num_bytes"] > ends - np.minimum(images["offset"], ends))).any():
             raise DamagedSave(self.path, "an image", "bytes within its segment", "bytes behind its end")
         return images
 
     def _segment(self, number: int) -> int:
         if number not in self._segments:
-            try:
-                self._segments[number] = self._files.open("segments", f"{number}.pages")
-            except (FileNotFoundError, SystemFailure) as error:
-                raise DamagedSave(self.path, f"segments/{number}.pages", "a file", "none") from error
+            self._segments[number] = self._open("segments", f"{number}.pages")
         return self._segments[number]
 
     def _bytes(self, place: SectionPlace) -> NDArray[np.uint8]:
@@ -128,38 +139,46 @@ class CutReader:
         return read_section(self._files, self._handle, place, self.path)
 
     def state(self) -> list[tuple[str, int, NDArray[np.uint8]]]:
-        """Returns the sections of the table's state."""
-        return [(place.name, place.index, self._bytes(place)) for place in self._places if place.name not in _OWN]
+        """Returns the sections of the table's state. Raises FormatMismatch, DamagedSave."""
+        for place in self._places:
+            if place.must_know and place.name not in _STATE and place.name not in _OWN:
+                raise FormatMismatch("list of sections", "no section that it does not know", place.name)
+        return [(place.name, place.index, self._bytes(place)) for place in self._places if place.name in _STATE]
 
-    def read_block(self, segment: int, at: int, num_bytes: int) -> NDArray[np.uint8]:
-        """Returns bytes of a segment. Raises DamagedSave if it is shorter."""
-        data = np.frombuffer(mmap.mmap(-1, max(1, num_bytes)), np.uint8)[:num_bytes]
-        if self._files.read(self._segment(segment), at, data.data) != num_bytes:
-            raise DamagedSave(self.path, f"segments/{segment}.pages", f"{at + num_bytes} bytes", "fewer")
-        return data
+    def read_block(self, segment: int, at: int, into: NDArray[np.uint8]) -> None:
+        """Fills `into` with bytes of a segment. Raises DamagedSave if it is shorter."""
+        if self._files.read(self._segment(segment), at, into.data) != into.nbytes:
+            raise DamagedSave(self.path, f"segments/{segment}.pages", f"{at + into.nbytes} bytes", "fewer")
+
+    def _blobs(self) -> dict[str, tuple[int, int]]:
+        """Returns the length and the CRC-32C of each blob."""
+        beside = self.facts.get("beside", {})
+        try:
+            blobs = {name: (num_bytes, sum_) for name, (num_bytes, sum_) in beside.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise DamagedSave(self.path, "the list of blobs", "an object of lengths and sums", beside) from error
+        return blobs
 
     def blob_names(self) -> list[str]:
         """Returns the names of the blobs beside the table."""
-        beside = self.facts.get("beside", {})
-        if not isinstance(beside, dict):
-            raise DamagedSave(self.path, "the list of blobs", "an object", type(beside).__name__)
-        return list(beside)
+        return list(self._blobs())
 
     def blob(self, name: str) -> bytes:
-        """Returns one of them. Raises DamagedSave."""
+        """Returns one of them. Raises DamagedSave, KeyError."""
+        told, sum_ = self._blobs()[name]
+        shown = f"beside/{self.number}/{name}"
+        handle = self._open("beside", str(self.number), name)
         try:
-            handle = self._files.open("beside", str(self.number), name)
-        except (OSError, ValueError, SystemFailure) as error:
-            raise DamagedSave(self.path, f"beside/{self.number}/{name}", "a file", "none") from error
-        try:
-            data = bytearray(self._files.size(handle))
+            size = self._files.size(handle)
+            if size != told:
+                raise DamagedSave(self.path, f"the length of {shown}", told, size)
+            data = bytearray(size)
             self._files.read(handle, 0, memoryview(data))
         finally:
             self._files.close_handle(handle)
-        whole = bytes(data)
-        if len(whole) < _SUM_BYTES or with_sum(whole[:-_SUM_BYTES]) != whole:
-            raise DamagedSave(self.path, f"beside/{self.number}/{name}", "its checksum", "another")
-        return whole[:-_SUM_BYTES]
+        if _core.crc32c(data) != sum_:
+            raise DamagedSave(self.path, shown, "its checksum", "another")
+        return bytes(data)
 
     def close(self) -> None:
         """Closes the files of the cut, not those of the folder. Closing twice is harmless."""

@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from relive import _core
-from relive.checks.values import integer
+from relive.checks.values import integer, is_name
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError
 from relive.saving.copying import Copying, SaveFacts
 from relive.saving.files import Files
@@ -19,6 +19,7 @@ from relive.saving.folder import IMAGE, SaveFolder
 
 __all__ = ["Saving", "checked"]
 
+MAX_NAME_BYTES = 200
 _MOST_KEPT = 1000
 
 
@@ -26,6 +27,8 @@ def checked(beside: Mapping[str, bytes] | None, keep: int) -> tuple[dict[str, by
     """Returns the blobs and the number of saves to keep. Raises InvalidConfig."""
     blobs = {} if beside is None else dict(beside)
     for name, data in blobs.items():
+        if not is_name(name, MAX_NAME_BYTES) or "/" in name or name in (".", ".."):
+            raise InvalidConfig("name of a blob", f"1 to {MAX_NAME_BYTES} bytes of text without '/'", name)
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidConfig(f"blob {name!r}", "bytes", type(data).__name__)
     return {name: bytes(data) for name, data in blobs.items()}, integer("keep", keep, 1, _MOST_KEPT)

@@ -76,6 +76,11 @@ def _written(value: Any, arrays: list[NDArray[np.uint8]], place: str, depth: int
     """Returns a value for JSON; appends the bytes of its arrays."""
     if depth > _MOST_DEPTH:
         raise InvalidConfig(f"state of the learner at {place!r}", f"at most {_MOST_DEPTH} levels", "more")
+    if isinstance(value, (np.ndarray, np.generic)) and not np.asarray(value).dtype.hasobject:  # float64 is a float, too
+        array = np.ascontiguousarray(value)
+        arrays.append(array.reshape(-1).view(np.uint8))
+        kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        return {_KIND: kind, "dtype": array.dtype.str, "shape": list(np.shape(value)), "num_bytes": array.nbytes}
     if value is None or isinstance(value, (bool, int, str)):
         return {_KIND: "int", "is": str(value)} if isinstance(value, int) and abs(value) >= 2**63 else value
     if isinstance(value, float):
@@ -95,10 +100,6 @@ def _written(value: Any, arrays: list[NDArray[np.uint8]], place: str, depth: int
     if isinstance(value, (bytes, bytearray)):
         arrays.append(np.frombuffer(bytes(value), np.uint8))
         return {_KIND: "bytes", "num_bytes": len(value)}
-    if isinstance(value, (np.ndarray, np.generic)) and not np.asarray(value).dtype.hasobject:
-        array = np.ascontiguousarray(value)
-        arrays.append(array.reshape(-1).view(np.uint8))
-        return {_KIND: "array", "dtype": array.dtype.str, "shape": list(np.shape(value)), "num_bytes": array.nbytes}
     if _is_tensor(value):
         return _written_tensor(value, arrays)
     expected = "dicts, lists, numbers, text, bytes, numpy arrays or torch tensors"
@@ -141,12 +142,12 @@ class _Reading:
         if kind == "bytes":
             return bytes(raw)
         shape = tuple(value["shape"])
-        if kind == "array":
+        if kind in ("array", "scalar"):
             dtype = np.dtype(value["dtype"])
             if dtype.hasobject:
                 raise ValueError("an array of objects")
             array = np.frombuffer(raw, dtype).reshape(shape).copy()
-            return array if shape else array[()]
+            return array if kind == "array" else array[()]
         if kind == "tensor":
             return self._tensor(raw, value["dtype"], shape)
         raise ValueError(f"a value of kind {kind!r}")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, cast, final
 
 from relive import _core
 from relive.checks.names import names_arguments
-from relive.checks.values import is_name
+from relive.checks.values import is_name, timeout
 from relive.config.spec import StepSpec
 from relive.config.storage import MAX_NAME_BYTES, SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory, Storage
 from relive.core.attached import attached_pids
 from relive.core.protocol import ReplayTable
 from relive.errors import InUse, NoSuchTable, ReliveError, SystemFailure
-from relive.table.table import Table, attach_path, table_of
+from relive.table.table import Table, attach_path, load_table
 
 if TYPE_CHECKING:
     from relive.over.loading import Loader
@@ -107,8 +107,8 @@ def load(
 
     Cost: the save is read once; then a recovery and a check of the whole table.
     """
-    loading = importlib.import_module("relive.saving.loading")  # imported here: programs that load nothing lack it
-    return table_of(loading.load_core(os.fspath(path), storage, capacity, max_lanes), timeout_s)
+    given = None if timeout_s is None else timeout(timeout_s)
+    return load_table(os.fspath(path), storage, capacity, max_lanes, given)
 
 
 @names_arguments

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from relive.saving.loading import LoadedCore
     from relive.saving.saving import Saving
 
-__all__ = ["Table", "attach_path", "table_of", "table_over"]
+__all__ = ["Table", "attach_path", "load_table", "table_over"]
 
 _handles: set[weakref.ref[Table]] = set()  # open handles of this process; list() of the set is one step
 
@@ -231,10 +231,11 @@ class Table(TableHandle):
         """
         saving = importlib.import_module("relive.saving.saving")  # imported here: programs that save nothing lack it
         loaded = self._loaded
-        one: Saving = saving.Saving(self._local, os.fspath(path), self._facts())
         blobs, number = saving.checked(beside, keep)
+        waits = flag("wait", wait)
+        one: Saving = saving.Saving(self._local, os.fspath(path), self._facts())
         one.make_cut(None if loaded is None else loaded.cut, self._timeout_s)
-        if not flag("wait", wait):
+        if not waits:
             one.finish_behind(blobs, number)
             return one
         one.finish(blobs, number)
@@ -299,7 +300,20 @@ def attach_path(
     )
 
 
-def table_of(loaded: LoadedCore, timeout_s: float | None) -> Table:
+def load_table(
+    path: str, storage: Storage | None, capacity: int | None, max_lanes: int | None, timeout_s: float | None
+) -> Table:
+    """A new table from the newest save of a folder. relive.load lists the errors."""
+    loading = importlib.import_module("relive.saving.loading")  # imported here: programs that load nothing lack it
+    if isinstance(storage, SharedMemory) and storage.overwrite:
+        _close_own(storage.path)
+    try:
+        return _table_of(loading.load_core(path, storage, capacity, max_lanes), timeout_s)
+    except NameTaken as error:
+        raise NameTaken(error.path, attached_pids(error.path)) from None
+
+
+def _table_of(loaded: LoadedCore, timeout_s: float | None) -> Table:
     """A handle on a core that was loaded from a save. It draws the batches that the saved handle would have drawn."""
     table = Table.__new__(Table)
     config, core = loaded.config, loaded.core

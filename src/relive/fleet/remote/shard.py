@@ -143,12 +143,13 @@ class RemoteShard(Shard):
         if self._closing.is_set() or self.core.closed:
             return
         with self._changed:
+            if not self._looks:  # if Ctrl-C interrupts the start, the shard stays live, and the next call starts again
+                name = f"relive-shard-{self.number}"
+                start_thread(_look_for, name, weakref.ref(self), self._closing, never_writes=True)
+                self._looks = True
             self._state = "replaced" if isinstance(error, FormatMismatch) else "dead"
-            starts, self._looks = not self._looks, True
         self._lines.forget()
         self.is_gone()
-        if starts:
-            start_thread(_look_for, f"relive-shard-{self.number}", weakref.ref(self), self._closing, never_writes=True)
 
     def stalls(self) -> None:
         """Notes that the shard's lock kept a call waiting: draws leave the shard out for STALL_S."""

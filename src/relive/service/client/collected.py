@@ -46,8 +46,8 @@ def end_when_collected(handle: object, end: Callable[[], object]) -> Collected:
     global _process
     with _starting:
         if _process != os.getpid():
-            _process = os.getpid()
             start_thread(_end_all, "relive-collected", never_writes=True)
+            _process = os.getpid()  # after the start, which Ctrl-C may interrupt: then the next call starts a thread
     collected = Collected(handle, _due.put)
     collected.end = end
     _awaited[id(collected)] = collected
@@ -60,6 +60,7 @@ def _end_all() -> None:
             with contextlib.suppress(ReliveError):
                 collected.end()
         del collected
+    _due.put(None)  # for another thread, if Ctrl-C came just after the start of this one
 
 
 @at_end

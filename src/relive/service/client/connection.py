@@ -49,6 +49,7 @@ _OPTIONS = [
 ]
 
 
+_kept: list[list[Connection]] = []  # a list for each fork, from before it until after it; in a child for ever
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for forks, and for the end of the interpreter as in server.py
 
 
@@ -309,7 +310,7 @@ class Connection:
     def disown(self) -> None:
         """Leaves everything to the parent, in a forked child. The release of an object of gRPC would wait for ever."""
         self.is_foreign = True
-        keep_for_ever(self._watch, self._client)
+        keep_for_ever(self._watch, self._client)  # a stream that breaks, and close(), drop them
 
     def close(self) -> None:
         """Ends every stream at once. A call that waits on a stream raises TableClosed."""
@@ -402,12 +403,18 @@ def _heard_s(connection: weakref.ref[Connection]) -> float | None:
     return None if found is None else found.heard_s()
 
 
-def _note_fork() -> None:
-    for connection in list(_open):
+def _keep() -> None:
+    """Before a fork. In the child Python drops threads that are about to run, and maybe the last user of a handle."""
+    _kept.append(list(_open))
+
+
+def _disown() -> None:
+    keep_for_ever(*_kept)
+    for connection in {one for kept in _kept for one in kept}:
         connection.disown()
 
 
-os.register_at_fork(after_in_child=_note_fork)
+os.register_at_fork(before=_keep, after_in_parent=_kept.pop, after_in_child=_disown)
 
 
 @at_end

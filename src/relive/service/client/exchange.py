@@ -63,11 +63,11 @@ class Watch:
 
     def wake(self) -> None:
         """Wakes the thread: a stream has a deadline. Streams call wake() while `sleeps` is set."""
-        self.sleeps = False
         if self._thread is None:
-            with self._starting:
+            with self._starting:  # `sleeps` is still set: if Ctrl-C interrupts the start, the next stream starts it
                 if self._thread is None and not self._stopped:
                     self._thread = start_thread(self._look, "relive-deadlines", never_writes=True)
+        self.sleeps = False
         self._changed.put(None)
 
     def stop(self) -> None:
@@ -89,6 +89,7 @@ class Watch:
         if not self._stopped:
             for stream in tuple(self._streams):
                 stream.cancel()
+        self._changed.put(None)  # for another thread, if Ctrl-C came just after the start of this one
 
     def _expire(self, now: float) -> bool:
         """Returns whether a stream waits for an answer. On return the thread refers to no stream: it owns none."""
