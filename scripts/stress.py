@@ -138,6 +138,7 @@ SEEN_BY = {
     "G7_undecided": "tests/cpp/test_pace.cpp",
     "H3_draw": "tests/cpp/test_exponent.cpp",
     "H5_claim": "tests/cpp/test_exponent.cpp",
+    "J3_note": "tests/cpp/test_save.cpp",
     "J4_closed": "tests/cpp/test_save.cpp",
     "J4_floor": "tests/cpp/test_save.cpp",
     "R3_settle": "tests/cpp/test_orders.cpp",

@@ -313,8 +313,10 @@ void last_row_becomes_tail(Held& held, uint64_t page) {
   page = last_row(r, page, &offset);
   if (page == kNoPage) return;
   const Living gone = count_living(r, page, offset, offset + 1);
-  r.set_tail(page, offset);
-  RELIVE_FAIL_POINT(commit_tail_bit);
+  change_rows(held, page, [&] {  // the image of a page has no start cell of a tail
+    r.set_tail(page, offset);
+    RELIVE_FAIL_POINT(commit_tail_bit);
+  });
   for (const uint32_t i : r.row_indexes()) Leaves::retire(held, i, r.slot_of(page, offset), kStateEnded);
   r.pages[page].live -= gone.pairs;
   note_loss(held, page);
