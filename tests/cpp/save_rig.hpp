@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core_rig.hpp"
+#include "relive/index/kinds.hpp"
 #include "relive/save/loader.hpp"
 #include "relive/save/saver.hpp"
 
@@ -119,11 +120,49 @@ inline Status load(const TableConfig& config, const Save& save, std::unique_ptr<
   return loader->finish(out);
 }
 
-// The first text of a status, for messages.
+// A status as text, for messages.
 inline std::string text_of(const Status& status) {
-  std::string text = std::to_string(static_cast<uint32_t>(status.code()));
-  for (const auto& field : status.fields()) text += " " + field.text;
+  std::string text = name_of(status.code());
+  for (const Field& field : status.fields())
+    text += " " + field.name + " " + (field.text.empty() ? std::to_string(field.integer) : field.text);
   return text;
+}
+
+// Appends rows of two lanes, a few of which end an episode. Returns their keys.
+inline std::vector<int64_t> feed(Table& table, Writer& writer, size_t num_steps, std::mt19937_64& random) {
+  const Region& r = table.region();
+  std::vector<int64_t> keys;
+  const auto is_free = [&](uint32_t c) {  // states are promised before, and an episode keeps its value
+    return r.columns[c].kind != ColumnKind::kState && r.columns[c].kind != ColumnKind::kEpisode;
+  };
+  for (size_t step = 0; step < num_steps; ++step) {
+    std::vector<std::vector<std::byte>> cells;
+    StepBlock block;
+    block.num_rows = 1;
+    block.num_lanes = 2;
+    block.has_next = true;
+    for (uint32_t c = 0; c < r.geometry->num_columns; ++c)
+      cells.emplace_back(2 * r.columns[c].num_bytes, std::byte{static_cast<uint8_t>(is_free(c) ? random() % 7 : 0)});
+    for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
+      const auto num_bytes = static_cast<int64_t>(r.columns[c].num_bytes);
+      const bool is_late = r.columns[c].kind == ColumnKind::kLate;
+      block.columns.push_back(is_late ? Cells{} : Cells{cells[c].data(), 2 * num_bytes, num_bytes});
+      block.next.push_back(block.columns.back());
+    }
+    const uint8_t ends[2] = {step % 7 == 6, step % 9 == 8};
+    const float priorities[2] = {1.5f, 2.5f};
+    block.terminated = {reinterpret_cast<const std::byte*>(ends), 2, 1};
+    for (uint32_t i = 0; i < r.num_indexes; ++i)
+      if (kind_of(r.header->indexes[i].sampling).has_priorities && !r.map(i).is_explicit && random() % 2 == 0)
+        block.priority = {reinterpret_cast<const std::byte*>(priorities), 8, 4};
+    int64_t got[2] = {-1, -1};
+    const Status status = writer.write(block, 0.0, got);
+    if (status.code() == Code::kDeadlineExceeded) break;
+    if (!status.ok()) harness::fail(__FILE__, __LINE__, "write: " + text_of(status));
+    if (!status.ok()) break;
+    keys.insert(keys.end(), got, got + 2);
+  }
+  return keys;
 }
 
 }  // namespace rig

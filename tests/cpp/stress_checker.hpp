@@ -2,6 +2,7 @@
 #pragma once
 
 #include "relive/index/leaves.hpp"
+#include "relive/save/image.hpp"
 #include "stress_items.hpp"
 #include "stress_late.hpp"
 #include "stress_workers.hpp"
@@ -114,6 +115,36 @@ class CheckerWorker final : public Worker {
   }
 
  private:
+  // The bytes of a CLOSED page, by their sum, with the names that stand for them.
+  struct Seen {
+    uint64_t ref = 0, ticket = 0;
+    uint32_t sum = 0;
+  };
+
+  // Under the lock: pages whose bytes have changed while their ref and ticket did not (rule J3).
+  std::string changed_bytes() {
+    const Region& r = table().region();
+    if (r.bulk) return {};
+    image_.resize(most_image_bytes(r));
+    seen_.resize(r.geometry->num_pages);
+    for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
+      const uint64_t word = r.words[page].load();
+      if (Region::state_of(word) != PageState::kClosed) continue;
+      const uint32_t rows = Range::unpack(r.pages[page].range.load()).step_end;
+      const uint64_t ref = r.ref_of(page, word), ticket = r.pages[page].ticket.load();
+      if (copy_out(r, page, {rows, rows}, ref, image_.data(), image_.size()) == 0) return "an image has no room";
+      ImageHead head;
+      std::memcpy(&head, image_.data(), sizeof head);
+      Seen& before = seen_[page];
+      if (before.ref == ref && before.ticket == ticket && before.sum != head.sum)
+        return "bytes of a closed page changed and its ticket did not";
+      before = {ref, ticket, head.sum};
+    }
+    return {};
+  }
+
+  void begin() override { seen_.clear(); }  // the handle may lead to another region
+
   void step() override {
     {
       const Deadline deadline = Deadline::after(2.0);
@@ -122,14 +153,17 @@ class CheckerWorker final : public Worker {
       if (expect(checked, "check()")) control_.checks.fetch_add(1);
       Locked locked(table().door(), deadline);
       if (locked.status().ok()) {
-        for (const std::string& wrong :
-             {wrong_mass(table().region()), wrong_item_mass(table().region()), wrong_limiter(table().region())})
+        for (const std::string& wrong : {wrong_mass(table().region()), wrong_item_mass(table().region()),
+                                         wrong_limiter(table().region()), changed_bytes()})
           if (!wrong.empty()) control_.found_violation(wrong.c_str());
       }
     }
     if (const std::string wrong = overdue(); !wrong.empty()) control_.found_violation(wrong.c_str());
     usleep(20000);
   }
+
+  std::vector<std::byte> image_;
+  std::vector<Seen> seen_;  // of each page
 };
 
 }  // namespace stress

@@ -1,5 +1,7 @@
 // A save of a table is the table at one moment, and a table that is loaded from it goes on as the saved one would have
 // (rules J3 to J6): against the naive model, for random programmes.
+#include <optional>
+
 #include "core_deaths.hpp"
 #include "save_rig.hpp"
 
@@ -177,6 +179,102 @@ TEST(the_same_stream_draws_the_same_keys) {
     };
     CHECK(draws(*rig.table) == draws(*loaded));
   }
+}
+
+TEST(a_change_of_a_closed_page_gives_it_a_new_ticket) {
+  for (const bool is_switched_off : {false, true}) {
+    Spec spec = spec_of({IndexSpec{}}, true);
+    spec.num_lanes = 1;
+    Rig rig(spec);
+    CHECK_EQ(static_cast<uint32_t>(rig.write({0}, 60, std::vector<int>(60, 0), NextGiven::kYes)), kOk);
+    const Region& r = rig.table->region();
+    const uint64_t page = r.page_of(r.key_slot(rig.keys.front()));
+    CHECK(Region::state_of(r.words[page].load()) == PageState::kClosed);
+    const uint64_t before = r.pages[page].ticket.load();
+    testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::J3_ticket)] = is_switched_off;
+    rig.complete({rig.keys.front()});
+    testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::J3_ticket)] = false;
+    CHECK_EQ(r.pages[page].ticket.load() == before, is_switched_off);
+    rig.close_writer();
+  }
+}
+
+TEST(a_save_has_the_bytes_that_changed_between_its_rounds) {
+  for (const bool is_switched_off : {false, true}) {
+    Spec spec = spec_of({IndexSpec{}}, true);
+    spec.num_lanes = 1;
+    std::vector<std::unique_ptr<Table>> old;
+    Rig rig(spec);
+    CHECK_EQ(static_cast<uint32_t>(rig.write({0}, 60, std::vector<int>(60, 0), NextGiven::kYes)), kOk);
+    testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::J3_ticket)] = is_switched_off;
+    const Save saved = save_while(*rig.table, [&](int phase) {
+      if (phase == 0) rig.complete({rig.keys[0], rig.keys[1]});
+    });
+    testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::J3_ticket)] = false;
+    std::unique_ptr<Table> loaded;
+    const Status status = load(loading_config(make_config(spec), saved, spec.capacity), saved, &loaded);
+    // The states of the cut name items whose late columns the old image lacks.
+    CHECK_EQ(status.ok() && relive::num_items(*loaded, 0) == 2, !is_switched_off);
+    rig.close_writer();
+  }
+}
+
+TEST(a_death_in_a_change_leaves_no_page_with_its_old_ticket) {
+  Spec spec = spec_of({IndexSpec{}}, true);
+  spec.num_lanes = 1;
+  for (const bool is_switched_off : {false, true}) {
+    for (const auto point : {testing::FailPoint::change_noted, testing::FailPoint::late_cells}) {
+      Rig rig(spec);
+      CHECK_EQ(static_cast<uint32_t>(rig.write({0}, 60, std::vector<int>(60, 0), NextGiven::kYes)), kOk);
+      const Region& r = rig.table->region();
+      const uint64_t page = r.page_of(r.key_slot(rig.keys.front()));
+      const uint64_t before = r.pages[page].ticket.load();
+      testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::J3_note)] = is_switched_off;
+      const float reward = 1.0f;
+      int64_t applied = 0;
+      die_at(point, *rig.table, [&] {
+        (void)relive::complete_rows(*rig.table, rig.keys.data(), 1, reinterpret_cast<const std::byte*>(&reward),
+                                    sizeof reward, &applied);
+      });
+      testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::J3_note)] = false;
+      CHECK_EQ(r.header->changing_page.load(), 0u);
+      CHECK_EQ(r.pages[page].ticket.load() == before, is_switched_off);
+      end_writers(*rig.table);
+    }
+  }
+}
+
+namespace {
+
+// Whether a loaded table gives out a key that the saved table gave out after the save.
+bool gives_a_key_again(std::optional<testing::Rule> off) {
+  const TableConfig config = make_config(spec_of({IndexSpec{}}));
+  std::mt19937_64 random(5);
+  std::unique_ptr<Table> table, loaded;
+  std::unique_ptr<Writer> writer;
+  CHECK(Table::create(config, "", &table).ok());
+  CHECK(Writer::open(table.get(), 2, &writer).ok());
+  feed(*table, *writer, 70, random);
+  const Save saved = save_of(*table);
+  const std::vector<int64_t> lost = feed(*table, *writer, 300, random);
+  writer.reset();
+  if (off) testing::rule_switched_off[static_cast<uint32_t>(*off)] = true;
+  CHECK(load(loading_config(config, saved, config.capacity), saved, &loaded).ok());
+  CHECK(Writer::open(loaded.get(), 2, &writer).ok());
+  const std::vector<int64_t> given = feed(*loaded, *writer, 300, random);
+  writer.reset();
+  if (off) testing::rule_switched_off[static_cast<uint32_t>(*off)] = false;
+  CHECK_EQ(given.size(), 600u);
+  return std::any_of(given.begin(), given.end(),
+                     [&](int64_t key) { return std::find(lost.begin(), lost.end(), key) != lost.end(); });
+}
+
+}  // namespace
+
+TEST(no_key_of_the_lost_time_comes_again) {
+  CHECK(!gives_a_key_again({}));
+  CHECK(gives_a_key_again(testing::Rule::J4_floor));
+  CHECK(gives_a_key_again(testing::Rule::J4_closed));
 }
 
 TEST_MAIN()

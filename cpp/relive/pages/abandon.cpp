@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/changed_rows.hpp"
 #include "relive/pages/crossing.hpp"
 #include "relive/pages/eviction_order.hpp"
 #include "relive/pages/page_rows.hpp"
@@ -96,8 +97,10 @@ uint32_t rows_become_tails(Held& held, uint64_t page, uint32_t begin, uint32_t e
     if (r.is_tail(page, row)) continue;
     if (r.has_records() && !end_records_at(held, r.slot_of(page, row))) return row;
     const Living gone = count_living(r, page, row, row + 1);
-    r.set_tail(page, row);
-    RELIVE_FAIL_POINT(abandon_tail);
+    change_rows(held, page, [&] {
+      r.set_tail(page, row);
+      RELIVE_FAIL_POINT(abandon_tail);
+    });
     held.subtract(r.header->live_steps, 1);
     held.subtract(r.header->removed_steps, gone.removed_steps);
   }

@@ -178,7 +178,10 @@ void walk_from_cursor(const Region& r, uint32_t index, uint32_t lane_slot, int64
     done(page, begin);
     const uint64_t next = r.pages[page].next.load(kRelaxed);
     if (begin < r.page_len || next == 0) return;
+    const uint64_t order = r.pages[page].order.load(kRelaxed);
     page = r.alive(next) != kNoPage ? r.alive(next) : oldest_page(r, lane_slot);
+    // A link that leads nowhere in the middle of a lane comes from a damaged save only: the walk would go round.
+    if (page != kNoPage && r.pages[page].order.load(kRelaxed) <= order) return;
     begin = 0;
   }
 }
@@ -310,8 +313,10 @@ void last_row_becomes_tail(Held& held, uint64_t page) {
   page = last_row(r, page, &offset);
   if (page == kNoPage) return;
   const Living gone = count_living(r, page, offset, offset + 1);
-  r.set_tail(page, offset);
-  RELIVE_FAIL_POINT(commit_tail_bit);
+  change_rows(held, page, [&] {  // the image of a page has no start cell of a tail
+    r.set_tail(page, offset);
+    RELIVE_FAIL_POINT(commit_tail_bit);
+  });
   for (const uint32_t i : r.row_indexes()) Leaves::retire(held, i, r.slot_of(page, offset), kStateEnded);
   r.pages[page].live -= gone.pairs;
   note_loss(held, page);

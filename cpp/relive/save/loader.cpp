@@ -34,6 +34,11 @@ Status damaged(const std::string& what) { return Status(Code::kDamagedSave).with
 
 }  // namespace
 
+// A load that failed leaves words that recovery has not seen, or refused: closing the table would follow them.
+Loader::~Loader() {
+  if (table_ != nullptr) table_->discard();
+}
+
 const LoadedArea* Loader::area(const std::string& name, uint32_t index) const {
   for (const LoadedArea& one : state_.areas)
     if (one.index == index && one.name == name) return &one;

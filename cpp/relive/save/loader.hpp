@@ -38,6 +38,9 @@ class Loader final {
   // that is possible. state: borrowed until finish().
   static Status make(const TableConfig& config, const std::string& path, const SavedState& state,
                      std::unique_ptr<Loader>* out);
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
   bool keeps_keys() const { return names_->keeps_keys(); }
   // Whether the rows of a saved page are loaded. A page that is too old for a smaller capacity is not.
   bool wants(uint64_t page) const { return page < state_.shape.num_pages && names_->page(page) != kNoPage; }

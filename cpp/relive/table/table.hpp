@@ -35,6 +35,8 @@ class Table final {
   static Status make(const TableConfig& config, const std::string& path, uint64_t num_frames,
                      std::unique_ptr<Table>* out);
   Status publish();
+  // Throws a region away that was made and not published. Nothing in it is read: its words may be half filled.
+  void discard() { joined_ = false; }
   // stream: of the handle's random numbers. If none is given, the handle gets a stream of its own: the count of
   // attaches gives its number, or chance does if the handle is read-only.
   static Status attach(const std::string& path, Access access, std::optional<uint64_t> stream, double timeout_s,
