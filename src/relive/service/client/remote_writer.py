@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
-from relive.errors import BadMessage, ReliveError, ServiceUnavailable, WriterClosed
+from relive.core.turns import Turn
+from relive.errors import (
+    BadMessage,
+    DeadlineExceeded,
+    ReliveError,
+    ServiceUnavailable,
+    WaitsForItself,
+    WriterClosed,
+)
 from relive.service.client.collected import end_when_collected
 from relive.service.client.connection import Connection, cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
@@ -26,7 +35,7 @@ CLOSE_S = 10.0
 
 
 class RemoteWriterCore(ABC):
-    """Encodes a Writer's calls to its core as operations to be sent. Used by one thread at a time."""
+    """Encodes a Writer's calls to its core as operations to be sent."""
 
     def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float) -> None:
         self._connection = connection
@@ -129,6 +138,9 @@ class _Lanes:
 class SyncWriterCore(RemoteWriterCore):
     """Sends one message for each call. A writer that is collected cuts its lanes.
 
+    A thread waits until the call of another thread has ended, at most until its deadline: gRPC aborts the process if
+    two threads send on one stream.
+
     After ServiceUnavailable the call may or may not have been applied. It is not repeated.
 
     The next call then opens new lanes, because the old lanes were cut when their stream ended.
@@ -139,6 +151,7 @@ class SyncWriterCore(RemoteWriterCore):
         self._sequence = 0
         self._epoch = 0
         self._version: int | None = None
+        self._turn = Turn()
         self._lanes = _Lanes(connection, self._open(cutoff(timeout_s))[0])
         end_when_collected(self, self._lanes.end)
 
@@ -152,42 +165,86 @@ class SyncWriterCore(RemoteWriterCore):
 
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
         """Appends one step of each lane. Returns keys int64[M], or an int for a writer of one lane."""
-        self._check_open()
-        keys = self._send(self._encoder.append(columns, lanes, priority), timeout_s)
+        with self._alone(timeout_s):
+            keys = self._send(self._encoder.append(columns, lanes, priority), timeout_s)
         return keys if keys.ndim else int(keys)
 
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Keys:
         """Appends a block of steps. Returns keys int64[T, M], or [T] for a writer of one lane."""
-        self._check_open()
-        return self._send(self._encoder.extend(columns, lanes, priority), timeout_s)
+        with self._alone(timeout_s):
+            return self._send(self._encoder.extend(columns, lanes, priority), timeout_s)
 
     def end_episode(self, columns: dict[str, Any], terminated: bool, lanes: Lanes | None, timeout_s: float) -> None:
         """Ends an episode."""
-        self._check_open()
-        self._send(self._encoder.end(columns, terminated, lanes), timeout_s)
+        with self._alone(timeout_s):
+            self._send(self._encoder.end(columns, terminated, lanes), timeout_s)
 
     def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
         """Drops the open episodes of lanes."""
-        self._check_open()
-        self._send(self._encoder.abandon(lanes), timeout_s)
+        with self._alone(timeout_s):
+            self._send(self._encoder.abandon(lanes), timeout_s)
 
     def set_policy_version(self, version: int | None) -> None:
         """Sets the version of the rows from now on. The version is sent again when new lanes are opened."""
-        self._check_open()
-        self._version = version
-        self._send(_version(version), self.timeout_s)
+        with self._alone(self.timeout_s):
+            self._version = version
+            self._send(_version(version), self.timeout_s)
+
+    def close(self) -> None:
+        """Cuts the lanes. Raises DeadlineExceeded if the call of another thread does not end in time."""
+        if self._closed or self._connection.is_foreign:
+            self._closed = True
+            return
+        wait_s = min(self.timeout_s, CLOSE_S)
+        ends = cutoff(wait_s)
+        with self._owned("to close this writer", wait_s):
+            self._cut(ends)
 
     def close_by(self, ends: float) -> None:
-        """Cuts the lanes."""
-        if not self._closed:
+        """Cuts the lanes. If another thread's call is under way, the call ends, and the server cuts the lanes."""
+        if self._closed or self._connection.is_foreign:
             self._closed = True
-            stream, self._stream = self._stream, None
-            if stream is not None and not self._connection.closed and not self._connection.is_foreign:
-                self._connection.finish(stream, ends)
+            return
+        try:
+            with self._owned("to close this writer", 0.0):
+                self._cut(ends)
+        except DeadlineExceeded:
+            self._closed = True
+            stream = self._stream
+            if stream is not None:
+                stream.interrupt()
+
+    def _cut(self, ends: float) -> None:
+        self._closed = True
+        stream, self._stream = self._stream, None
+        if stream is not None and not self._connection.closed:
+            self._connection.finish(stream, ends)
 
     def unseen(self) -> None:
         """Returns None: every call was answered."""
         return None
+
+    @contextmanager
+    def _alone(self, timeout_s: float) -> Iterator[None]:
+        """Lets one call at a time pass. Raises WriterClosed, ForkedHandle."""
+        self._check_open()
+        with self._owned("this writer", timeout_s):
+            self._check_open()
+            yield
+
+    @contextmanager
+    def _owned(self, purpose: str, timeout_s: float) -> Iterator[None]:
+        is_inner = False
+        try:
+            try:
+                self._turn.take(purpose, timeout_s)
+            except WaitsForItself:  # a signal's handler, in a call of its own thread
+                is_inner = True
+                raise
+            yield
+        finally:
+            if not is_inner:
+                self._turn.release()
 
     def _send(self, operation: Operation, timeout_s: float) -> Keys:
         start, ends = time.monotonic(), cutoff(timeout_s)
@@ -209,7 +266,7 @@ class SyncWriterCore(RemoteWriterCore):
         except StreamBroken as problem:
             self._stream = None
             error = self._connection.broken(stream, problem, start)
-            if isinstance(error, ServiceUnavailable):
+            if isinstance(error, ServiceUnavailable) and not self._closed:
                 raise error from None
             raise WriterClosed() from None
         except BaseException:
