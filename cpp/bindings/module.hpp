@@ -57,10 +57,13 @@ void bind_exit(nb::module_& module);
 template <class Call>
 void without_gil(Call&& call, const nb::handle& keys = nb::handle()) {
   Status status;
+  const uint64_t epoch = fork_epoch();
   {
     const ReleasedGil released;
     status = call();
   }
+  if (status.code() == Code::kInterrupted && epoch != fork_epoch()) [[unlikely]]
+    status = Status(Code::kForkedHandle).with_text("what", "the call in which a signal's handler forked");
   raise_if_error(status, keys);
 }
 

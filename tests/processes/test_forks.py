@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import traceback
 from typing import Any
 
 import pytest
@@ -180,3 +182,43 @@ def test_forks_beside_threads_that_wait_for_what_never_comes(shm_name: Any) -> N
         for thread in waiting:
             thread.join()
     assert not shared_files(name)
+
+
+def test_a_child_that_a_handler_forks_within_a_wait_is_told_that_the_call_is_its_parents(shm_name: Any) -> None:
+    """No KeyboardInterrupt, which no user has sent. The parent waits on, and the child's next call attaches."""
+    name = shm_name()
+    index = relive.Index(limiter=relive.MinSize(60))
+    with checked_table(name, index=index) as table, relive.attach(name) as other:
+        filled(table)
+        parent, child = os.getpid(), 0
+
+        def fork(number: int, frame: Any) -> None:
+            nonlocal child
+            child = os.fork()
+            if child:
+                threading.Timer(0.2, filled, (other, 20)).start()
+
+        before = signal.signal(signal.SIGALRM, fork)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            batch = table.sample(8, timeout_s=60.0)
+        except BaseException as error:
+            if os.getpid() == parent:
+                raise
+            os._exit(0 if _is_right(error, table) else 1)
+        finally:
+            if os.getpid() != parent:
+                os._exit(2)
+            signal.signal(signal.SIGALRM, before)
+        assert len(batch["number"]) == 8
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _is_right(error: BaseException, table: relive.Table) -> bool:
+    try:
+        assert isinstance(error, relive.errors.ForkedHandle) and "handler" in error.what, error
+        assert len(table) > 0 and table.draw(1, timeout_s=60.0).num_items == 1
+    except BaseException:
+        traceback.print_exc()
+        return False
+    return True
