@@ -106,22 +106,26 @@ namespace {
 
 // The keys of the stored rows, which are the first ones.
 nb::object stored_keys(const nb::handle& keys, int64_t stored) {
-  return keys.attr("reshape")(-1)[nb::slice(nb::none(), nb::int_(stored), nb::none())];
+  return nb::module_::import_("numpy").attr("ravel")(keys)[nb::slice(nb::none(), nb::int_(stored), nb::none())];
+}
+
+// Raises the present error of a signal handler with the attributes stored and keys, unless its class takes none.
+[[noreturn]] void raise_with_stored(const nb::handle& keys, int64_t stored) {
+  nb::python_error raised;
+  const nb::object value = nb::borrow(raised.value());
+  if (PyObject_SetAttrString(value.ptr(), "stored", nb::int_(stored).ptr()) != 0 ||
+      PyObject_SetAttrString(value.ptr(), "keys", stored_keys(keys, stored).ptr()) != 0)
+    PyErr_Clear();
+  throw raised;
 }
 
 // Raises the error of a signal handler that ran during the call, or KeyboardInterrupt. If a block stopped half way, the
-// error gets the attributes stored and keys, unless its class takes no attributes.
+// error says which rows are stored.
 [[noreturn]] void raise_of_signal(const Status& status, const nb::handle& keys) {
   if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
-  nb::python_error raised;
-  for (const Field& field : status.fields()) {
-    if (!keys.is_valid() || field.name != "stored") continue;
-    const nb::object value = nb::borrow(raised.value());
-    if (PyObject_SetAttrString(value.ptr(), "stored", nb::int_(field.integer).ptr()) != 0 ||
-        PyObject_SetAttrString(value.ptr(), "keys", stored_keys(keys, field.integer).ptr()) != 0)
-      PyErr_Clear();
-  }
-  throw raised;
+  for (const Field& field : status.fields())
+    if (keys.is_valid() && field.name == "stored") raise_with_stored(keys, field.integer);
+  throw nb::python_error();
 }
 
 }  // namespace
@@ -148,6 +152,11 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
   nb::object error = nb::module_::import_("relive.errors").attr("from_core")(name_of(status.code()), fields);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw nb::python_error();
+}
+
+nb::object keys_of_stored(nb::object keys, int64_t num_rows) {
+  if (PyErr_CheckSignals() != 0) raise_with_stored(keys, num_rows);
+  return keys;
 }
 
 PyArray_Descr* descr_of(const std::string& dtype) {

@@ -29,6 +29,10 @@ namespace nb = nanobind;
 // given. The error of a block that stopped half way gets the keys of the stored rows.
 void raise_if_error(const Status& status, const nb::handle& keys = nb::handle());
 
+// Returns the keys of a call that has stored all of its rows. If a signal came during the call, its handler runs here:
+// the error of the handler then says that the rows are stored. Later, in Python, the error could not say so.
+nb::object keys_of_stored(nb::object keys, int64_t num_rows);
+
 // A dtype from numpy's str ("<f4"); a new reference.
 PyArray_Descr* descr_of(const std::string& dtype);
 // The dtypes of keys and probabilities, made once; borrowed references.

@@ -87,7 +87,7 @@ nb::object create_items(const CoreTable& self, uint32_t index, nb::handle window
   without_gil(
       [&] { return relive::insert_items(*self.table, index, items, timeout_s, static_cast<int64_t*>(keys), &stored); },
       key_array);
-  return key_array;
+  return keys_of_stored(key_array, dims[0]);
 }
 
 }  // namespace

@@ -387,8 +387,9 @@ class CoreWriter final {
       keys = new_array(NPY_INT64, extend && !single_ ? 2 : 1, dims + skip, &data);
     }
     without_gil([&] { return writer_->write(call.block, timeout_s, static_cast<int64_t*>(data)); }, keys);
+    const int64_t num_stored = call.shape.num_rows * call.shape.num_lanes;
     keep_call(std::move(lent));
-    return one ? nb::object(nb::int_(key)) : keys;
+    return keys_of_stored(one ? nb::object(nb::int_(key)) : keys, num_stored);
   }
 
   std::shared_ptr<Table> table_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import random
 import signal
 import sys
@@ -139,3 +140,68 @@ def test_a_handler_that_asks_for_the_next_batch_within_next() -> None:
         batches._hand_out = interrupted_once  # type: ignore[method-assign]
         assert next(batches).num_items == 8
         assert len(said) == 1 and isinstance(said[0], errors.WaitsForItself)
+
+
+def signalled_while_released(write: Callable[[], Any]) -> Interrupted:
+    """The handler's error of a signal that came while the call had released the GIL, to write without any wait.
+
+    Another thread sends the signal. That thread runs only while this one has released the GIL: in the call, or later
+    in join(). In the second case the call is made again.
+    """
+
+    def raise_it(number: int, frame: Any) -> None:
+        raise Interrupted
+
+    before, interval = signal.signal(signal.SIGALRM, raise_it), sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1_000.0)
+        for _ in range(10_000):
+            sent = threading.Lock()
+            sent.acquire()
+
+            def send(sent: Any = sent) -> None:
+                with sent:
+                    os.kill(os.getpid(), signal.SIGALRM)
+
+            sender = threading.Thread(target=send)
+            try:
+                sender.start()
+                sent.release()
+                write()
+            except Interrupted as error:
+                return error
+            finally:
+                with contextlib.suppress(Interrupted):
+                    sender.join()
+                sender.join()
+    finally:
+        sys.setswitchinterval(interval)
+        signal.signal(signal.SIGALRM, before)
+    raise AssertionError("no signal came within a call")
+
+
+@pytest.mark.parametrize("num_lanes", [None, 3])
+def test_a_signal_while_a_call_stores_all_of_its_rows_is_told_with_their_keys(num_lanes: int | None) -> None:
+    """The handler runs after the last row is stored. The caller must not write these rows a second time."""
+    with relive.Table(SPEC, 100_000) as table, table.writer(num_lanes) as writer:
+        shape = () if num_lanes is None else (num_lanes,)
+        for write in (
+            lambda: writer.append(number=np.full(shape, 7)),
+            lambda: writer.append(number=np.full(shape, 7), timeout_s=1.0),
+            lambda: writer.extend(number=np.full((50, *shape), 7)),
+        ):
+            error = signalled_while_released(write)
+            stored, keys = error.stored, error.keys  # type: ignore[attr-defined]
+            assert stored == len(keys) in (num_lanes or 1, 50 * (num_lanes or 1))
+            assert table.gather(keys).present.all()
+            assert (table.gather(keys, columns=["number"])["number"] == 7).all()
+            assert max(np.concatenate(list(table.keys()))) == keys[-1], "these are the last rows"
+
+
+def test_a_signal_while_items_are_made_is_told_with_their_keys() -> None:
+    items = relive.Explicit(windows={"now": relive.Window(1)}, max_items=50_000)
+    with relive.Table(SPEC, 1_000, relive.Index(items)) as table, table.writer() as writer:
+        rows = writer.extend(number=np.arange(100))
+        error = signalled_while_released(lambda: table.create_items({"now": rows}))
+        assert error.stored == 100  # type: ignore[attr-defined]
+        assert table.gather(error.keys).present.all()  # type: ignore[attr-defined]
