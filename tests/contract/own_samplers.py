@@ -138,6 +138,17 @@ class OwnSamplersSuite(Suite):
         assert [table.claim(rest).num_items for _ in range(3)] == [5, 5, 0]
         table.check()
 
+    def test_a_claim_of_an_empty_draw_says_how_many_items_live(self, make_table: MakeTable) -> None:
+        table = make_table(plain_spec(), 100, relive.Index(limiter=relive.Queue(4), max_times_sampled=1))
+        nothing = relive.Draw.of(np.empty(0, np.int64), [])
+        claims = [table.claim(nothing)]
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 2)
+        claims += [table.claim(nothing), table.claim(relive.Draw.of(keys, [0.5, 0.5])), table.claim(nothing)]
+        assert [claim.num_items for claim in claims] == [0, 0, 2, 0]
+        assert [claim.num_live_items for claim in claims] == [0, 2, 2, 0]
+        assert table.gather(claims[0]).weights(beta=0.5).tolist() == []
+
     def test_a_claim_waits_for_the_limiter(self, make_table: MakeTable) -> None:
         table = make_table(plain_spec(), 100, relive.Index(limiter=relive.SamplesPerInsert(1.0, 1, tolerance=10.0)))
         with table.writer() as writer:

@@ -41,9 +41,11 @@ Status claim_keys(const DrawCall& call, std::vector<Claimed>* claimed) {
   claimed->clear();
   claimed->reserve(call.request.num_items);  // memory may lack, so before anything is in flight
   RELIVE_RETURN_IF_ERROR(reserve_draw(call));
-  *call.request.num_live_items = std::max<int64_t>(1, call.r.header->index_state[index].live_items.load(kRelaxed));
+  const int64_t num_live = call.r.header->index_state[index].live_items.load(kRelaxed);
   int64_t num_taken = 0;
   Status status = claim_each(call, claimed, &num_taken);
+  // An item that another call published or removed meanwhile may not be counted, but it was live.
+  *call.request.num_live_items = std::max<int64_t>(num_taken > 0 ? 1 : 0, num_live);
   if (!status.ok()) {
     const Deadline deadline = status.code() == Code::kInterrupted ? Deadline::after(0.0) : call.deadline;
     undo_claims(call.table, index, *claimed, deadline);

@@ -24,7 +24,9 @@ Status claim(Table& table, const DrawRequest& request, double timeout_s) {
   {
     Entered entered(table, true);
     RELIVE_RETURN_IF_ERROR(entered.status());
-    RELIVE_RETURN_IF_ERROR(check_keys(table.region(), request.index, request.keys, request.num_items));
+    const Region& r = table.region();
+    RELIVE_RETURN_IF_ERROR(check_keys(r, request.index, request.keys, request.num_items));
+    *request.num_live_items = r.header->index_state[request.index].live_items.load(std::memory_order_relaxed);
   }
   return draw_batch(table, request, timeout_s);
 }
