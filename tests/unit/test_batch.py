@@ -106,6 +106,13 @@ def test_rows_that_there_are_not(which: object) -> None:
             some.rows(which)  # type: ignore[attr-defined]
 
 
+def test_tensors_that_name_no_rows() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed here")
+    for which in (torch.zeros(2, requires_grad=True), torch.zeros(2, dtype=torch.int64, device="meta")):
+        with pytest.raises(InvalidConfig, match="rows"):
+            make_batch().rows(which)
+
+
 def test_weights() -> None:
     batch = make_batch()
     raw = (10 * batch.probabilities) ** -0.5

@@ -103,6 +103,19 @@ def test_sources_of_other_columns_are_refused() -> None:
         relive.Mixture({"x": 0.5, "y": 0.5}, longer)
 
 
+@pytest.mark.parametrize("columns", [1, 0.5, ..., [1], {"number": 1}, object()])
+def test_columns_that_are_no_names_are_refused_as_by_a_table(columns: Any) -> None:
+    table = table_of(0, 4)
+    told = []
+    with relive.Mixture({"a": 1.0}, {"a": table}) as mixture:
+        for source in (table, mixture):
+            try:
+                told.append(sorted(source.sample(2, columns=columns)))
+            except errors.InvalidConfig as error:
+                told.append([str(error)])
+    assert told[0] == told[1]
+
+
 def test_it_waits_for_the_source_that_lacks_and_holds_nothing_meanwhile() -> None:
     queue, plain = table_of(0, 0, limiter=relive.Queue(10), max_times_sampled=1), table_of(0, 8, max_times_sampled=1)
     with relive.Mixture({"plain": 0.5, "queue": 0.5}, {"plain": plain, "queue": queue}) as mixture:

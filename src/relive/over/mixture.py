@@ -28,6 +28,7 @@ from relive.reading.columns import Selection
 from relive.reading.draws import Draw
 from relive.reading.holds import BatchSource
 from relive.reading.rewards import RelabelledSource, Rewarded, RewardFunction, check_reward
+from relive.table.columns import asked_names
 from relive.table.handle import TableHandle
 
 __all__ = ["Mixture"]
@@ -322,9 +323,7 @@ class Mixture(Closing):
 
     def _select(self, columns: Sequence[str] | None) -> list[Selection]:
         """The same columns of every source. Raises UnknownColumn, and InvalidConfig if they differ."""
-        asked = columns if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
-        if asked is not None and not all(isinstance(name, str) for name in asked):
-            raise InvalidConfig("columns", "names of columns, or None for the usual ones", columns)
+        asked = None if columns is None else asked_names(columns)
         found = self._selected.get(asked)
         if found is None:
             replaces = any(one.table.indexes[one.index_name].sampler.replaces_goals for one in self._sources)

@@ -31,7 +31,7 @@ def chosen(which: Any, num_items: int) -> Any:
         return which if step > 0 else np.arange(num_items)[which].copy()
     try:
         numbers = np.asarray(on_host(which))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor without data, or with a gradient
         raise _refused(which, num_items) from None
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iub"):
         raise _refused(which, num_items)

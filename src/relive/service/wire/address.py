@@ -29,10 +29,12 @@ def parse_table(address: str) -> tuple[str, str]:
 
 
 def _parse(address: str, form: str) -> tuple[str, int, str]:
+    if not isinstance(address, str):
+        raise InvalidConfig("address", form, address)
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
-    except (ValueError, TypeError, AttributeError):
+    except ValueError:
         host, port = None, None
     if host is None or port is None or parts.scheme != "grpc" or parts.query or parts.fragment or parts.username:
         here = "" if "://" in str(address) else " (relive.attach(name) finds a table of this machine)"
