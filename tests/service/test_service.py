@@ -59,7 +59,8 @@ def test_who_is_refused() -> None:
         with pytest.raises(errors.InvalidConfig) as caught:
             connect(server.address + "/t", spec=other)
         assert "spec" in caught.value.what
-        for address in ("127.0.0.1:7070/t", "http://127.0.0.1:1/t", server.address, "grpc://127.0.0.1:x/t", 1, np.ones(2)):
+        addresses = ("127.0.0.1:7070/t", "http://127.0.0.1:1/t", server.address, "grpc://127.0.0.1:x/t", 1, np.ones(2))
+        for address in addresses:
             with pytest.raises(errors.InvalidConfig):
                 connect(address)
     with pytest.raises(errors.InvalidConfig):

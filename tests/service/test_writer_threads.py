@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract.tools import plain_spec, step
 
 import relive
-from contract.tools import plain_spec, step
 from relive import errors
 from service.hosts import Host
 
