@@ -78,7 +78,7 @@ def save(
 
     Raises:
         InvalidConfig: A value of the learner's state is none of these types. Nothing is written.
-        InUse, StorageFull, SystemFailure, SaveOutrun, ReadOnly, TableClosed: as for Table.save.
+        SaveInUse, StorageFull, SystemFailure, SaveOutrun, ReadOnly, TableClosed: as for Table.save.
     """
     if not isinstance(table, Table):
         raise InvalidConfig("table of a checkpoint", "a relive.Table of this machine", table)

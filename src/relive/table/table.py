@@ -221,7 +221,7 @@ class Table(TableHandle):
             The facts of the save; with wait=False a Saving, which has progress, wait() and cancel().
 
         Raises:
-            InUse: Another process, or another thread, saves into this folder.
+            SaveInUse: Another process, or another thread, saves into this folder.
             StorageFull, SystemFailure: The folder cannot be written.
             SaveOutrun: Writers fill pages faster than this folder takes them in.
             InvalidConfig: The path is no folder of saves, or an argument has another type or value.
