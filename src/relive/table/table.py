@@ -234,7 +234,8 @@ class Table(TableHandle):
         blobs, number = saving.checked(beside, keep)
         waits = flag("wait", wait)
         one: Saving = saving.Saving(self._local, os.fspath(path), self._facts())
-        one.make_cut(None if loaded is None else loaded.cut, self._timeout_s)
+        is_same = loaded is not None and loaded.keeps_keys  # else pages have other names than in the folder
+        one.make_cut(loaded.cut if loaded is not None and is_same else None, self._timeout_s)
         if not waits:
             one.finish_behind(blobs, number)
             return one
