@@ -46,7 +46,7 @@ def end_when_collected(handle: object, end: Callable[[], object]) -> Collected:
     global _process
     with _starting:
         if _process != os.getpid():
-            start_thread(_end_all, "relive-collected", never_writes=True)
+            start_thread(_end_all, "relive-collected", _due, never_writes=True)
             _process = os.getpid()  # after the start, which Ctrl-C may interrupt: then the next call starts a thread
     collected = Collected(handle, _due.put)
     collected.end = end
@@ -54,13 +54,13 @@ def end_when_collected(handle: object, end: Callable[[], object]) -> Collected:
     return collected
 
 
-def _end_all() -> None:
-    while (collected := _due.get()) is not None:
+def _end_all(due: queue.SimpleQueue[Collected | None]) -> None:
+    while (collected := due.get()) is not None:
         if collected.detach():
             with contextlib.suppress(ReliveError):
                 collected.end()
         del collected
-    _due.put(None)  # for another thread, if Ctrl-C came just after the start of this one
+    due.put(None)  # for another thread of this queue, if Ctrl-C came just after the start of this one
 
 
 @at_end
