@@ -204,8 +204,8 @@ def test_a_signal_while_items_are_made_is_told_with_their_keys() -> None:
         rows = writer.extend(number=np.arange(100))
         stored = 0
         while not stored:  # the call releases the GIL a first time before it makes anything
-            num_before = table.num_items()
-            error = signalled_while_released(lambda: table.create_items({"now": rows}))
+            num_before, made = table.num_items(), []  # calls that no signal met are made, too
+            error = signalled_while_released(lambda: made.append(table.create_items({"now": rows})))  # noqa: B023
             stored = getattr(error, "stored", 0)
-            assert stored == 100 or table.num_items() == num_before
+            assert stored == 100 or table.num_items() <= num_before + 100 * len(made)
         assert table.gather(error.keys).present.all()  # type: ignore[attr-defined]
