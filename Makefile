@@ -13,7 +13,7 @@ DEMO_ARGUMENTS ?=
 GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
 
-.PHONY: help demo test test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet study-tree study-priorities study-scaling bench-report conformance gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save study-tree study-priorities study-scaling bench-report conformance gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ bench-compare: setup ## this tree compared with a commit, in pairs: BASE=COMMIT 
 
 bench-fleet: setup ## two shards compared with one table, batches from another node with other libraries: benchmarks/results/fleet, nodes
 	@$(RUN) -m benchmarks.run --only fleet,nodes
+
+bench-save: setup ## saves and loads compared with the disk and with memory (two minutes): benchmarks/results/saving.json
+	@$(RUN) -m benchmarks.saving
 
 study-tree: setup ## trees of other fan-outs compared with the core's (two minutes): benchmarks/results/tree.json
 	@$(RUN) -m benchmarks.study_tree

@@ -148,7 +148,8 @@ def test_a_start_that_is_interrupted_keeps_nothing(monkeypatch: pytest.MonkeyPat
     owner = Owner()
     collected = weakref.ref(owner)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(threading, "_start_new_thread", interrupted)
+        starts = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+        patch.setattr(threading, starts, interrupted)
         ending.start_thread(owner.work, "relive-test")
     del owner
     gc.collect()
