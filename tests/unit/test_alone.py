@@ -142,7 +142,7 @@ def test_a_start_that_is_interrupted_keeps_nothing(monkeypatch: pytest.MonkeyPat
         def work(self) -> None:
             raise AssertionError("the start was interrupted")
 
-    def interrupted(*arguments: object) -> None:
+    def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     owner = Owner()
