@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from relive.errors import SaveInUse, StorageFull, SystemFailure
@@ -159,6 +160,30 @@ def test_a_reader_of_the_save_before() -> None:
             assert found.facts["number"] in (2, 3)
             if found.facts["number"] == 3:
                 assert number_of(found) == 3
+
+
+def test_a_reader_keeps_the_blobs_of_its_save() -> None:
+    """A newer save removes them as it removes the pages: neither may be reported as damage."""
+    disk = saved_twice()
+    with open_newest("memory", MemoryFiles(disk)) as found:
+        save(MemoryFiles(disk), 3)
+        assert not any("beside/2/" in path for path in disk.paths())
+        assert number_of(found) == 2
+
+
+def test_a_reader_holds_few_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MOST_BLOBS", 3)
+    disk = Disk()
+    one = folder.SaveFolder.open("memory", MemoryFiles(disk))
+    blobs = {f"blob {number}": bytes([number]) for number in range(9)}
+    one.commit([], np.zeros(0, folder.IMAGE), {}, blobs, 1)
+    one.close()
+    files = MemoryFiles(disk)
+    with open_newest("memory", files) as found:
+        assert len(files.handles) == 1 + 3
+        for _ in range(2):
+            assert {name: found.blob(name) for name in found.blob_names()} == blobs
+    assert not files.handles
 
 
 class _Saves(Hook):

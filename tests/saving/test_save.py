@@ -14,6 +14,7 @@ from processes.shm import needs_shared_memory
 
 import relive
 from relive import errors
+from relive.saving import loading
 
 SPEC = relive.StepSpec(
     {
@@ -224,6 +225,20 @@ def test_blobs_and_kept_saves(tmp_path: Path) -> None:
     assert one.num_steps == len(table) and one.beside == ("number", "empty") and one.config == table.config
     with relive.load(tmp_path) as copy:
         assert copy.loaded is not None and dict(copy.loaded.beside) == {"number": b"\3", "empty": b""}
+
+
+def test_a_load_while_another_save_replaces_the_one_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, _ = made()
+    table.save(tmp_path, {"number": b"1"})
+    put = loading._put_images
+
+    def put_and_save(*given: Any) -> None:
+        put(*given)
+        table.save(tmp_path, {"number": b"2"})
+
+    monkeypatch.setattr(loading, "_put_images", put_and_save)
+    with relive.load(tmp_path) as copy:
+        assert copy.loaded is not None and copy.loaded.beside["number"] == b"1" and len(copy) == len(table)
 
 
 def test_a_save_that_goes_on_behind(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ __all__ = ["IMAGE", "CutReader", "bytes_of_json", "open_newest"]
 # An image of a page: what it shows, and where it lies.
 IMAGE = np.dtype([(name, "<u8") for name in ("page", "ref", "ticket", "offset", "num_bytes", "num_cells", "segment")])
 MOST_SEGMENTS = 256  # of a cut; a reader has a descriptor on each
+MOST_BLOBS = 256  # that a reader has a descriptor on
 _OWN = ("facts", "images")
 _STATE = frozenset(
     "ages,joined,lanes,leaves,numbers,orders,page words,pages,places,queue,record words,states,tails,values,visited,"
@@ -68,17 +69,24 @@ def _newest_of(files: Files, path: str) -> CutReader:
 
 @final
 class CutReader:
-    """A cut that is open: its facts, its sections, its images, its blobs."""
+    """A cut that is open: its facts, its sections, its images, its blobs.
+
+    All files are open from the beginning, so a newer save may remove their names. Blobs after the first MOST_BLOBS are
+    the exception: each of those is opened when it is read.
+    """
 
     def __init__(self, files: Files, path: str, number: int) -> None:
         """Reads the table of sections, the facts and the list of images. Raises DamagedSave."""
         self.path, self.number, self._files = path, number, files
         self._segments: dict[int, int] = {}
+        self._opened_blobs: dict[str, int] = {}
         self._handle: int | None = self._open("cuts", f"{number}.cut")
         try:
             self._places = read_table(files, self._handle, path)
             self.facts = self._read_facts()
             self.images = self._read_images()
+            for name in self.blob_names()[:MOST_BLOBS]:
+                self._opened_blobs[name] = self._open_blob(name)
         except BaseException:
             self.close()
             raise
@@ -168,16 +176,24 @@ class CutReader:
     def blob(self, name: str) -> bytes:
         """Returns one of them. Raises DamagedSave, KeyError."""
         told, sum_ = self._blobs()[name]
-        shown = f"beside/{self.number}/{name}"
-        handle = self._open("beside", str(self.number), name)
+        if name in self._opened_blobs:
+            return self._blob_in(self._opened_blobs[name], name, told, sum_)
+        handle = self._open_blob(name)
         try:
-            size = self._files.size(handle)
-            if size != told:
-                raise DamagedSave(self.path, f"the length of {shown}", told, size)
-            data = bytearray(size)
-            self._files.read(handle, 0, memoryview(data))
+            return self._blob_in(handle, name, told, sum_)
         finally:
             self._files.close_handle(handle)
+
+    def _open_blob(self, name: str) -> int:
+        return self._open("beside", str(self.number), name)
+
+    def _blob_in(self, handle: int, name: str, told: int, sum_: int) -> bytes:
+        shown = f"beside/{self.number}/{name}"
+        size = self._files.size(handle)
+        if size != told:
+            raise DamagedSave(self.path, f"the length of {shown}", told, size)
+        data = bytearray(size)
+        self._files.read(handle, 0, memoryview(data))
         if _core.crc32c(data) != sum_:
             raise DamagedSave(self.path, shown, "its checksum", "another")
         return bytes(data)
@@ -185,9 +201,13 @@ class CutReader:
     def close(self) -> None:
         """Closes the files of the cut, not those of the folder. Closing twice is harmless."""
         handle, self._handle = self._handle, None
-        for one in (*([] if handle is None else [handle]), *self._segments.values()):
+        for one in (
+            *([] if handle is None else [handle]),
+            *self._segments.values(),
+            *self._opened_blobs.values(),
+        ):
             self._files.close_handle(one)
-        self._segments = {}
+        self._segments, self._opened_blobs = {}, {}
 
     def __enter__(self) -> CutReader:
         return self
