@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from relive import _core
 from relive.errors import DamagedSave, FormatMismatch
 from relive.saving.files import ALIGN, Files
+from relive.saving.memory import memory_for
 
 __all__ = ["Section", "SectionPlace", "read_section", "read_table", "write_cut"]
 
@@ -100,8 +101,9 @@ def read_table(files: Files, handle: int, path: str) -> list[SectionPlace]:
 
 
 def read_section(files: Files, handle: int, place: SectionPlace, path: str) -> NDArray[np.uint8]:
-    """Returns the bytes of a section. Raises DamagedSave."""
-    data = np.empty(place.num_bytes, np.uint8)
+    """Returns the bytes of a section. Raises DamagedSave, StorageFull."""
+    with memory_for(place.num_bytes):
+        data = np.empty(place.num_bytes, np.uint8)
     if files.read(handle, place.at, data.data) != place.num_bytes or _core.crc32c(data) != place.sum:
         raise DamagedSave(path, f"section {place.name!r}", "its checksum", "another")
     return data

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive import _core
-from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, SystemFailure
+from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, StorageFull, SystemFailure
 from relive.saving.current import CURRENT, FOLDER, FORMAT, KeptCut, line_of, read_current, read_folder
 from relive.saving.cut_file import Section, write_cut
 from relive.saving.files import ALIGN, DiskFiles, Files
@@ -124,7 +124,7 @@ class SaveFolder:
         files.sync_folder()  # a saver that died may have renamed CURRENT and not synced the name
         self._remove_unnamed()
         if self._kept:
-            with contextlib.suppress(DamagedSave):  # a damaged save is no ground to make no other one
+            with contextlib.suppress(DamagedSave, StorageFull):  # it must not prevent a new save
                 self.current = CutReader(files, self.path, self._kept[0].number)
 
     def _write_new(self, name: str, data: bytes) -> None:

@@ -17,6 +17,7 @@ from relive.config.table_config import TableConfig
 from relive.errors import DamagedSave, ReliveError
 from relive.saving.current import FORMAT
 from relive.saving.files import ALIGN, Files
+from relive.saving.memory import memory_for
 from relive.saving.reader import CutReader, open_newest
 
 __all__ = ["LoadedCore", "SavedTable", "describe", "load_core"]
@@ -139,7 +140,8 @@ def _put_images(loader: _core.CoreLoader, reader: CutReader, images: NDArray[Any
     images = images[np.lexsort((images["offset"], images["segment"]))]
     blocks = list(_blocks_of(images))
     most = max((block.end - block.begin for block in blocks), default=0)
-    buffers = [np.frombuffer(mmap.mmap(-1, most), np.uint8) for _ in range(2)] if blocks else []
+    with memory_for(2 * most):
+        buffers = [np.frombuffer(mmap.mmap(-1, most), np.uint8) for _ in range(2)] if blocks else []
 
     def read(number: int) -> NDArray[np.uint8]:
         block = blocks[number]

@@ -15,6 +15,7 @@ from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, SystemFailure
 from relive.saving.current import read_current, read_folder
 from relive.saving.cut_file import SectionPlace, read_section, read_table
 from relive.saving.files import DiskFiles, Files, is_no_file
+from relive.saving.memory import memory_for
 
 __all__ = ["IMAGE", "CutReader", "bytes_of_json", "open_newest"]
 
@@ -42,6 +43,7 @@ def open_newest(path: str, files: Files | None = None) -> CutReader:
     Raises:
         NoSuchSave: The folder has none.
         DamagedSave, FormatMismatch: It cannot be read.
+        StorageFull: The machine has less memory than its list of images needs.
     """
     try:
         opened = files if files is not None else DiskFiles(path, makes=False)
@@ -76,7 +78,7 @@ class CutReader:
     """
 
     def __init__(self, files: Files, path: str, number: int) -> None:
-        """Reads the table of sections, the facts and the list of images. Raises DamagedSave."""
+        """Reads the table of sections, the facts and the list of images. Raises DamagedSave, StorageFull."""
         self.path, self.number, self._files = path, number, files
         self._segments: dict[int, int] = {}
         self._opened_blobs: dict[str, int] = {}
@@ -124,7 +126,11 @@ class CutReader:
         return facts
 
     def _read_images(self) -> NDArray[Any]:
-        data = self._bytes(self._place("images"))
+        place = self._place("images")
+        with memory_for(2 * place.num_bytes):  # the list, and the columns that are sorted
+            return self._checked_images(self._bytes(place))
+
+    def _checked_images(self, data: NDArray[np.uint8]) -> NDArray[Any]:
         if data.nbytes % IMAGE.itemsize:
             raise DamagedSave(self.path, "the list of images", f"a multiple of {IMAGE.itemsize} bytes", data.nbytes)
         images = data.view(IMAGE)
@@ -149,11 +155,13 @@ class CutReader:
         return read_section(self._files, self._handle, place, self.path)
 
     def state(self) -> list[tuple[str, int, NDArray[np.uint8]]]:
-        """Returns the sections of the table's state. Raises FormatMismatch, DamagedSave."""
+        """Returns the sections of the table's state. Raises FormatMismatch, DamagedSave, StorageFull."""
         for place in self._places:
             if place.must_know and place.name not in _STATE and place.name not in _OWN:
                 raise FormatMismatch("list of sections", "no section that it does not know", place.name)
-        return [(place.name, place.index, self._bytes(place)) for place in self._places if place.name in _STATE]
+        places = [place for place in self._places if place.name in _STATE]
+        with memory_for(sum(place.num_bytes for place in places)):
+            return [(place.name, place.index, self._bytes(place)) for place in places]
 
     def read_block(self, segment: int, at: int, into: NDArray[np.uint8]) -> None:
         """Fills `into` with bytes of a segment. Raises DamagedSave if it is shorter."""
@@ -174,7 +182,7 @@ class CutReader:
         return list(self._blobs())
 
     def blob(self, name: str) -> bytes:
-        """Returns one of them. Raises DamagedSave, KeyError."""
+        """Returns one of them. Raises DamagedSave, StorageFull, KeyError."""
         told, sum_ = self._blobs()[name]
         if name in self._opened_blobs:
             return self._blob_in(self._opened_blobs[name], name, told, sum_)
@@ -192,11 +200,12 @@ class CutReader:
         size = self._files.size(handle)
         if size != told:
             raise DamagedSave(self.path, f"the length of {shown}", told, size)
-        data = bytearray(size)
-        self._files.read(handle, 0, memoryview(data))
-        if _core.crc32c(data) != sum_:
-            raise DamagedSave(self.path, shown, "its checksum", "another")
-        return bytes(data)
+        with memory_for(2 * size):  # the bytes and their copy
+            data = bytearray(size)
+            self._files.read(handle, 0, memoryview(data))
+            if _core.crc32c(data) != sum_:
+                raise DamagedSave(self.path, shown, "its checksum", "another")
+            return bytes(data)
 
     def close(self) -> None:
         """Closes the files of the cut, not those of the folder. Closing twice is harmless."""

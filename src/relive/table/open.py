@@ -113,7 +113,12 @@ def load(
 
 @names_arguments
 def saved(path: str | os.PathLike[str]) -> SavedTable:
-    """Describes the newest save of a folder without loading it. Raises NoSuchSave, DamagedSave, FormatMismatch."""
+    """Describes the newest save of a folder without loading it.
+
+    Raises:
+        NoSuchSave, DamagedSave, FormatMismatch: as for `load`.
+        StorageFull: This machine has less memory than the save's list of pages needs.
+    """
     loading = importlib.import_module("relive.saving.loading")
     return cast("SavedTable", loading.describe(os.fspath(path)))
 
