@@ -99,7 +99,7 @@ nb::list sections(nb::object self) {
 // A table that is being loaded. The sections are kept until finish().
 class CoreLoader final {
  public:
-  CoreLoader(const nb::dict& from, nb::object path, const nb::dict& shape, const nb::list& given, uint64_t num_cells) {
+  CoreLoader(const nb::dict& from, nb::object path, const nb::dict& shape, const nb::list& given, uint64_t entropy) {
     const TableConfig config = table_config(from);
     const std::string name = path.is_none() ? std::string() : nb::cast<std::string>(path);
     state_.shape.num_pages = nb::cast<uint64_t>(shape["num_pages"]);
@@ -107,7 +107,7 @@ class CoreLoader final {
     state_.shape.slot_bits = nb::cast<uint32_t>(shape["slot_bits"]);
     state_.shape.max_lanes = nb::cast<uint32_t>(shape["max_lanes"]);
     state_.shape.shard = nb::cast<uint64_t>(shape["shard"]);
-    state_.num_cells = num_cells;
+    state_.entropy = entropy;
     for (nb::handle row : given) take_section(nb::borrow<nb::tuple>(row));
     without_gil([&] { return Loader::make(config, name, state_, &loader_); });
   }
@@ -182,7 +182,7 @@ void bind_save(nb::module_& module) {
       .def_prop_ro("num_steps", [](CoreSaver& self) { return self.saver().num_steps(); });
   nb::class_<CoreLoader>(module, "CoreLoader")
       .def(nb::init<const nb::dict&, nb::object, const nb::dict&, const nb::list&, uint64_t>(), nb::arg("config"),
-           nb::arg("path").none(), nb::arg("shape"), nb::arg("sections"), nb::arg("num_cells"))
+           nb::arg("path").none(), nb::arg("shape"), nb::arg("sections"), nb::arg("entropy"))
       .def("wants", &CoreLoader::wants, nb::arg("page"))
       .def("put", &CoreLoader::put, nb::arg("buffer"), nb::arg("images"))
       .def("finish", &CoreLoader::finish)

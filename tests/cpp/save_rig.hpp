@@ -35,7 +35,6 @@ struct Save {
     state.numbers = numbers;
     for (size_t k = 0; k < areas.size(); ++k)
       state.areas.push_back({areas[k].name, areas[k].index, bytes[k].data(), bytes[k].size()});
-    for (const auto& [page, image] : images) state.num_cells += image.note.num_cells;
     return state;
   }
 };

@@ -130,7 +130,7 @@ TableConfig config_of(const TableKind& kind) {
   return config;
 }
 
-// What every owner of a table may do; true if all of it is as the contract says.
+// Does with a table all that its owner may do. True if the table keeps its contract.
 void use(Table& table, std::mt19937_64& random) {
   const Region& r = table.region();
   std::unique_ptr<Writer> writer;

@@ -154,6 +154,7 @@ class Driver:
         self.lanes = [[self.twin.open_lane() for _ in range(size or 1)] for size in writers]
         self.counter = 0
         self.version = 0
+        self.num_loads = 0
 
     def apply(self, op: Op) -> None:
         getattr(self, f"_{op.kind}")(op)
@@ -224,8 +225,9 @@ class Driver:
         self.lanes[op.writer] = [self.twin.open_lane() for _ in self.lanes[op.writer]]
 
     def _reload(self, op: Op) -> None:
-        """The table is saved with its writers open, and the programme goes on with what a load makes of it."""
+        """The table is saved with its writers open. The programme continues with the loaded table."""
         self.table = loaded = saved_and_loaded(self.table)
+        self.num_loads += 1
         for lanes in self.lanes:
             for lane in lanes:
                 self.twin.close_lane(lane)
@@ -359,7 +361,7 @@ class Driver:
 
 
 def saved_and_loaded(table: relive.Table) -> relive.Table:
-    """What a load makes of a save of this table, with the keys of this table; this one is closed, its writers too."""
+    """Saves a table, loads it again with the same keys, and closes the first one with its writers."""
     with tempfile.TemporaryDirectory() as folder:
         table.save(folder)
         loaded = relive.load(folder)

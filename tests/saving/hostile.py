@@ -1,4 +1,4 @@
-"""Saves that are damaged at random, or rewritten by an attacker who keeps all checksums right."""
+"""Damages saves at random, or rewrites them as an attacker does, with right checksums."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def test_a_forked_child_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
 
 def _lock_of(folder: SaveFolder) -> int:
     files: Any = folder._files
-    lock, files._lock = files._lock, None
+    lock, files._open[1] = files._open[1], None
     _locks.discard(lock)
     return int(lock)
 

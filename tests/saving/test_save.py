@@ -157,7 +157,7 @@ def test_other_capacities_give_new_keys(tmp_path: Path, capacity: int) -> None:
 
 
 def test_keys_of_lost_time_never_come_again(tmp_path: Path) -> None:
-    """What the table appends after the save, and what the loaded table appends, have no key in common."""
+    """The table appends after the save, the loaded table after the load: they have no key in common."""
     table = relive.Table(SPEC, 200, relive.Index())
     writer = table.writer()
     kept = write(writer, 0, 130)

@@ -36,22 +36,28 @@ void add_index(const Region& r, uint32_t i, std::vector<SavedArea>* areas) {
         {"joined", i, EntryOf::kLane, bytes_of(records.joined), sizeof(uint64_t), r.geometry->max_lanes, false});
 }
 
+// Calls each(number of the save, word of the region) for the numbers of an index that have one word.
+template <class Saved, class State, class Each>
+void for_each_number(Saved& saved, State& state, Each each) {
+  each(saved.inserted, state.inserted);
+  each(saved.used, state.used);
+  each(saved.lacked, state.lacked);
+  each(saved.next_item, state.next_item);
+  each(saved.tickets, state.tickets);
+  each(saved.timed_out, state.timed_out);
+  each(saved.expired, state.expired);
+  each(saved.base, state.base);
+  each(saved.filtered, state.filtered);
+  each(saved.max_priority, state.max_priority);
+  each(saved.max_mass, state.max_mass);
+}
+
 SavedIndex read_index(Held& held, uint32_t i) {
   const Region& r = held.region;
   const IndexState& state = r.header->index_state[i];
   SavedIndex saved{};
-  saved.inserted = state.inserted.load(kRelaxed);
-  saved.used = state.used.load(kRelaxed);
-  saved.lacked = state.lacked.load(kRelaxed);
+  for_each_number(saved, state, [](auto& number, const auto& word) { number = word.load(kRelaxed); });
   for (uint32_t p = 0; p < r.geometry->max_participants; ++p) saved.done += r.credit(p, i).done.load(kRelaxed);
-  saved.next_item = state.next_item.load(kRelaxed);
-  saved.tickets = state.tickets.load(kRelaxed);
-  saved.timed_out = state.timed_out.load(kRelaxed);
-  saved.expired = state.expired.load(kRelaxed);
-  saved.base = state.base.load(kRelaxed);
-  saved.filtered = state.filtered.load(kRelaxed);
-  saved.max_priority = state.max_priority.load(kRelaxed);
-  saved.max_mass = state.max_mass.load(kRelaxed);
   saved.exponent = exponent_of(r.header->indexes[i]);
   saved.limiter = state.limiter.load();
   return saved;
@@ -60,18 +66,8 @@ SavedIndex read_index(Held& held, uint32_t i) {
 void write_index(Held& held, uint32_t i, const SavedIndex& saved) {
   const Region& r = held.region;
   IndexState& state = r.header->index_state[i];
-  state.inserted.store(saved.inserted);
-  state.used.store(saved.used);
-  state.lacked.store(saved.lacked);
+  for_each_number(saved, state, [](const auto& number, auto& word) { word.store(number); });
   r.credit(0, i).done.store(saved.done);
-  state.next_item.store(saved.next_item);
-  state.tickets.store(saved.tickets);
-  state.timed_out.store(saved.timed_out);
-  state.expired.store(saved.expired);
-  state.base.store(saved.base);
-  state.filtered.store(saved.filtered);
-  state.max_priority.store(saved.max_priority);
-  state.max_mass.store(saved.max_mass);
   std::atomic_ref<double>(r.header->indexes[i].priority_exponent).store(saved.exponent);
   state.limiter.store(saved.limiter);
 }

@@ -13,7 +13,6 @@
 #include "relive/pages/publish.hpp"
 #include "relive/save/image.hpp"
 #include "relive/save/sound.hpp"
-#include "relive/words/rng.hpp"
 
 namespace relive {
 namespace {
@@ -23,12 +22,6 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint64_t kPartOfGenerations = 1024;
 
 uint64_t num_generations(const Region& r) { return uint64_t{1} << (kLeafBits - r.geometry->slot_bits); }
-
-uint64_t random_below(uint64_t limit) {
-  uint64_t number = 0;
-  random_bytes(&number, sizeof number);
-  return number % limit;
-}
 
 Status damaged(const std::string& what) { return Status(Code::kDamagedSave).with_text("what", what); }
 
@@ -53,6 +46,7 @@ Status Loader::make(const TableConfig& asked, const std::string& path, const Sav
   const uint64_t used = std::count_if(words, words + state.shape.num_pages, Region::is_used);
   TableConfig config = asked;
   config.slot_bits = asked.slot_bits != 0 ? state.shape.slot_bits : 0;
+  config.epoch = state.entropy;  // if keys are new, a key of the save leads to nothing here, as in rule A2
   RELIVE_RETURN_IF_ERROR(Table::make(config, path, used, &loader->table_));
   if (config.slot_bits != 0 && loader->table_->region().geometry->num_pages < state.shape.num_pages) {
     config.slot_bits = 0;  // fewer pages than before: no place for every key
@@ -66,7 +60,7 @@ Status Loader::make(const TableConfig& asked, const std::string& path, const Sav
         .with_int("expected", state.shape.max_lanes)
         .with_int("got", r.geometry->max_lanes);
   RELIVE_RETURN_IF_ERROR(loader->check_state());
-  loader->choose_pages();
+  loader->choose_pages(config);
   loader->set_floor();
   loader->place_pages();
   loader->place_leaves();
@@ -91,6 +85,7 @@ Status Loader::check_state() {
   if (const char* wrong = wrong_number(r, state_.numbers); wrong != nullptr) return damaged(wrong);
   const char* wrong =
       unsound_pages(r, state_.shape, entries<uint64_t>("page words", 0), entries<PageRecord>("pages", 0));
+  if (wrong == nullptr) wrong = unsound_lanes(state_.shape, entries<Lane>("lanes", 0), state_.numbers.next_uid);
   for (uint32_t i = 0; i < r.num_indexes && wrong == nullptr; ++i)
     if (r.map(i).is_explicit)
       wrong = unsound_records(r, i, entries<uint64_t>("record words", i), entries<ItemWindow>("windows", i));
@@ -98,13 +93,12 @@ Status Loader::check_state() {
 }
 
 // Every page if keys keep their meaning; else the youngest pages, as many as there is room for.
-void Loader::choose_pages() {
+void Loader::choose_pages(const TableConfig& config) {
   const Region& r = table_->region();
   const uint64_t num_saved = state_.shape.num_pages;
   const auto* words = entries<uint64_t>("page words", 0);
   const auto* pages = entries<PageRecord>("pages", 0);
-  const bool keeps = r.geometry->slot_bits == state_.shape.slot_bits && r.geometry->num_pages >= num_saved &&
-                     r.geometry->shard == state_.shape.shard;
+  const bool keeps = config.slot_bits != 0 && r.geometry->shard == state_.shape.shard;
   std::vector<uint32_t> used;
   for (uint32_t page = 0; page < num_saved; ++page)
     if (Region::is_used(words[page])) used.push_back(page);
@@ -122,7 +116,7 @@ void Loader::choose_pages() {
   }
   num_pages_in_use_ = used.size();
   has_image_.assign(num_saved, 0);
-  names_.emplace(state_.shape, r, words, std::move(page_of), keeps);
+  names_.emplace(state_.shape, r, words, std::move(page_of), keeps ? 0 : r.first_generation(config.epoch));
 }
 
 // No key from the time between the save and this load comes again: pages and records that open from now on have a
@@ -138,7 +132,7 @@ void Loader::set_floor() {
     for (uint64_t record = 0; record < r.map(i).num_leaves; ++record)
       most = std::max(most, Region::generation_of(entries<uint64_t>("record words", i)[record]));
   const uint64_t step = std::max<uint64_t>(1, num_generations(r) / kPartOfGenerations);
-  r.header->floor = most + step + random_below(step);
+  r.header->floor = most + step + state_.entropy % step;
   const uint64_t free = r.freed_word(0);
   for (uint64_t page = 0; page < r.geometry->num_pages; ++page) r.words[page].store(free, kRelaxed);
   for (const uint32_t i : r.record_indexes())

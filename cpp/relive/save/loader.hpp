@@ -29,7 +29,7 @@ struct SavedState {
   SavedShape shape;
   SavedNumbers numbers;
   std::vector<LoadedArea> areas;
-  uint64_t num_cells = 0;  // start cells of all images
+  uint64_t entropy = 0;  // chance, for the first generations of new keys (rule J4)
 };
 
 class Loader final {
@@ -50,7 +50,7 @@ class Loader final {
  private:
   explicit Loader(const SavedState& state) : state_(state) {}
   Status check_state();
-  void choose_pages();
+  void choose_pages(const TableConfig& config);
   void set_floor();
   void place_pages();
   void place_leaves();

@@ -23,16 +23,15 @@ struct SavedShape {
 
 class SavedNames final {
  public:
-  // words: the saved page words. page_of: for each saved page the page that gets its rows, or kNoPage.
+  // words: the saved page words. page_of: for each saved page the page that gets its rows, or kNoPage. first_generation:
+  // of new keys; 0: keys keep their meaning.
   SavedNames(const SavedShape& from, const Region& to, const uint64_t* words, std::vector<uint32_t> page_of,
-             bool keeps_keys)
-      : from_(from), to_(to), words_(words), page_of_(std::move(page_of)), keeps_keys_(keeps_keys) {}
+             uint64_t first_generation)
+      : from_(from), to_(to), words_(words), page_of_(std::move(page_of)), first_generation_(first_generation) {}
 
-  bool keeps_keys() const { return keeps_keys_; }
+  bool keeps_keys() const { return first_generation_ == 0; }
   uint32_t page(uint64_t saved) const { return page_of_[saved]; }
-  uint64_t generation(uint64_t saved_generation) const {
-    return keeps_keys_ ? saved_generation : to_.first_generation(0);
-  }
+  uint64_t generation(uint64_t saved_generation) const { return keeps_keys() ? saved_generation : first_generation_; }
   // The saved page that a ref led to, if it was in use and its rows are loaded; else kNoPage.
   uint64_t page_of_ref(uint64_t ref) const {
     return found(ref & ((uint64_t{1} << from_.page_bits()) - 1), ref >> from_.page_bits());
@@ -66,7 +65,7 @@ class SavedNames final {
   const Region& to_;
   const uint64_t* const words_;
   const std::vector<uint32_t> page_of_;
-  const bool keeps_keys_;
+  const uint64_t first_generation_;
 };
 
 }  // namespace relive

@@ -59,23 +59,26 @@ Status Saver::begin(const SavedImage* known, size_t count) {
 void Saver::copy_large(const SavedArea& live, SavedArea* copy) {
   const Region& r = table_.region();
   std::vector<uint64_t>& words = record_words_[live.index];
+  const Leaves leaves(r, live.index);
   const bool is_first = words.empty();
   words.resize(live.num_entries);
   for (uint64_t record = 0; record < live.num_entries; ++record) {
-    // The windows come first, the values after them: a record that changed in between has another word then.
-    if (is_first) words[record] = r.records[live.index].words[record].load(std::memory_order_acquire);
+    // The windows come first, the values after them: a record that changed in between has another word then. A record
+    // that is no item yet may still get windows while its word stays, so its word does not count.
+    if (is_first) {
+      const uint64_t word = r.records[live.index].words[record].load(std::memory_order_acquire);
+      words[record] = leaves.is_published(record) ? word : 0;
+    }
     copy_bytes(copy->at + record * live.entry_bytes, live.at + record * live.entry_bytes, live.entry_bytes);
   }
 }
 
-// Under the table lock: the records that have changed since, or that may change while their word stays.
+// Under the table lock: the records that have changed since, and those that were no items when they were copied.
 void Saver::copy_large_again(const SavedArea& live, SavedArea* copy) {
   const Region& r = table_.region();
-  const Leaves leaves(r, live.index);
   for (uint64_t record = 0; record < live.num_entries; ++record) {
     const uint64_t word = r.records[live.index].words[record].load(kRelaxed);
-    if (word == record_words_[live.index][record] && leaves.is_published(record)) continue;
-    if (!Region::is_used(word)) continue;
+    if (!Region::is_used(word) || word == record_words_[live.index][record]) continue;
     std::memcpy(copy->at + record * live.entry_bytes, live.at + record * live.entry_bytes, live.entry_bytes);
   }
 }

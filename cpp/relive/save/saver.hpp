@@ -79,7 +79,7 @@ class Saver final {
   uint64_t next_page_ = 0;
   std::vector<SavedArea> live_, areas_;
   std::vector<std::vector<std::byte>> memory_;
-  std::vector<std::vector<uint64_t>> record_words_;  // as they were when the large areas of an index were copied
+  std::vector<std::vector<uint64_t>> record_words_;  // of items, as the large areas of their index were copied; else 0
   SavedNumbers numbers_{};
   std::vector<LastRow> last_rows_;         // of each lane
   std::vector<uint64_t> words_, tickets_;  // of each page, at the cut

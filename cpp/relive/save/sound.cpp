@@ -64,6 +64,12 @@ const char* unsound_pages(const Region& r, const SavedShape& shape, const uint64
   return nullptr;
 }
 
+const char* unsound_lanes(const SavedShape& shape, const Lane* lanes, uint64_t next_uid) {
+  for (uint32_t lane = 0; lane < shape.max_lanes; ++lane)
+    if (lanes[lane].uid.load(kRelaxed) >= next_uid) return "the uid of a lane";
+  return nullptr;
+}
+
 const char* unsound_records(const Region& r, uint32_t index, const uint64_t* words, const ItemWindow* windows) {
   const Records& records = r.records[index];
   const uint64_t end_of_generations = uint64_t{1} << (kLeafBits - r.geometry->slot_bits);

@@ -12,6 +12,8 @@ namespace relive {
 // Each function names what cannot be true; null if all is sound.
 const char* unsound_shape(const SavedState& state);
 const char* unsound_pages(const Region& r, const SavedShape& shape, const uint64_t* words, const PageRecord* pages);
+// next_uid: of the next lane, above the uids of all lanes.
+const char* unsound_lanes(const SavedShape& shape, const Lane* lanes, uint64_t next_uid);
 const char* unsound_records(const Region& r, uint32_t index, const uint64_t* words, const ItemWindow* windows);
 
 }  // namespace relive

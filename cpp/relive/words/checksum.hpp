@@ -9,6 +9,17 @@
 
 namespace relive {
 
+// The table of a reflected polynomial: the sum of each byte.
+constexpr std::array<uint32_t, 256> crc_table(uint32_t polynomial) {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    uint32_t rest = byte;
+    for (int bit = 0; bit < 8; ++bit) rest = rest >> 1 ^ (rest & 1 ? polynomial : 0);
+    table[byte] = rest;
+  }
+  return table;
+}
+
 class Crc32 final {
  public:
   void add(const void* bytes, size_t count) {
@@ -18,15 +29,7 @@ class Crc32 final {
   uint32_t value() const { return ~state_; }
 
  private:
-  static constexpr std::array<uint32_t, 256> kTable = [] {
-    std::array<uint32_t, 256> table{};
-    for (uint32_t byte = 0; byte < 256; ++byte) {
-      uint32_t rest = byte;
-      for (int bit = 0; bit < 8; ++bit) rest = rest >> 1 ^ (rest & 1 ? 0xedb88320u : 0);
-      table[byte] = rest;
-    }
-    return table;
-  }();
+  static constexpr std::array<uint32_t, 256> kTable = crc_table(0xedb88320u);
   uint32_t state_ = ~uint32_t{0};
 };
 

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 
+#include "relive/words/checksum.hpp"
+
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #elif defined(__ARM_FEATURE_CRC32)
@@ -12,15 +14,7 @@
 namespace relive {
 namespace {
 
-constexpr std::array<uint32_t, 256> kTable = [] {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t byte = 0; byte < 256; ++byte) {
-    uint32_t rest = byte;
-    for (int bit = 0; bit < 8; ++bit) rest = rest >> 1 ^ (rest & 1 ? 0x82f63b78u : 0);
-    table[byte] = rest;
-  }
-  return table;
-}();
+constexpr std::array<uint32_t, 256> kTable = crc_table(0x82f63b78u);
 
 [[maybe_unused]] uint32_t by_table(const unsigned char* at, size_t count, uint32_t state) {
   for (size_t i = 0; i < count; ++i) state = kTable[(state ^ at[i]) & 255] ^ state >> 8;

@@ -78,7 +78,11 @@ class _Blocks:
             self._segment = self._folder.new_segment()
         end = _whole_blocks(int(images[-1, 3] + images[-1, 4]))
         view = self._buffers[self._turn].data[:end]
-        future = self._pool.submit(self._segment.append, view)
+        try:
+            future = self._pool.submit(self._segment.append, view)
+        except RuntimeError:  # the interpreter ends, and starts no thread: the caller writes
+            future = Future()
+            future.set_result(self._segment.append(view))
         self._written[self._turn] = future
         self._filled.append((future, images))
         self.num_bytes += end
@@ -159,7 +163,7 @@ class Copying:
         self._saver.end()
         images = self._images_of_cut()
         sections = [(name, index, bytes_) for name, index, bytes_ in self._saver.sections()]
-        told = {**facts, "num_steps": self._saver.num_steps, "num_cells": int(images["num_cells"].sum())}
+        told = {**facts, "num_steps": self._saver.num_steps}
         cut = self._folder.commit(sections, images, told, beside, keep)
         num_written = int(np.count_nonzero(images["segment"] == self._blocks.segment_number))
         return SaveFacts(

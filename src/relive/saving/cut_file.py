@@ -41,7 +41,7 @@ _BUFFER_BYTES = 1 << 20
 @final
 @dataclass(frozen=True)
 class SectionPlace:
-    """Where a section lies in its file."""
+    """The place of a section in its file."""
 
     name: str
     index: int

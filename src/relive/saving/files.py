@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import stat
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import final
@@ -31,6 +32,17 @@ _locks: set[int] = set()  # descriptors of locked folders
 def is_no_file(error: OSError) -> bool:
     """Whether `open` failed because there is no regular file of this name: it is missing, or a link, or a folder."""
     return error.errno in _NO_FILE
+
+
+def _close_all(handles: list[int]) -> None:
+    """Closes a folder, and its lock if the folder is locked here: a fork closes the lock in the child."""
+    folder, *locks = handles
+    for lock in locks:
+        if lock in _locks:
+            _locks.discard(lock)
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked outside Python has the same open file
+            os.close(lock)
+    os.close(folder)
 
 
 def _close_locks() -> None:
@@ -209,8 +221,10 @@ class DiskFiles(Files):
             if error.errno != errno.ENOENT:
                 raise
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path) from error
-        self._lock: int | None = None
-        self._is_closed = False
+        self._open = [self._folder]  # the folder, then its lock
+        # A signal's handler may take the folder from its owner between two steps of Python.
+        self._end = weakref.finalize(self, _close_all, self._open)
+        self._end.atexit = False
 
     def _shown(self, names: tuple[str, ...]) -> str:
         return os.path.join(self.path, *names)
@@ -347,7 +361,7 @@ class DiskFiles(Files):
             os.close(lock)
             lock = self._open_lock()
         _locks.add(lock)
-        self._lock = lock
+        self._open.append(lock)
 
     def _open_lock(self) -> int:
         """Returns the file of the lock, locked. Raises SaveInUse."""
@@ -372,14 +386,7 @@ class DiskFiles(Files):
             return os.fstat(self._folder).st_nlink == 0  # the whole folder is gone: the first write says so
 
     def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._lock is not None and self._lock in _locks:  # else a fork has closed it
-            _locks.discard(self._lock)
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that was forked outside Python has the same open file
-            os.close(self._lock)
-        os.close(self._folder)
+        self._end()
 
 
 def _written(num_bytes: int) -> int:

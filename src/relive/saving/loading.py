@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import secrets
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -65,6 +66,11 @@ class LoadedCore:
     beside: Mapping[str, bytes]
 
 
+def entropy() -> int:
+    """Returns 64 bits of chance, where the new keys of a loaded table begin. No two loads may have the same."""
+    return secrets.randbits(64)
+
+
 def describe(path: str, files: Files | None = None) -> SavedTable:
     """Returns the facts of the newest save of a folder. Cost: its facts and its list of images are read."""
     with open_newest(path, files) as reader:
@@ -99,8 +105,7 @@ def load_core(
         }
         images = reader.images
         try:
-            num_cells = int(images["num_cells"].sum())
-            loader = _core.CoreLoader(core_config, config.storage.path, shape, reader.state(), num_cells)
+            loader = _core.CoreLoader(core_config, config.storage.path, shape, reader.state(), entropy())
             _put_images(loader, reader, images)
             beside = {name: reader.blob(name) for name in reader.blob_names()}
             core = loader.finish()

@@ -34,6 +34,20 @@ def checked(beside: Mapping[str, bytes] | None, keep: int) -> tuple[dict[str, by
     return {name: bytes(data) for name, data in blobs.items()}, integer("keep", keep, 1, _MOST_KEPT)
 
 
+def _took(work: list[Saving]) -> Saving | None:
+    """Takes the save out of a list. None: another thread took it."""
+    try:
+        return work.pop()
+    except IndexError:
+        return None
+
+
+def _finish(work: list[Saving], beside: Mapping[str, bytes], keep: int) -> None:
+    saving = _took(work)
+    if saving is not None:
+        saving.finish(beside, keep)
+
+
 @final
 class Saving:
     """A save whose cut is made: the table goes on, and a thread writes the rest.
@@ -86,9 +100,15 @@ class Saving:
             self._end()
 
     def finish_behind(self, beside: Mapping[str, bytes], keep: int) -> None:
-        """The same on a thread of its own."""
-        self._thread = threading.Thread(target=self.finish, args=(beside, keep), name="relive-save")
-        self._thread.start()
+        """The same on a thread of its own. If a signal's handler raises in the start of the thread, the save ends."""
+        work = [self]  # the thread takes the save out; Python keeps a thread whose start was interrupted for ever
+        self._thread = threading.Thread(target=_finish, args=(work, beside, keep), name="relive-save")
+        try:
+            self._thread.start()
+        except BaseException:
+            if _took(work):
+                self._end()
+            raise
 
     def _end(self) -> None:
         with contextlib.ExitStack() as ends:

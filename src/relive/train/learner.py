@@ -125,7 +125,7 @@ class Learner:
             self._end_after_error(saves=self._not_finite(self._agent.parameters()) is None)
             raise
         self.save()
-        self._look(at_once=True)
+        self._look(at_once=True, is_counted=True)  # so that result and checkpoint have the same counts
         if ending is Ending.LIMIT:
             self._check_updates()
         return ending
@@ -321,15 +321,20 @@ class Learner:
 
     # ---- a few times a second --------------------------------------------------------------------------------------
 
-    def _look(self, *, at_once: bool = False) -> None:
-        """Watches the parts, shows progress, writes a checkpoint if one is due. at_once: shows progress in any case."""
+    def _look(self, *, at_once: bool = False, is_counted: bool = False) -> None:
+        """Watches the parts, shows progress, writes a checkpoint if one is due.
+
+        Args:
+            at_once: Shows progress in any case.
+            is_counted: Shows the counts of the last checkpoint, and counts no later steps of the actors.
+        """
         self._looked_s = time.monotonic()
         if not self._stopping() and not at_once:
             self._parts.acting.watch()
             self._parts.learning.watch()
         shows = self._parts.reporter.wants or at_once
         if shows or self._parts.listeners:
-            now = self._snapshot()
+            now = self._snapshot(is_counted)
             if shows:
                 self._parts.reporter.show(now, at_once=at_once)
             self._parts.listeners.tell(lambda one: one.on_progress(now))
@@ -349,8 +354,9 @@ class Learner:
         progress.num_restarts = self._restarts_before + parts.acting.num_restarts
         progress.num_dropped = self._dropped_before + parts.learning.num_dropped
 
-    def _snapshot(self) -> Snapshot:
-        self._update_progress()
+    def _snapshot(self, is_counted: bool) -> Snapshot:
+        if not is_counted:
+            self._update_progress()
         progress, scoreboard, table = self._progress, self._parts.scoreboard, self._parts.table
         num_actors, served = self._config.num_actors, self._parts.served
         num_remote = None if served is None else served.num_connected
