@@ -233,9 +233,9 @@ def test_a_forked_child_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
 
 def _lock_of(folder: SaveFolder) -> int:
     files: Any = folder._files
-    lock, files._open[1] = files._open[1], None
+    lock = int(files._open.pop())
     _locks.discard(lock)
-    return int(lock)
+    return lock
 
 
 # ---- folders that are none, links, pipes -----------------------------------------------------------------------------
