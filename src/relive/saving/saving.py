@@ -12,12 +12,13 @@ import numpy as np
 
 from relive import _core
 from relive.checks.values import integer, is_name
+from relive.config.table_config import TableConfig
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError
 from relive.saving.copying import Copying, SaveFacts
 from relive.saving.files import Files
 from relive.saving.folder import IMAGE, SaveFolder
 
-__all__ = ["Saving", "checked"]
+__all__ = ["Saving", "checked", "facts_of"]
 
 MAX_NAME_BYTES = 200
 _MOST_KEPT = 1000
@@ -32,6 +33,20 @@ def checked(beside: Mapping[str, bytes] | None, keep: int) -> tuple[dict[str, by
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidConfig(f"blob {name!r}", "bytes", type(data).__name__)
     return {name: bytes(data) for name, data in blobs.items()}, integer("keep", keep, 1, _MOST_KEPT)
+
+
+def facts_of(core: _core.CoreTable, config: TableConfig) -> dict[str, Any]:
+    """Returns the facts of a table that a load needs beside its state."""
+    geometry = core.geometry
+    names = ("num_pages", "slot_bits", "max_lanes", "shard")
+    return {
+        "region": geometry["uuid"].hex(),
+        "table": config.to_dict(),
+        **{name: int(geometry[name]) for name in names},
+        "page_shift": int(geometry["page_len"]).bit_length() - 1,
+        "stream": core.stream,
+        "next_draw": core.next_call,
+    }
 
 
 def _took(work: list[Saving]) -> Saving | None:
@@ -56,10 +71,18 @@ class Saving:
     the pages are copied. A forked child has no part in the save.
     """
 
-    def __init__(self, core: _core.CoreTable, path: str, told: Mapping[str, Any], files: Files | None = None) -> None:
-        """Opens the folder. Raises the errors of SaveFolder.open."""
+    def __init__(
+        self,
+        core: _core.CoreTable,
+        path: str,
+        told: Mapping[str, Any],
+        files: Files | None = None,
+        *,
+        lives: str | None = None,
+    ) -> None:
+        """Opens the folder. lives: its id, if the table lives in it. Raises the errors of SaveFolder.open."""
         self._core, self._told = core, told
-        self._folder = SaveFolder.open(path, files)
+        self._folder = SaveFolder.open(path, files, lives=lives)
         self._cancelled = threading.Event()
         self._done = threading.Event()
         self._copying: Copying | None = None
