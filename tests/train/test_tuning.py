@@ -24,6 +24,7 @@ from relive.cli.entry import run  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import ActorsKeepDying, EnvironmentRaised, Tuning, load_config, preset, tune  # noqa: E402
 from relive.train.config import TrainConfig  # noqa: E402
+from relive.train.memory import core_waits  # noqa: E402
 from relive.train.memory.core_waits import waited_for_core_s, working_clock  # noqa: E402
 from relive.train.memory.parameters import ParameterBoard, ParameterLayout  # noqa: E402
 from relive.train.setup import prepare  # noqa: E402
@@ -127,6 +128,29 @@ def test_waiting_for_a_core_is_not_working() -> None:
     time.sleep(0.05)
     assert waited_for_core_s() - before_s < 1.0 and working_clock() - began_s >= 0.0
     assert waited_for_core_s(pid=2**31 - 1) == 0.0
+
+
+@pytest.mark.parametrize("reading", [1, 2, 3], ids="the wait comes before reading {}".format)
+def test_the_clock_does_not_go_back_when_a_wait_comes_while_it_is_read(
+    reading: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine takes the core for a second while the clock is read for the second time, 0.1 s after the first."""
+    now_s, waited_s, readings = [5.0], [3.0], [0]
+
+    def read(clock: list[float]) -> float:
+        readings[0] += 1
+        if readings[0] == reading:
+            now_s[0] += 1.0
+            waited_s[0] += 1.0
+        return clock[0]
+
+    readings[0] = reading  # no wait yet
+    monkeypatch.setattr(core_waits, "waited_for_core_s", lambda: read(waited_s))
+    monkeypatch.setattr(core_waits.time, "perf_counter", lambda: read(now_s))
+    began_s = working_clock()
+    now_s[0] += 0.1
+    readings[0] = 0
+    assert working_clock() - began_s == pytest.approx(0.1)
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
