@@ -247,7 +247,7 @@ def test_options_of_a_topology_that_is_not_chosen_go() -> None:
 def test_a_tuning_is_settings_that_a_run_takes(tmp_path: Path) -> None:
     asked = small(**{"agent.gamma": 0.9, "topology": "inline", "evaluation.stop_return": None})
     lines: list[str] = []
-    tuning = tune(asked, budget_s=16.0, say=lines.append)
+    tuning = tune(asked, budget_s=8.0, say=lines.append)
     assert isinstance(tuning, Tuning) and tuning.asked is asked and nothing_is_left()
     assert tuning.chosen in [one.prediction for one in tuning.tried]
     rates = [one.steps_per_s for one in tuning.predictions]
@@ -314,7 +314,7 @@ def test_the_command_writes_settings_and_shows_predictions_beside_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    printed = relive_command("tune", "--agent", "dqn", "--budget", "6", "--json", "all.json", *sets())
+    printed = relive_command("tune", "--agent", "dqn", "--budget", "3", "--json", "all.json", *sets())
     config = load_config(tmp_path / "runs" / "tuned-dqn-CartPole-v1.toml")
     assert config.agent.batch_size == 16 and config.tuned
     words = ("a step of an actor", "environment", "inference", "insert", "sample", "update", "learning at once")
@@ -326,7 +326,7 @@ def test_the_command_writes_settings_and_shows_predictions_beside_measurements(
 
 def test_a_run_that_chooses_first_says_so_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("relive.train.tuning.tuner.AUTO_BUDGET_S", 5.0)
+    monkeypatch.setattr("relive.train.tuning.tuner.AUTO_BUDGET_S", 3.0)
     limits = ("--max-steps", "400", "--set", "evaluation.num_final_episodes=1", "--set", "evaluation.num_episodes=1")
     printed = relive_command("train", "dqn", "--auto", "--run-dir", "run", *limits, *sets())
     config = TrainConfig.load(tmp_path / "run" / "config.json")
