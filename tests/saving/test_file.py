@@ -35,8 +35,8 @@ NFS = 0x6969
 
 
 def opened(folder: Path, sync_s: float | None = None, **options: Any) -> relive.Table:
-    given = {"index": relive.Index(sampler=relive.Prioritized(0.6)), "timeout_s": 20.0, **options}
-    return relive.Table(SPEC, 1000, storage=relive.File(folder, sync_s), **given)
+    given = {"capacity": 1000, "index": relive.Index(sampler=relive.Prioritized(0.6)), "timeout_s": 20.0, **options}
+    return relive.Table(SPEC, storage=relive.File(folder, sync_s), **given)
 
 
 def add(table: relive.Table, count: int, first: int = 0) -> list[int]:

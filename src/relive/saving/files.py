@@ -393,7 +393,9 @@ class DiskFiles(Files):
             return os.fstat(self._folder).st_nlink == 0  # the whole folder is gone: the first write says so
 
     def close(self) -> None:
-        self._end()
+        told = self._end.detach()  # a finalizer that is called does nothing once the interpreter ends
+        if told is not None:
+            _close_all(self._open)
 
 
 def _written(num_bytes: int) -> int:
