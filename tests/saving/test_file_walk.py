@@ -92,4 +92,6 @@ def test_processes_come_and_go(tmp_path: Path, in_memory: bool, monkeypatch: pyt
         saved.close()
     assert len(acknowledged) < CAPACITY
     relive.remove(relive.File(folder))
-    wait_for(lambda: not [name for name in os.listdir("/dev/shm") if name.startswith("relive.file-")], "a region is left")
+    wait_for(
+        lambda: not [name for name in os.listdir("/dev/shm") if name.startswith("relive.file-")], "a region is left"
+    )
