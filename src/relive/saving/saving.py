@@ -12,12 +12,13 @@ import numpy as np
 
 from relive import _core
 from relive.checks.values import integer, is_name
+from relive.config.table_config import TableConfig
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError
 from relive.saving.copying import Copying, SaveFacts
 from relive.saving.files import Files
 from relive.saving.folder import IMAGE, SaveFolder
 
-__all__ = ["Saving", "checked"]
+__all__ = ["Saving", "checked", "facts_of"]
 
 MAX_NAME_BYTES = 200
 _MOST_KEPT = 1000
@@ -34,6 +35,20 @@ def checked(beside: Mapping[str, bytes] | None, keep: int) -> tuple[dict[str, by
     return {name: bytes(data) for name, data in blobs.items()}, integer("keep", keep, 1, _MOST_KEPT)
 
 
+def facts_of(core: _core.CoreTable, config: TableConfig) -> dict[str, Any]:
+    """Returns the facts of a table that a load needs beside its state."""
+    geometry = core.geometry
+    names = ("num_pages", "slot_bits", "max_lanes", "shard")
+    return {
+        "region": geometry["uuid"].hex(),
+        "table": config.to_dict(),
+        **{name: int(geometry[name]) for name in names},
+        "page_shift": int(geometry["page_len"]).bit_length() - 1,
+        "stream": core.stream,
+        "next_draw": core.next_call,
+    }
+
+
 def _took(work: list[Saving]) -> Saving | None:
     """Takes the save out of a list. None: another thread took it."""
     try:
@@ -42,7 +57,7 @@ def _took(work: list[Saving]) -> Saving | None:
         return None
 
 
-def _finish(work: list[Saving], beside: Mapping[str, bytes], keep: int) -> None:
+def _finish(work: list[Saving], beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
     saving = _took(work)
     if saving is not None:
         saving.finish(beside, keep)
@@ -87,8 +102,13 @@ class Saving:
             self._end()
             raise
 
-    def finish(self, beside: Mapping[str, bytes], keep: int) -> None:
-        """Writes the rest and commits, on the calling thread. The outcome is that of `wait`."""
+    def finish(self, beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
+        """Writes the rest and commits, on the calling thread. The outcome is that of `wait`.
+
+        Args:
+            beside: Blobs by name.
+            keep: The number of saves that the folder keeps, or the numbers of those that stay beside this one.
+        """
         try:
             assert self._copying is not None
             self._facts = self._copying.finish(self._told, beside, keep)
@@ -99,7 +119,7 @@ class Saving:
         finally:
             self._end()
 
-    def finish_behind(self, beside: Mapping[str, bytes], keep: int) -> None:
+    def finish_behind(self, beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
         """The same on a thread of its own. If a signal's handler raises in the start of the thread, the save ends."""
         work = [self]  # the thread takes the save out; Python keeps a thread whose start was interrupted for ever
         self._thread = threading.Thread(target=_finish, args=(work, beside, keep), name="relive-save")
