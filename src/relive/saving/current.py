@@ -11,7 +11,7 @@ from relive import _core
 from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, SystemFailure
 from relive.saving.files import Files, is_no_file
 
-__all__ = ["CURRENT", "FOLDER", "FORMAT", "KeptCut", "line_of", "read_current", "read_folder"]
+__all__ = ["CURRENT", "FOLDER", "FORMAT", "KeptCut", "line_of", "read_current", "read_folder", "read_line"]
 
 FORMAT = 1  # of the folder; raised when an earlier reader would misread it
 FOLDER, CURRENT = "relive-save.json", "CURRENT"
@@ -38,8 +38,8 @@ def line_of(value: Mapping[str, Any]) -> bytes:
     return line + b"\n%08x\n" % _core.crc32c(line)
 
 
-def _read(files: Files, name: str, path: str) -> dict[str, Any]:
-    """Reads a small file. FileNotFoundError if it is missing."""
+def read_line(files: Files, name: str, path: str) -> dict[str, Any]:
+    """Returns the value of a small file. FileNotFoundError if it is missing. Raises DamagedSave."""
     try:
         handle = files.open(name)
     except SystemFailure as error:
@@ -69,7 +69,7 @@ def _read(files: Files, name: str, path: str) -> dict[str, Any]:
 def read_folder(files: Files, path: str) -> str:
     """Returns the id of the folder. Raises NoSuchSave, DamagedSave, FormatMismatch."""
     try:
-        told = _read(files, FOLDER, path)
+        told = read_line(files, FOLDER, path)
     except FileNotFoundError:
         raise NoSuchSave(path) from None
     lowest = told.get("lowest_reader")
@@ -83,7 +83,7 @@ def read_folder(files: Files, path: str) -> str:
 def read_current(files: Files, path: str, folder: str) -> list[KeptCut]:
     """Returns the saves that a folder keeps, the newest first. Raises NoSuchSave, DamagedSave."""
     try:
-        told = _read(files, CURRENT, path)
+        told = read_line(files, CURRENT, path)
     except FileNotFoundError:
         raise NoSuchSave(path) from None
     if told.get("folder") != folder:

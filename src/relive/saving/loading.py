@@ -92,9 +92,17 @@ def load_core(
     capacity: int | None,
     max_lanes: int | None,
     files: Files | None = None,
+    *,
+    cut: str | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> LoadedCore:
-    """Makes a table from the newest save of a folder. Raises the errors of `relive.load`."""
-    with open_newest(path, files) as reader:
+    """Makes a table from the newest save of a folder, or from the save whose cut has this name.
+
+    more: options of the core in place of those that the configuration gives.
+
+    Raises the errors of `relive.load`.
+    """
+    with open_newest(path, files, cut) as reader:
         config, saved_capacity = _config_of(reader, storage, capacity, max_lanes)
         shape = {name: _whole(reader, name) for name in ("num_pages", "page_shift", "slot_bits", "max_lanes", "shard")}
         grows = saved_capacity <= config.capacity <= MOST_GROWTH * saved_capacity
@@ -102,6 +110,7 @@ def load_core(
             **config.core_config(),
             "page_len": 1 << min(shape["page_shift"], 12),
             "slot_bits": shape["slot_bits"] if grows else 0,
+            **(more or {}),
         }
         images = reader.images
         try:

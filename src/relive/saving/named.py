@@ -12,12 +12,17 @@ from relive.errors import InvalidConfig
 from relive.saving.current import CURRENT
 from relive.saving.saving import MAX_NAME_BYTES
 
-__all__ = ["checked_name", "named_save", "newest_save"]
+__all__ = ["checked_name", "is_visible_name", "named_save", "newest_save"]
+
+
+def is_visible_name(name: object) -> bool:
+    """Whether the value is a visible name of one folder."""
+    return is_name(name, MAX_NAME_BYTES) and "/" not in str(name) and not str(name).startswith(".")
 
 
 def checked_name(what: str, name: object) -> str:
     """Returns the name of a save. Raises InvalidConfig if it is no visible name of one folder."""
-    if not is_name(name, MAX_NAME_BYTES) or "/" in str(name) or str(name).startswith("."):
+    if not is_visible_name(name):
         expected = f"1 to {MAX_NAME_BYTES} bytes of text without '/', and without '.' in front"
         raise InvalidConfig(what, expected, name if isinstance(name, str) else type(name).__name__)
     return str(name)

@@ -115,15 +115,16 @@ class RemoteSaving:
             raise DeadlineExceeded("the commit of a save", "pages to write", time.monotonic() - began)
         return facts_of(told)
 
-    def follow(self, until: str, ends: float) -> dict[str, Any] | None:
+    def follow(self, until: str, ends: float, patience_s: float = 0.0) -> dict[str, Any] | None:
         """Waits until the save has its moment ("has_cut") or is committed ("facts"). Returns its state.
 
-        None: it was not there at `ends`, a time.monotonic(). Raises the error that ended the save.
+        None: it was not there at `ends`, a time.monotonic(). Raises the error that ended the save. The server may take
+        patience_s for an answer although `ends` comes before.
         """
         awaited = "end" if until == "facts" else "cut"
         while True:
             left = ends - time.monotonic()
-            told = self._told(max(min(left, _SLICE_S), 0.0), awaited, min(max(left, 0.0), self._core.timeout_s))
+            told = self._told(max(min(left, _SLICE_S), 0.0), awaited, max(min(left, self._core.timeout_s), patience_s))
             if told.get(until) or "facts" in told:
                 return told
             if time.monotonic() >= ends:

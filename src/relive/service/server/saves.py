@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, final
 
-from relive.core.ending import start_thread
 from relive.errors import InvalidConfig, SaveCancelled, SavesNotAllowed, ServiceUnavailable
-from relive.saving.copying import SaveFacts
+from relive.saving.apart import SavedCore, SavingApart
 from relive.saving.folder import SaveFolder
 from relive.saving.named import named_save
-from relive.saving.saving import Saving, facts_of
 from relive.table.table import Table
 
 __all__ = ["AskedSave", "Saves"]
@@ -38,74 +36,6 @@ class AskedSave(NamedTuple):
 
 
 @final
-class _Save:
-    """One save. `_changed` protects its state."""
-
-    def __init__(self, table: Table, path: str, asked: AskedSave) -> None:
-        self._table, self._path, self._asked = table, path, asked
-        self._changed = threading.Condition()
-        self._saving: Saving | None = None
-        self._is_cancelled = self._has_cut = False
-        self._facts: SaveFacts | None = None
-        self._error: Exception | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the save has ended, in a commit or in an error."""
-        return self._facts is not None or self._error is not None
-
-    def run(self) -> None:
-        """Saves the table, on the calling thread."""
-        try:
-            facts = self._commit()
-        except Exception as error:  # any error of a save is the answer to the client that asked for it
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-        else:
-            with self._changed:
-                self._facts = facts
-                self._changed.notify_all()
-
-    def _commit(self) -> SaveFacts:
-        table = self._table
-        saving = Saving(table.core, self._path, facts_of(table.core, table.config))
-        with self._changed:
-            self._saving = saving
-            if self._is_cancelled:
-                saving.cancel()
-        loaded = table.loaded
-        saving.make_cut(loaded.cut if loaded is not None and loaded.keeps_keys else None, table.timeout_s)
-        with self._changed:
-            self._has_cut = True
-            self._changed.notify_all()
-        saving.finish(self._asked.beside, self._asked.keep)
-        return saving.wait()
-
-    def cancel(self) -> None:
-        """Ends the save at its next block, if it has not committed."""
-        with self._changed:
-            self._is_cancelled = True
-            if self._saving is not None:
-                self._saving.cancel()
-
-    def wait(self, timeout_s: float, until_cut: bool) -> bool:
-        """Waits for the end of the save, or for its moment. Returns False at the deadline."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.is_done or (until_cut and self._has_cut), timeout_s)
-
-    def told(self) -> dict[str, Any]:
-        """Returns the state of the save. Raises the error that ended it."""
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            saving, facts = self._saving, self._facts
-            progress = 0.0 if saving is None else saving.progress
-            told = {"has_cut": self._has_cut, "progress": progress}
-        return told if facts is None else {**told, "facts": asdict(facts)}
-
-
-@final
 class Saves:
     """All saves of one served table. `_changed` protects the list of them.
 
@@ -118,7 +48,7 @@ class Saves:
     def __init__(self, name: str, table: Table, root: str | None) -> None:
         self._name, self._table, self._root = name, table, root
         self._changed = threading.Lock()
-        self._saves: dict[str, _Save] = {}  # by token, the oldest first
+        self._saves: dict[str, SavingApart] = {}  # by token, the oldest first
         self._is_closed = False
 
     def path_of(self, name: object) -> str:
@@ -136,7 +66,10 @@ class Saves:
             SaveCancelled: The server closes.
         """
         path = self.path_of(asked.name)
-        save = _Save(self._table, path, asked)
+        table, loaded = self._table, self._table.loaded
+        since = loaded.cut if loaded is not None and loaded.keeps_keys else None
+        saved = SavedCore(table.core, table.config, since, table.timeout_s)
+        save = SavingApart(saved, path, asked.beside, asked.keep)
         with self._changed:
             if self._is_closed:
                 raise SaveCancelled(path)
@@ -147,7 +80,7 @@ class Saves:
                 del self._saves[known]
             self._saves[token] = save
         try:
-            start_thread(save.run, "relive-server-save", never_writes=True)
+            save.start("relive-server-save")
         except BaseException:
             with self._changed:
                 self._saves.pop(token, None)
@@ -157,7 +90,8 @@ class Saves:
         """Returns the state of a save, after a wait for its end or its moment. Raises the error that ended it."""
         save = self._known(token)
         save.wait(timeout_s, until_cut)
-        return save.told()
+        facts, told = save.facts(), {"has_cut": save.has_cut, "progress": save.progress}
+        return told if facts is None else {**told, "facts": asdict(facts)}
 
     def cancel(self, token: str) -> None:
         """Ends a save. One that is not known has ended, or is a server's before this one."""
@@ -174,7 +108,7 @@ class Saves:
         finally:
             folder.close()
 
-    def _known(self, token: str) -> _Save:
+    def _known(self, token: str) -> SavingApart:
         with self._changed:
             save = self._saves.get(token)
         if save is None:
@@ -190,4 +124,4 @@ class Saves:
         for save in saves:
             save.cancel()
         for save in saves:
-            save.wait(max(ends - time.monotonic(), 0.0), until_cut=False)
+            save.wait(max(ends - time.monotonic(), 0.0))
