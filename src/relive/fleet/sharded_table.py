@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, final
@@ -16,11 +17,21 @@ from relive.config.storage import SharedMemory
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.core.table_core import Normalise, WriterCore
-from relive.errors import InvalidConfig, NotShareable, ReliveError, RequestTooLarge, ServiceUnavailable
+from relive.errors import (
+    InvalidConfig,
+    NotShareable,
+    ReadOnly,
+    ReliveError,
+    RequestTooLarge,
+    ServiceUnavailable,
+    TableClosed,
+)
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore
 from relive.fleet.mapped import MappedShard
 from relive.fleet.owner import OwnerWatch
+from relive.fleet.saved import MOST_KEPT
+from relive.fleet.saving import ShardsSaveFacts, save_shards
 from relive.fleet.shards import Shard, Shards
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
@@ -259,6 +270,47 @@ class ShardedTable(TableHandle):
         self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
         return FleetSource(self._fleet, request, columns, timeout_s), prefetch
+
+    # ---- saving ----------------------------------------------------------------------------------------------------
+
+    @names_arguments
+    def save(self, path: str | os.PathLike[str], keep: int = 1, timeout_s: float | None = None) -> ShardsSaveFacts:
+        """Saves all shards. ShardOwner(load=path) makes each shard again. One rename commits all shards together.
+
+        Each shard is saved as it is at one moment of this call, and the moments of two shards differ. This process
+        writes the shards that it maps, to path/shards/N. The owners of the other shards write these below their own
+        folders (ShardOwner.serve(saves=)). Writers and samplers go on. If the save fails, or a process dies, the save
+        before it stays whole, with all shards. In a group, one rank saves.
+
+        Args:
+            path: Folder of the save. It is made if it is not there.
+            keep: Number of saves that the folder keeps, this one included.
+            timeout_s: Deadline in seconds of the whole call; None: the handle's default. The save is cancelled then,
+                and also if Ctrl-C interrupts the call.
+
+        Returns:
+            The facts of the save.
+
+        Raises:
+            ShardNotSaved: A shard is not live. Nothing was saved.
+            SavesNotAllowed: The owner of a shard of another host has no folder for saves.
+            SaveInUse: Another save into this folder goes on.
+            DeadlineExceeded: The save did not end in time, and is cancelled.
+            StorageFull, SystemFailure: A folder cannot be written.
+            SaveOutrun: Writers fill pages of a shard faster than its folder takes them in.
+            ServiceUnavailable: The owner of a shard does not answer, or died.
+            InvalidConfig: The path is no folder of such saves, or an argument has another type or value.
+            ReadOnly, TableClosed: The handle is read-only, or closed.
+
+        Blocks: until all shards are on disk.
+        """
+        kept = integer("keep", keep, 1, MOST_KEPT)
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        if self.closed:
+            raise TableClosed()
+        if self._fleet.read_only:
+            raise ReadOnly()
+        return save_shards(self._fleet.shards, os.fspath(path), kept, seconds)
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
