@@ -26,7 +26,7 @@ from fleet.owning import Owners
 from fleet.tools import config_of, fill
 from relive import errors
 from relive.fleet import ShardedTable, ShardOwner, attach
-from relive.service import connect
+from relive.service import connect, serve
 
 pytestmark = needs_shared_memory
 PATIENCE_S = 30.0
@@ -178,7 +178,12 @@ def test_a_shard_alone_can_be_saved(start: Any, shm_name: Any, tmp_path: Path) -
     address = owners.own(3, config_of(name), saves=str(tmp_path / "owner"))
     with connect(address) as remote:
         facts = remote.save("alone")
-    assert facts.path == str(tmp_path / "owner" / name / "alone")
-    with pytest.raises(errors.NoSuchSave):
+        assert facts.path == str(tmp_path / "owner" / name / "alone")
+        with relive.load(facts.path) as copy:  # it has no number of a shard, so its keys are new
+            assert copy.loaded is not None and not copy.loaded.keeps_keys
+            owners.ask("close", address)
+            with serve({name: copy}, address.rpartition("/")[0]), pytest.raises(errors.FormatMismatch):
+                len(remote)
+    with pytest.raises(errors.InvalidConfig, match="a save of one table"):
         ShardOwner(3, config_of(shm_name()), load=facts.path)
     assert isinstance(owners, Owners)

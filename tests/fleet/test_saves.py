@@ -220,8 +220,11 @@ def test_another_table_is_refused(whole: relive.fleet.ShardedTable, tmp_path: Pa
         relive.attach(name)
     with pytest.raises(errors.NoSuchSave):
         ShardOwner(0, config_of(name), load=tmp_path / "nothing")
-    with pytest.raises(errors.NoSuchSave):
-        ShardOwner(0, config_of(name), load=tmp_path / "shards" / "0")  # one shard's save is no save of all
+    with pytest.raises(errors.InvalidConfig, match="a save of one table"):
+        ShardOwner(0, config_of(name), load=tmp_path / "shards" / "0")
+    for call in (relive.load, relive.saved):
+        with pytest.raises(errors.InvalidConfig, match="a save of shards"):
+            call(tmp_path)
 
 
 def test_a_shard_that_is_dead_is_not_saved(whole: relive.fleet.ShardedTable, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
-from contract.tools import contents, plain_spec, prioritized, write_steps
+from contract.tools import contents, plain_spec, prioritized, step, write_steps
 
 import relive
 from relive import errors
@@ -90,7 +90,8 @@ def test_the_facts_are_those_of_a_local_save(remote: RemoteTable, tmp_path: Path
 
 def test_steps_that_were_streamed_before_the_call_are_saved(remote: RemoteTable, tmp_path: Path) -> None:
     with remote.writer(streaming=Streaming(linger_s=5.0)) as writer:
-        write_steps(writer, 0, 40)
+        for k in range(40):
+            writer.append(**step(k, k + 1))  # its key is not read, so the step may still wait to be sent
         assert remote.save("streamed").num_steps == 40
 
 
@@ -276,6 +277,19 @@ def test_a_save_that_is_not_known(remote: RemoteTable) -> None:
     saving.token = "another"
     with pytest.raises(errors.ServiceUnavailable, match="does not know this save"):
         saving.wait()
+    header = {"op": "save", "token": "twice", "name": "one", "beside": [], "keep": 1}
+    remote.core.tell(dict(header), 5.0)
+    with pytest.raises(errors.BadMessage, match="token"):
+        remote.core.tell(dict(header), 5.0)
+
+
+def test_a_table_that_the_server_only_reads(shm_name: Any, tmp_path: Path) -> None:
+    name = shm_name()
+    with relive.Table(plain_spec(), 100, storage=relive.SharedMemory(name)):
+        with relive.attach(name, read_only=True) as reader:
+            with serve({FOLDER: reader}, LOOPBACK, ServerOptions(saves=tmp_path)) as server:
+                with connect(f"{server.address}/{FOLDER}") as remote, pytest.raises(errors.ReadOnly):
+                    remote.save("one")
 
 
 def test_a_checkpoint_of_a_served_table_names_its_save(remote: RemoteTable, tmp_path: Path) -> None:

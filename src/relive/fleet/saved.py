@@ -18,14 +18,13 @@ from relive.core.closing import Closing
 from relive.errors import DamagedSave, FormatMismatch, InvalidConfig, NoSuchSave
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.saving.copying import SaveFacts
-from relive.saving.current import CURRENT, line_of, read_line
+from relive.saving.current import CURRENT, FOLDER, OF_SHARDS, line_of, read_line
 from relive.saving.files import DiskFiles
 from relive.saving.named import is_visible_name
 
 __all__ = ["MOST_KEPT", "SavedShard", "SavedShards", "ShardsFolder", "saved"]
 
 FORMAT = 1  # of the folder; raised when an earlier reader would misread it
-_FOLDER = "relive-shards.json"
 _MOST_NUMBER = 2**31
 MOST_KEPT = 1000
 _MOST_PREFIX = 100  # characters of a name at an owner of another host
@@ -83,7 +82,8 @@ def saved(path: str | os.PathLike[str]) -> SavedShards:
     """Describes the newest save of all shards in a folder (ShardedTable.save).
 
     Raises:
-        NoSuchSave: The folder has no such save.
+        NoSuchSave: The folder has no save.
+        InvalidConfig: The folder has saves of one table.
         DamagedSave: A file of the folder is damaged or missing.
         FormatMismatch: A later version of relive wrote it.
     """
@@ -122,14 +122,14 @@ class ShardsFolder(Closing):
     def _begin(self) -> None:
         files = self._files
         names = set(files.names())
-        if _FOLDER not in names and not names <= {"lock", f"{_FOLDER}.new"}:
+        if OF_SHARDS not in names and not names <= {"lock", f"{OF_SHARDS}.new"}:
             other = sorted(names - {"lock"})[0]
             expected = "an empty folder, or one with saves of shards"
             raise InvalidConfig("folder of a save of shards", expected, f"{self.path} with {other!r}")
         files.lock()
-        if _FOLDER not in set(files.names()):
+        if OF_SHARDS not in set(files.names()):
             told = {"format": FORMAT, "lowest_reader": FORMAT, "folder": secrets.token_hex(16)}
-            self._put(_FOLDER, told)
+            self._put(OF_SHARDS, told)
         self._id = _id_of(files, self.path)
         files.make_folder("shards")
         files.remove(f"{CURRENT}.new")
@@ -194,12 +194,15 @@ class ShardsFolder(Closing):
 
 def _id_of(files: DiskFiles, path: str) -> str:
     try:
-        told = read_line(files, _FOLDER, path)
+        told = read_line(files, OF_SHARDS, path)
     except FileNotFoundError:
+        if FOLDER in files.names():
+            expected = "a folder of ShardedTable.save"
+            raise InvalidConfig("save of shards", expected, f"{path}, a save of one table") from None
         raise NoSuchSave(path) from None
     lowest = told.get("lowest_reader")
     if not isinstance(lowest, int) or not isinstance(told.get("folder"), str):
-        raise DamagedSave(path, _FOLDER, "its format and its id", told)
+        raise DamagedSave(path, OF_SHARDS, "its format and its id", told)
     if lowest > FORMAT:
         raise FormatMismatch("format of the save of shards", FORMAT, lowest)
     return str(told["folder"])

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from relive import _core
-from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, SystemFailure
+from relive.errors import DamagedSave, FormatMismatch, InvalidConfig, NoSuchSave, SystemFailure
 from relive.saving.files import Files, is_no_file
 
-__all__ = ["CURRENT", "FOLDER", "FORMAT", "KeptCut", "line_of", "read_current", "read_folder", "read_line"]
+__all__ = ["CURRENT", "FOLDER", "FORMAT", "OF_SHARDS", "KeptCut", "line_of", "read_current", "read_folder", "read_line"]
 
 FORMAT = 1  # of the folder; raised when an earlier reader would misread it
 FOLDER, CURRENT = "relive-save.json", "CURRENT"
+OF_SHARDS = "relive-shards.json"  # in place of FOLDER, in the folder of a save of several shards (relive.fleet)
 _MOST_BYTES = 16 << 20  # 1000 kept saves that name 256 segments each need 2 MB
 _MOST_NUMBER = 2**31
 
@@ -67,10 +68,12 @@ def read_line(files: Files, name: str, path: str) -> dict[str, Any]:
 
 
 def read_folder(files: Files, path: str) -> str:
-    """Returns the id of the folder. Raises NoSuchSave, DamagedSave, FormatMismatch."""
+    """Returns the id of the folder. Raises NoSuchSave, DamagedSave, FormatMismatch, InvalidConfig for one of shards."""
     try:
         told = read_line(files, FOLDER, path)
     except FileNotFoundError:
+        if OF_SHARDS in files.names():
+            raise InvalidConfig("save of a table", "a folder of Table.save", f"{path}, a save of shards") from None
         raise NoSuchSave(path) from None
     lowest = told.get("lowest_reader")
     if not isinstance(lowest, int) or not isinstance(told.get("folder"), str):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, final
 
+from relive.checks.values import timeout
 from relive.errors import BadMessage, DeadlineExceeded, InvalidConfig, ReliveError, SaveCancelled
 from relive.saving.copying import SaveFacts
 from relive.service.client.remote_core import RemoteCore
@@ -110,7 +111,7 @@ class RemoteSaving:
             ReliveError: also every error with which the save can fail (RemoteTable.save).
         """
         began = time.monotonic()
-        told = self.follow("facts", math.inf if timeout_s is None else began + timeout_s)
+        told = self.follow("facts", began + (math.inf if timeout_s is None else timeout(timeout_s)))
         if told is None:
             raise DeadlineExceeded("the commit of a save", "pages to write", time.monotonic() - began)
         return facts_of(told)

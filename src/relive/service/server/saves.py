@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, final
 
-from relive.errors import InvalidConfig, SaveCancelled, SavesNotAllowed, ServiceUnavailable
+from relive.errors import BadMessage, InvalidConfig, SaveCancelled, SavesNotAllowed, ServiceUnavailable
 from relive.saving.apart import SavedCore, SavingApart
 from relive.saving.folder import SaveFolder
 from relive.saving.named import named_save
@@ -73,6 +73,8 @@ class Saves:
         with self._changed:
             if self._is_closed:
                 raise SaveCancelled(path)
+            if token in self._saves:
+                raise BadMessage("header field 'token'", "a new one for each save", token)
             going_on = sum(not one.is_done for one in self._saves.values())
             if going_on >= MOST_AT_ONCE:
                 raise InvalidConfig("saves of a table", f"at most {MOST_AT_ONCE} at once", going_on + 1)
