@@ -42,7 +42,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"shards", "owner"},
         {"agreement", "calls", "totals", "writing", "remote", "mapped", "saving"},
         {"onesided"},
-        {"core", "group_reader"},
+        {"core", "group_reader", "opened"},
         {"sharded_table", "torch", "ray_config"},
         {"ray"},
     ],

@@ -117,38 +117,6 @@ def test_the_server_serves_while_it_saves(remote: RemoteTable, slow: threading.E
         assert contents(copy, keys)["action"] == list(range(200)) and not copy.gather(more).present.any()
 
 
-def test_a_staleness_budget_goes_on_where_it_was(remote: RemoteTable, tmp_path: Path) -> None:
-    """Its totals and its version are saved: the same insert waits, the same number of versions lets it go on."""
-    budget = relive.StalenessBudget(1.0, 10)
-    index = relive.Index(sampler=relive.Fifo(), limiter=budget, max_times_sampled=1)
-    options = ServerOptions(saves=tmp_path / "saves")
-    with (
-        relive.Table(plain_spec(), 500, index, timeout_s=0.3) as table,
-        serve({"paced": table}, LOOPBACK, options) as one,
-    ):
-        with connect(f"{one.address}/paced") as client:
-            client.set_policy_version(5)  # the base: (1 + 0 + 1) x 10 items
-            with client.writer() as writer:
-                write_steps(writer, 0, 20)
-                client.set_policy_version(6)
-                write_steps(writer, 20, 10)
-                client.sample(15)
-                with pytest.raises(errors.DeadlineExceeded):
-                    write_steps(writer, 30, 1)
-            facts = client.save("paced")
-            expected = client.stats()
-    with relive.load(facts.path, timeout_s=0.3) as copy, serve({"paced": copy}, LOOPBACK) as one:
-        with connect(f"{one.address}/paced") as client, client.writer() as writer:
-            told = client.stats()
-            assert told.indexes == expected.indexes and told.policy_version == 6
-            with pytest.raises(errors.DeadlineExceeded):
-                write_steps(writer, 50, 1)
-            client.set_policy_version(7)
-            write_steps(writer, 50, 10)
-            with pytest.raises(errors.DeadlineExceeded):
-                write_steps(writer, 60, 1)
-
-
 # ---- refusals ------------------------------------------------------------------------------------------------------
 
 

@@ -15,11 +15,11 @@ import pytest
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
-from contract.tools import contents, write_steps
+from contract.tools import contents, plain_spec, write_steps
 
 import relive
 from relive import errors
-from relive.service import connect
+from relive.service import ServerOptions, connect, serve
 from relive.service.config import load_config, open_table
 from service.test_config import ended, start
 
@@ -255,3 +255,35 @@ def test_serve_ends_with_an_error_if_it_cannot_load(saved: tuple[Path, np.ndarra
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("relive: the save in") and "saves/pong/new" in done.stderr
+
+
+def test_a_staleness_budget_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Its totals and its version are saved: the same insert waits, the same number of versions lets it go on."""
+    budget = relive.StalenessBudget(1.0, 10)
+    index = relive.Index(sampler=relive.Fifo(), limiter=budget, max_times_sampled=1)
+    options = ServerOptions(saves=tmp_path / "saves")
+    with (
+        relive.Table(plain_spec(), 500, index, timeout_s=0.3) as table,
+        serve({"paced": table}, "grpc://127.0.0.1:0", options) as one,
+    ):
+        with connect(f"{one.address}/paced") as client:
+            client.set_policy_version(5)  # the base: (1 + 0 + 1) x 10 items
+            with client.writer() as writer:
+                write_steps(writer, 0, 20)
+                client.set_policy_version(6)
+                write_steps(writer, 20, 10)
+                client.sample(15)
+                with pytest.raises(errors.DeadlineExceeded):
+                    write_steps(writer, 30, 1)
+            facts = client.save("paced")
+            expected = client.stats()
+    with relive.load(facts.path, timeout_s=0.3) as copy, serve({"paced": copy}, "grpc://127.0.0.1:0") as one:
+        with connect(f"{one.address}/paced") as client, client.writer() as writer:
+            told = client.stats()
+            assert told.indexes == expected.indexes and told.policy_version == 6
+            with pytest.raises(errors.DeadlineExceeded):
+                write_steps(writer, 50, 1)
+            client.set_policy_version(7)
+            write_steps(writer, 50, 10)
+            with pytest.raises(errors.DeadlineExceeded):
+                write_steps(writer, 60, 1)

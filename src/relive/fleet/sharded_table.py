@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -21,7 +19,6 @@ from relive.errors import (
     InvalidConfig,
     NotShareable,
     ReadOnly,
-    ReliveError,
     RequestTooLarge,
     ServiceUnavailable,
     TableClosed,
@@ -29,7 +26,7 @@ from relive.errors import (
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore
 from relive.fleet.mapped import MappedShard
-from relive.fleet.owner import OwnerWatch
+from relive.fleet.opened import checked_path, is_address, mapped_shard, shard_at
 from relive.fleet.saved import MOST_KEPT
 from relive.fleet.saving import ShardsSaveFacts, save_shards
 from relive.fleet.shards import Shard, Shards
@@ -38,7 +35,7 @@ from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
 from relive.reading.holds import BatchSource, HeldDraw, Taken
 from relive.table.handle import TableHandle
-from relive.table.table import Table, attach_path
+from relive.table.table import Table
 from relive.writing.writer import Writer
 
 __all__ = ["ShardedTable", "attach"]
@@ -96,15 +93,15 @@ def attach(
     """
     if isinstance(names, str):
         raise InvalidConfig("names of shards", "a list of names", names)
-    asked = _checked_path(path)
+    asked = checked_path(path)
     shards: list[Shard] = []
     try:
         for at, name in enumerate(names):
             own = None if stream is None else integer("stream", stream, 0, _STREAMS - 1) + at * _STREAMS
             if is_address(name):
-                shards.append(_at_address(name, own, timeout_s, read_only, asked))
+                shards.append(shard_at(name, own, timeout_s, read_only, asked))
             else:
-                shards.append(_mapped(SharedMemory(name).path, own, timeout_s, read_only))
+                shards.append(mapped_shard(SharedMemory(name).path, own, timeout_s, read_only))
         whole = ShardedTable(shards, local, timeout_s, exchange=exchange, root_age=root_age)
     except BaseException:
         for shard in shards:
@@ -114,63 +111,6 @@ def attach(
         again = partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, path=path)
         whole.opened_by(partial(again, root_age=root_age))
     return whole
-
-
-def is_address(name: object) -> bool:
-    """Whether the name is an address of a shard. Names of shared memory contain no slash."""
-    return isinstance(name, str) and "://" in name
-
-
-def _checked_path(path: str | None) -> str | None:
-    if path not in (None, "mapped", "service", "nixl"):
-        raise InvalidConfig("path", "None, 'mapped', 'service' or 'nixl'", path)
-    return path
-
-
-def _mapped(path: str, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard:
-    table = attach_path(path, stream, timeout_s, read_only)
-    try:
-        return MappedShard(table, OwnerWatch(path))
-    except BaseException:
-        table.close()
-        raise
-
-
-def _at_address(address: str, stream: int | None, timeout_s: float | None, read_only: bool, asked: str | None) -> Shard:
-    if read_only and asked != "mapped":
-        raise InvalidConfig("read_only", "False, where shards are at addresses: their owners count draws", True)
-    seconds = None if timeout_s is None else timeout(timeout_s)
-    # Imported here: a table over mapped shards needs no pyarrow, and a shard read through its owner needs no NIXL.
-    if asked == "nixl":
-        return _peer(address, stream, seconds, must=True)
-    shard: Any = importlib.import_module("relive.fleet.remote.shard").RemoteShard(address, stream, seconds)
-    if asked == "service":
-        return cast(Shard, shard)
-    with contextlib.closing(shard):
-        here = _on_this_host(shard, stream, timeout_s, read_only)
-        if here is None and asked == "mapped":
-            raise InvalidConfig(f"path of the shard at {address}", "one of this host", "mapped")
-    return here or _peer(address, stream, seconds, must=False)
-
-
-def _peer(address: str, stream: int | None, seconds: float | None, must: bool) -> Shard:
-    peer = importlib.import_module("relive.fleet.onesided.peer")
-    return cast(Shard, peer.PeerShard(address, stream, seconds, must))
-
-
-def _on_this_host(shard: Any, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard | None:
-    """Maps the same region in this process. Returns None if the region is not on this host."""
-    path = shard.hello.get("path")
-    if not isinstance(path, str):
-        return None
-    try:
-        mapped = _mapped(path, stream, timeout_s, read_only)
-    except ReliveError:
-        return None
-    if mapped.uuid == shard.uuid and mapped.is_live:
-        return mapped
-    mapped.close()
-    return None
 
 
 @final
