@@ -12,6 +12,7 @@ DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
 GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
+WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py
 
 .PHONY: help demo test test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save study-tree study-priorities study-scaling bench-report conformance gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
 
@@ -25,7 +26,7 @@ demo: setup ## a whole training run on CartPole-v1 through a shared table
 	@$(VENV)/bin/relive train dqn --env CartPole-v1 --actors 2 --run-dir $(DEMO_FOLDER) $(DEMO_ARGUMENTS)
 	@for picture in $(DEMO_FOLDER)/*.png; do if [ -e "$$picture" ]; then echo "learning curve: $$picture"; fi; done
 
-test: setup ## style, types, Python, C++, other Pythons, the portable build (17 minutes on 2 cores)
+test: setup ## style, types, Python, C++, other Pythons, the portable build (12 minutes on 2 cores)
 	@$(RUN) scripts/run_tests.py --others "$(OTHERS)"
 
 test-all: setup ## before a release: adds the tests marked thorough, and all of the core's on other Pythons
@@ -90,9 +91,10 @@ bench-report: setup ## rewrites the table of README.md from benchmarks/results
 conformance: setup ## Reverb's semantics: every case on dm-reverb and on relive (a minute; 3 more the first time)
 	@$(RUN) -m conformance.run
 
-soak: setup ## the stress programmes at full length (about an hour)
+soak: setup ## the stress programmes at full length (an hour), and the random walks of fleets and runs (two hours)
 	@$(RUN) scripts/stress.py soak
 	@RELIVE_SOAK=1 $(RUN) -m pytest --timeout 7200 $(wildcard tests/test_stress.py) tests/processes tests/naive tests/core tests/contract
+	@RELIVE_SOAK=1 $(RUN) -m pytest --timeout 7200 $(WALKS)
 
 sanitize: setup ## C++ tests under ThreadSanitizer and AddressSanitizer
 	@$(RUN) scripts/cpp_tests.py sanitize

@@ -16,7 +16,8 @@ usage: python scripts/run_tests.py [--lint | --quick] [--all] [--others "3.10 3.
 
 A pytest step counts its tests; any other step counts as one. A Python that is not on the machine is named, with the
 reason, and counts as skipped. `--all` adds the tests marked `thorough`, which repeat in another form what the others
-check, and every test of package and core on the other Pythons.
+check. On the other Pythons and on the portable build it adds every test of package and core, also the tests marked
+`core_alone`: long programs of the C++ core, to which every Python is alike.
 
 nox was tried for the other Pythons. It finds only interpreters that start by their name in PATH: on a machine with
 pyenv it found none of three that scripts/find_python.sh finds, and it does not say what an interpreter lacks. It asks
@@ -47,6 +48,7 @@ FLEETS = ["tests/fleet", "tests/loading", "tests/tiered"]
 KERNELS = ["tests/gpu"]
 CORE_TESTS = ["tests/unit", "tests/core", "tests/contract"]  # of package and core, without the learning stack
 OTHER_TESTS = ["tests/unit", "tests/core", "tests/contract/test_local.py", "tests/contract/test_shared.py"]
+PORTABLE_TESTS = OTHER_TESTS[:-1]  # it has no shared memory
 CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|deselected)).* in [\d.]+s")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
@@ -171,11 +173,9 @@ def is_for_a_release() -> bool:
     return os.environ.get("RELIVE_TEST_ALL") == "1"
 
 
-def pytest_step(
-    name: str, python: str, arguments: list[str], environment: dict[str, str] | None = None, niceness: int = 0
-) -> Outcome:
+def pytest_step(name: str, python: str, arguments: list[str]) -> Outcome:
     marks = "not soak" if is_for_a_release() else "not soak and not thorough"
-    return run_command(name, [python, "-m", "pytest", "-q", "-m", marks, *arguments], environment, niceness)
+    return run_command(name, [python, "-m", "pytest", "-q", "-m", marks, *arguments])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +190,10 @@ class Environment:
     variables: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-PORTABLE = Environment(
-    "portable build (LocalMemory only)", "portable", "3.11", ".venv-portable", CORE_TESTS, {"RELIVE_TEST_PORTABLE": "1"}
-)
+def portable() -> Environment:
+    tests = CORE_TESTS if is_for_a_release() else PORTABLE_TESTS
+    variables = {"RELIVE_TEST_PORTABLE": "1"}
+    return Environment("portable build (LocalMemory only)", "portable", "3.11", ".venv-portable", tests, variables)
 
 
 def other_python(version: str) -> Environment:
@@ -223,8 +224,9 @@ def made_and_tested(environment: Environment) -> Outcome:
     if prepared.failed or prepared.skipped:
         print(f"\n--- {environment.name}: {prepared.remark}", flush=True)
         return dataclasses.replace(prepared, name=environment.name)
-    python, arguments = f"{environment.folder}/bin/python", ["-p", "no:cacheprovider", *environment.tests]
-    return pytest_step(environment.name, python, arguments, environment.variables, BESIDE)
+    marks = "not soak" if is_for_a_release() else "not soak and not thorough and not core_alone"
+    command = [f"{environment.folder}/bin/python", "-m", "pytest", "-q", "-m", marks, "-p", "no:cacheprovider"]
+    return run_command(environment.name, [*command, *environment.tests], environment.variables, BESIDE)
 
 
 def cpp_step(name: str, mode: str, niceness: int = 0) -> Outcome:
@@ -247,7 +249,7 @@ def all_steps(others: list[str], quick: bool) -> list[Outcome]:
             # One by one: two Pythons may share a wheel.
             beside += [pythons.submit(made_and_tested, other_python(version)) for version in others]
             beside += [builds.submit(cpp_step, "C++ tests", "unit", BESIDE)]
-            beside += [builds.submit(made_and_tested, PORTABLE)]
+            beside += [builds.submit(made_and_tested, portable())]
             beside += [builds.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE)]
         elsewhere = [f"--ignore={path}" for path in (*TRAINING, *PROCESSES, *FLEETS, *KERNELS)]
         outcomes = [*lint_steps(), python_tests("tests", ["tests", *elsewhere])]

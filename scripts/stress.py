@@ -140,6 +140,7 @@ SEEN_BY = {
     "H5_claim": "tests/cpp/test_exponent.cpp",
     "J3_note": "tests/cpp/test_save.cpp",
     "J4_closed": "tests/cpp/test_save.cpp",
+    "J7_boot": "tests/cpp/test_kept_file.cpp",
     "J4_floor": "tests/cpp/test_save.cpp",
     "R3_settle": "tests/cpp/test_orders.cpp",
     "Z1_version": "tests/cpp/test_fresh.cpp",

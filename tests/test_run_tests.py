@@ -171,7 +171,7 @@ def test_a_thread_that_is_not_pythons(run_tests: ModuleType) -> None:
 def test_every_path_of_a_lane_is_there(run_tests: ModuleType) -> None:
     """Else its tests would run in the first lane, or in none of another Python."""
     lanes = (run_tests.TRAINING, run_tests.PROCESSES, run_tests.FLEETS, run_tests.KERNELS)
-    for path in (*itertools.chain(*lanes), *run_tests.CORE_TESTS, *run_tests.OTHER_TESTS):
+    for path in (*itertools.chain(*lanes), *run_tests.CORE_TESTS, *run_tests.OTHER_TESTS, *run_tests.PORTABLE_TESTS):
         assert (run_tests.ROOT / path).exists(), path
 
 
@@ -184,9 +184,18 @@ def test_tests_before_a_release_are_all(
         monkeypatch.setenv("RELIVE_TEST_ALL", "1")
     asked: list[list[str]] = []
     monkeypatch.setattr(run_tests, "run_command", lambda name, command, *more: asked.append(command))
+    monkeypatch.setattr(run_tests, "set_up", lambda environment: run_tests.Outcome(environment.name, passed=1))
     run_tests.pytest_step("some", "python", ["tests/unit"])
-    assert asked == [["python", "-m", "pytest", "-q", "-m", marks, "tests/unit"]]
-    assert run_tests.other_python("3.12").tests == (run_tests.CORE_TESTS if is_all else run_tests.OTHER_TESTS)
+    assert asked.pop() == ["python", "-m", "pytest", "-q", "-m", marks, "tests/unit"]
+    beside = marks if is_all else f"{marks} and not core_alone"
+    for environment, tests in (
+        (run_tests.other_python("3.12"), run_tests.OTHER_TESTS),
+        (run_tests.portable(), run_tests.PORTABLE_TESTS),
+    ):
+        run_tests.made_and_tested(environment)
+        command = asked.pop()
+        assert command[command.index("-q") + 2] == beside
+        assert command[command.index("no:cacheprovider") + 1 :] == (run_tests.CORE_TESTS if is_all else tests)
 
 
 def test_a_python_that_is_not_there_is_named_with_the_reason(run_tests: ModuleType) -> None:

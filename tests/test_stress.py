@@ -132,7 +132,7 @@ def no_core_dump() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300, func_only=True)  # the first test waits for the build of the programme
 @pytest.mark.parametrize(
     "options", [*TOGETHER, *(pytest.param(options, marks=pytest.mark.thorough) for options in ALONE)]
 )
@@ -142,7 +142,7 @@ def test_nothing_is_torn_lost_or_stuck(stress: Path, options: str) -> None:
     assert "torn 0, violations 0, hangs 0, crashes 0, overruns 0" in output
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300, func_only=True)
 @pytest.mark.parametrize("rule", QUICK_MUTANTS)
 def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
     items = {

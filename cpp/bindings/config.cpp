@@ -340,7 +340,7 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
 TableConfig table_config(const nb::dict& given) {
   const Part from(given, "the table's configuration",
                   {"columns", "indexes", "capacity", "max_lanes", "max_participants", "seed", "shard", "epoch",
-                   "metadata", "tier", "page_len", "slot_bits"});
+                   "metadata", "tier", "page_len", "slot_bits", "keeps_file"});
   TableConfig config;
   for (nb::handle row : from.get<nb::list>("columns")) config.columns.push_back(column_config(row));
   for (nb::handle row : from.get<nb::list>("indexes")) {
@@ -358,6 +358,7 @@ TableConfig table_config(const nb::dict& given) {
   config.epoch = from.get<uint64_t>("epoch");
   config.page_len = from.get_or<uint32_t>("page_len", 0);
   config.slot_bits = from.get_or<uint32_t>("slot_bits", 0);
+  config.keeps_file = from.get_or<bool>("keeps_file", false);
   const auto metadata = from.get<nb::bytes>("metadata");
   config.metadata.assign(metadata.c_str(), metadata.size());
   if (from.has("tier")) {

@@ -11,6 +11,7 @@
 #include "relive/table/changing.hpp"
 #include "relive/table/hooks.hpp"
 #include "relive/table/inspect.hpp"
+#include "relive/table/kept_file.hpp"
 #include "relive/table/listing.hpp"
 #include "relive/table/reading.hpp"
 #include "relive/table/settings.hpp"
@@ -364,6 +365,8 @@ nb::dict probe(const std::string& path) {
   d["capacity"] = found.capacity;
   d["attached"] = found.is_attached;
   d["num_attached"] = found.num_attached;
+  d["is_lost"] = found.is_lost;
+  d["uuid"] = found.uuid;
   return d;
 }
 
@@ -445,6 +448,18 @@ void bind_core_table(nb::module_& module) {
              without_gil([&] { return self.table->close(); });
              self.memory.close();
            })
+      .def("set_keeps_file",
+           [](const CoreTable& self, bool keeps) { OpenRegion(self)->header->keeps_file.store(keeps ? 1 : 0); })
+      .def("becomes_saver",
+           [](const CoreTable& self) {
+             const OpenRegion open(self);
+             return self.table->storage().try_lock_byte(kSaverByte, true);
+           })
+      .def("is_last_writer",
+           [](const CoreTable& self) {
+             const OpenRegion open(self);
+             return self.table->is_last_writer();
+           })
       .def("move_all_pages", &move_all_pages)
       .def("pin_page", [](const CoreTable& self,
                           int64_t key) { without_gil([&] { return relive::pin_page(*self.table, key, true); }); })
@@ -478,6 +493,7 @@ void bind_table(nb::module_& module) {
   module.def("importance_weights", &importance_weights, nb::arg("probabilities"), nb::arg("num_items"), nb::arg("beta"),
              nb::arg("normalize"));
   module.def("probe", &probe, nb::arg("path"));
+  module.def("file_system_kind", &file_system_kind, nb::arg("folder"));
   module.def(
       "remove", [](const std::string& path) { without_gil([&] { return remove_region(path); }); }, nb::arg("path"));
 }

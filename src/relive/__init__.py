@@ -24,7 +24,7 @@ from relive.config.samplers import (
     Uniform,
 )
 from relive.config.spec import ArraySpec, StepSpec
-from relive.config.storage import LocalMemory, SharedMemory, Tiered
+from relive.config.storage import File, LocalMemory, SharedMemory, Tiered
 from relive.config.table_config import TableConfig
 from relive.core.protocol import ReplayTable, ReplayWriter
 from relive.errors import DeadlineExceeded, ReliveError
@@ -51,6 +51,7 @@ __all__ = [
     "Episodes",
     "Explicit",
     "Fifo",
+    "File",
     "Fresh",
     "Hindsight",
     "Index",

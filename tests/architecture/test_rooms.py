@@ -21,7 +21,7 @@ INCLUDE = re.compile(r'^#include "relive/(?:(\w+)/)?(\w+\.hpp)"', re.MULTILINE)
 # - A writer is its columns (writer_columns, start_values), the state of a lane (writer_lane), the steps of a call, and
 #   the handle (writer).
 TABLE = [
-    {"timed_mutex", "uncut_lanes"},
+    {"timed_mutex", "uncut_lanes", "kept_file"},
     {"handles", "table", "create", "attach", "probe"},
     {"credits", "waiting"},
     {"claims"},

@@ -1,4 +1,4 @@
-"""Writes the golden region file: a small table of format version 13, and what it must say for ever.
+"""Writes the golden region file: a small table of format version 14, and what it must say for ever.
 
 usage: python tests/core/make_golden.py        (after a change of the format, with a new format version)
 """

@@ -1,4 +1,4 @@
-"""A region file of format version 13, written once: every later version of the library reads it alike."""
+"""A region file of format version 14, written once: every later version of the library reads it alike."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_a_region_of_format_3_is_refused_by_name_and_version(tmp_path: Path) -> 
     for read_only in (False, True):
         with pytest.raises(errors.FormatMismatch) as caught:
             _core.attach_table(str(path), read_only, 0, 1.0)
-        assert (caught.value.what, caught.value.expected, caught.value.got) == ("format version", 13, 3)
-        assert "format version is 3, this build reads 13" in str(caught.value)
+        assert (caught.value.what, caught.value.expected, caught.value.got) == ("format version", 14, 3)
+        assert "format version is 3, this build reads 14" in str(caught.value)
     assert path.exists()  # nothing of it was touched: the version that made it can still read it
 
 

@@ -13,7 +13,7 @@ from relive import _core
 DOCUMENTED = {
     # The header.
     "magic": int.from_bytes(b"relive\n\0", "little"),
-    "format_version": 13,
+    "format_version": 14,
     "header_bytes": 31_872,
     "policy_version_at": 29_520,
     "policy_version_bytes": 4,

@@ -83,6 +83,7 @@ def allocated(name: str) -> int:
 
 
 @needs_shared_memory
+@pytest.mark.core_alone
 @pytest.mark.parametrize("at_end", ["pad", "drop", "cross", "shift", "tail"])
 def test_stored_states_take_a_thirtieth(at_end: str, shm_name: Callable[[], str]) -> None:
     """R2D2: windows of 121 steps, period 40, a state of 4 kB; after the table was filled more than twice."""
@@ -298,6 +299,7 @@ class Twins:
         return found
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("has_state", [True, False], ids=["states", "no states"])
 @pytest.mark.parametrize(
     "names", [*[(name,) for name in MOVED], ("shift", "tail", "alone"), ("long", "each")], ids="-".join
@@ -323,6 +325,7 @@ def test_windows_are_those_of_a_table_that_keeps_all(names: tuple[str, ...], has
             assert twins.assert_equal(is_full=capacity == 400) > 0
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("how", ["append", "end_episode", "close"])
 @pytest.mark.parametrize("has_state", [True, False], ids=["states", "no states"])
 @pytest.mark.parametrize("steps", [*range(6, 30), 63, 64, 65])
@@ -339,6 +342,7 @@ def test_an_end_wherever_it_falls(how: str, has_state: bool, steps: int) -> None
     assert twins.assert_equal(is_full=False) > 0
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("has_state", [True, False], ids=["states", "no states"])
 @pytest.mark.parametrize("names", [("shift",), ("tail",), ("long", "each"), tuple(MOVED)], ids="-".join)
 def test_a_block_with_many_ends(names: tuple[str, ...], has_state: bool) -> None:

@@ -21,7 +21,7 @@ struct KeptImage {
 };
 
 struct Save {
-  SavedShape shape;
+  NameShape shape;
   SavedNumbers numbers;
   std::vector<SavedArea> areas;  // `at` is not used
   std::vector<std::vector<std::byte>> bytes;
@@ -39,8 +39,8 @@ struct Save {
   }
 };
 
-inline SavedShape shape_of(const Region& r) {
-  SavedShape shape;
+inline NameShape shape_of(const Region& r) {
+  NameShape shape;
   shape.num_pages = r.geometry->num_pages;
   while (1u << shape.page_shift != r.page_len) ++shape.page_shift;
   shape.slot_bits = r.geometry->slot_bits;

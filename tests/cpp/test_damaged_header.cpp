@@ -16,6 +16,7 @@ bool is_within(size_t at, size_t begin, size_t count) { return at >= begin && at
 // Whether a table changes this byte while it lives. The checksum covers all other bytes.
 bool may_change(size_t at) {
   if (is_within(at, offsetof(Header, clean), sizeof(Header::clean))) return true;
+  if (is_within(at, offsetof(Header, boot_id), sizeof(Header::boot_id))) return true;
   if (at >= offsetof(Header, indexes) + sizeof(Header::indexes)) return true;
   if (at < offsetof(Header, indexes)) return false;
   const size_t in_index = (at - offsetof(Header, indexes)) % sizeof(IndexConfig);

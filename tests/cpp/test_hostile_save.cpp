@@ -248,7 +248,7 @@ void sum_again(std::vector<std::byte>* image) {
   std::memcpy(image->data() + offsetof(ImageHead, sum), &sum, sizeof sum);
 }
 
-void change_shape(SavedShape* shape, std::mt19937_64& random) {
+void change_shape(NameShape* shape, std::mt19937_64& random) {
   switch (random() % 5) {
     case 0:
       shape->num_pages = random() % 2 == 0 ? random() : shape->num_pages + random() % 3 - 1;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -26,10 +27,12 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 from torch import distributed  # noqa: E402
 
-from relive.fleet.torch import TorchExchange  # noqa: E402
+from relive.fleet.agreement import Agreement  # noqa: E402
+from relive.fleet.torch import TorchExchange, _Calls  # noqa: E402
 
 pytestmark = [needs_shared_memory, pytest.mark.usefixtures("processes_start_warm")]
 Names = list[str]
+ROUNDS = 15 if os.environ.get("RELIVE_SOAK") else 1
 
 
 @pytest.fixture
@@ -48,10 +51,11 @@ def shards(shm_name: Any) -> Iterator[Callable[..., Names]]:
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
     """ranks(world, work, *arguments): a process a rank, which joins the group and sends what work(...) returns."""
+    numbers = itertools.count()
     with children() as start:
 
         def run(world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-            meeting = f"file://{tmp_path}/{work.__name__}"
+            meeting = f"file://{tmp_path}/{work.__name__}-{next(numbers)}"
             return [start("spawn", join, rank, world, meeting, work, *arguments) for rank in range(world)]
 
         yield run
@@ -295,8 +299,35 @@ def test_ranks_with_unlike_shards_are_named(shards: Any, ranks: Any) -> None:
     assert answers(ranks(2, attach_others, [shards(2), shards(2)])) == [1, 0]
 
 
-def walk(pipe: Any, names: Names, plan: list[tuple[str, int]]) -> Any:
+def _unlike_calls(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Agreement, "_gathered", lambda self, head, mine, s: self._exchange.all_gather(head.pack() + mine, s))
+
+
+def _retries_that_post_again(patch: pytest.MonkeyPatch) -> None:
+    gather = _Calls.all_gather
+
+    def post_again(self: Any, mine: bytes, timeout_s: float) -> list[bytes]:
+        self._unfinished = None
+        return gather(self, mine, min(timeout_s, 5.0))  # the ranks are out of step: no call ends in time
+
+    patch.setattr(_Calls, "all_gather", post_again)
+
+
+SLOW_RULE = "a retry takes the call that is posted"  # without it a rank says nothing for a minute
+RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "unlike calls are refused": _unlike_calls,
+    SLOW_RULE: _retries_that_post_again,
+}
+
+
+def walk(pipe: Any, names: Names, plan: list[tuple[str, int]], without: str) -> Any:
     """In each step one rank is late, draws otherwise, or ends. Told: keys of each draw, errors, the draw's number."""
+    with pytest.MonkeyPatch.context() as patch:
+        RULES.get(without, lambda patch: None)(patch)
+        return walked(pipe, names, plan)
+
+
+def walked(pipe: Any, names: Names, plan: list[tuple[str, int]]) -> Any:
     exchange = TorchExchange()
     told: list[Any] = []
     with attach(names, exchange=exchange, timeout_s=60.0) as table:
@@ -325,6 +356,18 @@ def walk(pipe: Any, names: Names, plan: list[tuple[str, int]]) -> Any:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_stay_in_step_whatever_one_of_them_does(shards: Any, ranks: Any, world: int) -> None:
+    for _ in range(ROUNDS):
+        stay_in_step(shards, ranks, world)
+
+
+@pytest.mark.parametrize("rule", ["unlike calls are refused", pytest.param(SLOW_RULE, marks=pytest.mark.soak)])
+def test_the_walk_of_ranks_finds_each_rule_that_is_taken_away(shards: Any, ranks: Any, rule: str) -> None:
+    with pytest.raises(AssertionError):
+        stay_in_step(shards, ranks, 2, rule)
+
+
+def stay_in_step(shards: Any, ranks: Any, world: int, without: str = "") -> None:
+    """Plays a random plan, and compares what each rank said with what the plan asks for."""
     names = shards(2, {"p": prioritized(), "u": relive.Index()})
     with attach(names) as table:
         for shard in (0, 1):
@@ -333,7 +376,7 @@ def test_ranks_stay_in_step_whatever_one_of_them_does(shards: Any, ranks: Any, w
     rng = np.random.default_rng(seed)
     kinds = rng.permutation(["late", "late", "index", "size", "draws", "draws"]).tolist()
     plan = [(kind, int(rng.integers(world))) for kind in [*kinds, "ends", "draws", "draws"]]
-    group = ranks(world, walk, names, plan)
+    group = ranks(world, walk, names, plan, without)
     for kind, late in plan:
         if kind == "late":
             for rank, child in enumerate(group):

@@ -39,7 +39,7 @@ INDEX = relive.Index(sampler=relive.Prioritized(1.0, initial=1.0))
 STEPS_OF_MUTANTS = 60
 SOAK = bool(os.environ.get("RELIVE_SOAK"))
 STEPS = 1500 if SOAK else 60
-SEEDS = [1, 2, *(random.randrange(3, 2**31) for _ in range(2 if SOAK else 0))]
+SEEDS = [1, 2, *(random.randrange(3, 2**31) for _ in range(8 if SOAK else 0))]
 SLOW = 40_000.0  # bytes a second
 ROW_BYTES = 12
 Ids = list[int]

@@ -62,7 +62,7 @@ def test_windows_of_seven_pages_are_what_the_core_gathers(blocks: object, count:
             assert_same(table.gather(keys, all_columns(table)), device)
 
 
-@pytest.mark.parametrize("seed", [303, 304, 307, 311])
+@pytest.mark.parametrize("seed", [303, 304, *(pytest.param(one, marks=pytest.mark.thorough) for one in (307, 311))])
 def test_random_programmes_with_long_windows_gather_the_same_bytes(seed: int) -> None:
     """Ends, tails, closed lanes and evictions on every side of page borders, in pages of eight rows."""
     programme = random_programme(seed, 90, None, windows=False)

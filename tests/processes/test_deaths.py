@@ -189,7 +189,7 @@ def test_random_kills_and_stops(shm_name: Any, profile_scale: int) -> None:
     """Writers and updaters killed or stopped at random; samplers with short deadlines never overrun them by much."""
     name = shm_name()
     rng = random.Random(9)
-    seconds = 8.0 * profile_scale
+    seconds = 5.0 * profile_scale
     with checked_table(name) as table, children() as start:
         samplers = [start("fork", sample_with_deadline, name, seconds) for _ in range(2)]
         jobs = [lambda i=i: start("fork", write_for_ever, name, 1_000_000 * (i + 1)) for i in range(2)]

@@ -15,7 +15,7 @@ from processes.shm import needs_shared_memory
 from relive import Batch
 
 pytestmark = needs_shared_memory
-SECONDS, LONG_S = 4.0, 60.0
+SECONDS, LONG_S = 2.5, 60.0
 
 
 @pytest.mark.timeout(600)

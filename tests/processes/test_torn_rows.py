@@ -11,7 +11,7 @@ from processes.tools import checked_table, children
 from processes.workers import sample_for, write_for
 
 pytestmark = needs_shared_memory
-SECONDS = 3.0
+SECONDS = 2.0
 
 
 # Each way to start and each way to reach the table once; all pairs run before a release.

@@ -111,7 +111,8 @@ class Child:
         self.pipe.send(what)
 
     def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
+        """Kills the child. On a busy machine it may have ended by itself, and its number may be another process's."""
+        self.process.kill()
         self.process.join(JOIN_S)
 
     def join(self) -> None:

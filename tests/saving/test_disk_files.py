@@ -322,3 +322,22 @@ def test_the_lock_may_not_be_a_link(tmp_path: Path) -> None:
     with pytest.raises(ReliveError):
         save(None, 1, path=str(tmp_path / "save"))
     assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_is_unlocked_at_the_end_of_the_interpreter(tmp_path: Path) -> None:
+    """A save that ends there must leave the lock to the next one of the same process."""
+    program = """
+import atexit, sys
+@atexit.register
+def saves_twice():  # registered first, so it runs after the finalizers of weakref have ended
+    for _ in range(2):
+        files = DiskFiles(sys.argv[1], makes=False)
+        files.lock()
+        files.close()
+    print("twice")
+import relive
+from relive.saving.files import DiskFiles
+DiskFiles(sys.argv[1], makes=False).close()
+"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("twice\n", "")

@@ -12,7 +12,7 @@ import relive
 from relive.errors import NoSuchSave
 from relive.saving.files import Files
 from relive.saving.loading import load_core
-from relive.saving.saving import Saving
+from relive.saving.saving import Saving, facts_of
 from saving.power import Disk, MemoryFiles
 from saving.tools import PATH
 from saving.watched import Hook, Kill, Killed, watched
@@ -29,7 +29,7 @@ SPEC = relive.StepSpec(
 
 
 def save(table: relive.Table, files: Files, number: int) -> None:
-    saving = Saving(table.core, PATH, table._facts(), files)
+    saving = Saving(table.core, PATH, facts_of(table.core, table.config), files)
     saving.make_cut(None, 5.0)
     saving.finish({"number": bytes([number])}, 1)
     saving.wait()

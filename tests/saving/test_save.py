@@ -259,9 +259,9 @@ def test_a_cancelled_save_leaves_the_one_before(tmp_path: Path) -> None:
     names = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
     with table.writer() as writer:
         write(writer, 9_000, 500)
-    from relive.saving.saving import Saving
+    from relive.saving.saving import Saving, facts_of
 
-    saving = Saving(table.core, str(tmp_path), table._facts())
+    saving = Saving(table.core, str(tmp_path), facts_of(table.core, table.config))
     saving.make_cut(None, 5.0)
     saving.cancel()
     saving.finish({}, 1)
@@ -272,10 +272,10 @@ def test_a_cancelled_save_leaves_the_one_before(tmp_path: Path) -> None:
 
 
 def test_one_saver_a_folder(tmp_path: Path) -> None:
-    from relive.saving.saving import Saving
+    from relive.saving.saving import Saving, facts_of
 
     table, _ = made()
-    saving = Saving(table.core, str(tmp_path), table._facts())
+    saving = Saving(table.core, str(tmp_path), facts_of(table.core, table.config))
     with pytest.raises(errors.SaveInUse) as refused:
         table.save(tmp_path)
     assert refused.value.path == str(tmp_path)

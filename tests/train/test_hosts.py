@@ -357,8 +357,9 @@ def until_one_ends(number: int, folder: Path, how: str, moment: int) -> Any:
     return ended, state["num_updates"], [path.name for path in shared_files(f"train-{os.getpid()}-")]
 
 
+@pytest.mark.parametrize("turn", range(15 if os.environ.get("RELIVE_SOAK") else 1))
 @pytest.mark.parametrize("how", ["stops", "dies", "hangs"])
-def test_a_host_that_ends_at_a_random_moment(hosts: Any, tmp_path: Path, how: str) -> None:
+def test_a_host_that_ends_at_a_random_moment(hosts: Any, tmp_path: Path, how: str, turn: int) -> None:
     moment = int(np.random.default_rng().integers(1, 200))
     first, second = hosts(until_one_ends, tmp_path, how, moment)
     ended, num_updates, left = first.answer()

@@ -291,13 +291,13 @@ def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
     ("topology", "victim"),
     [
         ("learners(2, sync)", "learner"),
-        ("learners(2, sync)", "actor"),
-        ("learners(2, async)", "learner"),
+        pytest.param("learners(2, sync)", "actor", marks=pytest.mark.thorough),
+        pytest.param("learners(2, async)", "learner", marks=pytest.mark.thorough),
         ("central(8, 200)", "inference"),
-        ("double", "inference"),
+        pytest.param("double", "inference", marks=pytest.mark.thorough),
         ("double", "actor"),
     ],
-)  # fmt: skip
+)
 def test_a_run_outlives_a_killed_process(topology: str, victim: str, tmp_path: Path) -> None:
     killed: list[int] = []
 

@@ -24,6 +24,7 @@ from relive.cli.entry import run  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import ActorsKeepDying, EnvironmentRaised, Tuning, load_config, preset, tune  # noqa: E402
 from relive.train.config import TrainConfig  # noqa: E402
+from relive.train.memory import core_waits  # noqa: E402
 from relive.train.memory.core_waits import waited_for_core_s, working_clock  # noqa: E402
 from relive.train.memory.parameters import ParameterBoard, ParameterLayout  # noqa: E402
 from relive.train.setup import prepare  # noqa: E402
@@ -129,6 +130,29 @@ def test_waiting_for_a_core_is_not_working() -> None:
     assert waited_for_core_s(pid=2**31 - 1) == 0.0
 
 
+@pytest.mark.parametrize("reading", [1, 2, 3], ids="the wait comes before reading {}".format)
+def test_the_clock_does_not_go_back_when_a_wait_comes_while_it_is_read(
+    reading: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine takes the core for a second while the clock is read for the second time, 0.1 s after the first."""
+    now_s, waited_s, readings = [5.0], [3.0], [0]
+
+    def read(clock: list[float]) -> float:
+        readings[0] += 1
+        if readings[0] == reading:
+            now_s[0] += 1.0
+            waited_s[0] += 1.0
+        return clock[0]
+
+    readings[0] = reading  # no wait yet
+    monkeypatch.setattr(core_waits, "waited_for_core_s", lambda: read(waited_s))
+    monkeypatch.setattr(core_waits.time, "perf_counter", lambda: read(now_s))
+    began_s = working_clock()
+    now_s[0] += 0.1
+    readings[0] = 0
+    assert working_clock() - began_s == pytest.approx(0.1)
+
+
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
@@ -223,7 +247,7 @@ def test_options_of_a_topology_that_is_not_chosen_go() -> None:
 def test_a_tuning_is_settings_that_a_run_takes(tmp_path: Path) -> None:
     asked = small(**{"agent.gamma": 0.9, "topology": "inline", "evaluation.stop_return": None})
     lines: list[str] = []
-    tuning = tune(asked, budget_s=16.0, say=lines.append)
+    tuning = tune(asked, budget_s=8.0, say=lines.append)
     assert isinstance(tuning, Tuning) and tuning.asked is asked and nothing_is_left()
     assert tuning.chosen in [one.prediction for one in tuning.tried]
     rates = [one.steps_per_s for one in tuning.predictions]
@@ -290,7 +314,7 @@ def test_the_command_writes_settings_and_shows_predictions_beside_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    printed = relive_command("tune", "--agent", "dqn", "--budget", "6", "--json", "all.json", *sets())
+    printed = relive_command("tune", "--agent", "dqn", "--budget", "3", "--json", "all.json", *sets())
     config = load_config(tmp_path / "runs" / "tuned-dqn-CartPole-v1.toml")
     assert config.agent.batch_size == 16 and config.tuned
     words = ("a step of an actor", "environment", "inference", "insert", "sample", "update", "learning at once")
@@ -302,7 +326,7 @@ def test_the_command_writes_settings_and_shows_predictions_beside_measurements(
 
 def test_a_run_that_chooses_first_says_so_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("relive.train.tuning.tuner.AUTO_BUDGET_S", 5.0)
+    monkeypatch.setattr("relive.train.tuning.tuner.AUTO_BUDGET_S", 3.0)
     limits = ("--max-steps", "400", "--set", "evaluation.num_final_episodes=1", "--set", "evaluation.num_episodes=1")
     printed = relive_command("train", "dqn", "--auto", "--run-dir", "run", *limits, *sets())
     config = TrainConfig.load(tmp_path / "run" / "config.json")

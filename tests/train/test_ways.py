@@ -83,6 +83,7 @@ def test_there_when_all_steps_are(cache: Path) -> None:
     assert request.is_there
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++")
 def test_a_compiled_update_is_the_same_update(cache: Path) -> None:
     """A real one, made by a process beside (half a minute of a core)."""

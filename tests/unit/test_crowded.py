@@ -103,6 +103,7 @@ ITEMS = {
 }
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("uses", [None, 2])
 @pytest.mark.parametrize("remover", [relive.Lifo(), relive.MinPriority(), relive.Uniform()], ids=str)
 @pytest.mark.parametrize("name", sorted(ITEMS))

@@ -81,6 +81,7 @@ def test_lanes_that_are_written_one_by_one_do_not_wait_for_each_other(limiter: r
     assert not passes(writer, token=[2], lanes=[0])
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("draws", [1, 2, 3, 4])
 @pytest.mark.parametrize("limiter", [relive.Queue(4), relive.Queue(6), relive.StalenessBudget(0.0, 4)], ids=str)
 def test_vectorised_writers_and_a_learner_go_on(limiter: relive.Limiter, draws: int) -> None:
@@ -320,6 +321,7 @@ def test_flat_groups_differ_by_more_than_rounding(weight: Any) -> None:
     assert table.stats().indexes["default"].total_mass == (1.0 if weight == "mean" else 0.0)
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("ratio", [1.3, 1.4, 0.1, 0.7, 2.2, 3.0, 5 / 3, 1e-3])
 @pytest.mark.parametrize("min_size", [1, 4, 7])
 def test_the_narrowest_corridor_never_stops_both_sides(ratio: float, min_size: int) -> None:

@@ -103,6 +103,7 @@ def largest_draw(table: relive.Table, index: str, wanted: int, window: float) ->
     return 1
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("seed", range(20))
 def test_no_pair_waits_for_itself(seed: int) -> None:
     """Random limits, blocks, lanes, batches, writers, indexes: every call that a limiter accepts can finish."""
@@ -126,6 +127,7 @@ def test_no_pair_waits_for_itself(seed: int) -> None:
         Pair(table, steps, lanes).run(draws, num_writers=int(rng.integers(1, 3)))
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("seed", range(10))
 def test_no_pair_beside_a_queue_or_a_budget_waits_for_itself(seed: int) -> None:
     """The same of queues, with the largest draws that they let in, and of budgets whose learner steps its version."""

@@ -123,6 +123,7 @@ def play(rng: random.Random, table: relive.Table, writer: Any, twin: Twin, keys:
         assert (batch.probabilities == 1.0).all() and (batch.weights(beta=0.4) == 1.0).all()
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize(("sampler", "remover"), list(itertools.product(SAMPLERS, REMOVERS)))
 @pytest.mark.parametrize("uses", [None, 1, 2])
 def test_beside_a_twin(sampler: Any, remover: Any, uses: int | None) -> None:
@@ -143,6 +144,7 @@ def test_beside_a_twin(sampler: Any, remover: Any, uses: int | None) -> None:
                 assert table.num_items() == len(twin.items) <= max_items
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize(
     ("remover", "expected"), [(relive.Uniform(), "older less"), (relive.Reservoir(), "all the same")], ids=str
 )
@@ -160,6 +162,7 @@ def test_how_long_items_stay(remover: Any, expected: str) -> None:
     assert (deviation**2).sum() < 85, "40 terms of chi-square: above once in 20,000"
 
 
+@pytest.mark.core_alone
 def test_a_prioritized_remover_goes_by_shares() -> None:
     """One of two items and a new item leaves, with its share of the masses. A mass of 0 leaves only if all are 0."""
     gone = np.zeros(3)

@@ -49,6 +49,7 @@ def assert_fits(counts: Numbers, shares: Numbers) -> None:
     assert chi < degrees + 5.0 * np.sqrt(2.0 * degrees) + 5.0
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("sampler", KINDS, ids=repr)
 @pytest.mark.parametrize("count", [1, 2, 7, 300, 5000])
 def test_draws_follow_the_law(sampler: Any, count: int) -> None:

@@ -132,6 +132,7 @@ def test_what_faded_long_ago_comes_too() -> None:
     table.close()
 
 
+@pytest.mark.core_alone
 def test_by_steep_ranks_the_last_ones_come_as_their_ranks_say() -> None:
     """When the best items are in the batch, ranks 50 and 51 are left: 1.2 to 1, and tiny compared with rank 1."""
     table = table_of(relive.Index(sampler=relive.RankBased(10.0), replacement=False), 2.0 ** -np.arange(51), 51)
@@ -149,6 +150,7 @@ def test_all_there_are_come_in_random_order() -> None:
     table.close()
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("masses", [MASSES, (1e9, 2.0, 4.0, 8.0, 1.0)], ids=["found by points", "by a race"])
 def test_any_slice_of_a_batch_is_a_fair_one(masses: Any) -> None:
     """The heavy items are drawn first, but stand anywhere: each row is as likely to have an item as any other."""
@@ -237,6 +239,7 @@ def test_large_batches_with_a_condition_are_raced_for_at_once() -> None:
     table.close()
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize(
     ("masses", "asked"),
     [

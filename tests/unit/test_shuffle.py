@@ -145,6 +145,7 @@ def test_a_claimed_draw_pickles_and_has_rows() -> None:
     assert own.rows(slice(1, None)).probabilities.tolist() == [0.25, 0.25]
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("num_keys", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.soak)])
 def test_an_epoch_of_many_keys_brings_each_once(num_keys: int) -> None:
     """The sampler stores one number, its progress. Otherwise the table is as large as without Shuffle."""

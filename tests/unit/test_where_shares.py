@@ -36,6 +36,7 @@ def places(kind: str) -> np.ndarray:
     return rng.random(N) < 0.9
 
 
+@pytest.mark.core_alone
 @pytest.mark.parametrize("batch", [1, 7, 256])
 @pytest.mark.parametrize("kind", ["the last tenth", "ever denser", "nearly all"])
 @pytest.mark.parametrize("prioritized", [False, True])

@@ -26,7 +26,7 @@ struct LoadedArea {
 };
 
 struct SavedState {
-  SavedShape shape;
+  NameShape shape;
   SavedNumbers numbers;
   std::vector<LoadedArea> areas;
   uint64_t entropy = 0;  // chance, for the first generations of new keys (rule J4)

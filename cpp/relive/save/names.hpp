@@ -8,24 +8,15 @@
 
 #include "relive/words/region.hpp"
 
+#include "relive/pages/sound.hpp"
+
 namespace relive {
-
-// The numbers that the names of a saved table are made of.
-struct SavedShape {
-  uint64_t num_pages = 0;
-  uint32_t page_shift = 0;
-  uint32_t slot_bits = 0;
-  uint32_t max_lanes = 0;
-  uint64_t shard = 0;
-
-  uint32_t page_bits() const { return slot_bits - page_shift; }
-};
 
 class SavedNames final {
  public:
   // words: the saved page words. page_of: for each saved page the page that gets its rows, or kNoPage. first_generation:
   // of new keys; 0: keys keep their meaning.
-  SavedNames(const SavedShape& from, const Region& to, const uint64_t* words, std::vector<uint32_t> page_of,
+  SavedNames(const NameShape& from, const Region& to, const uint64_t* words, std::vector<uint32_t> page_of,
              uint64_t first_generation)
       : from_(from), to_(to), words_(words), page_of_(std::move(page_of)), first_generation_(first_generation) {}
 
@@ -61,7 +52,7 @@ class SavedNames final {
     return is_there ? page : uint64_t{kNoPage};
   }
 
-  const SavedShape from_;
+  const NameShape from_;
   const Region& to_;
   const uint64_t* const words_;
   const std::vector<uint32_t> page_of_;

@@ -4,9 +4,12 @@
 #include <mutex>
 #include <utility>
 
+#include "relive/index/leaf_areas.hpp"
 #include "relive/index/leaves.hpp"
 #include "relive/pages/max_items.hpp"
+#include "relive/pages/sound.hpp"
 #include "relive/table/handles.hpp"
+#include "relive/table/kept_file.hpp"
 #include "relive/table/table.hpp"
 #include "relive/words/rng.hpp"
 
@@ -84,30 +87,38 @@ Status Table::join(const Deadline& deadline) {
       joined_ = true;
       return {};
     }
-    if (alone) {  // no other process lives: dead ones left the words of waiting as they are
-      Header& h = *region_.header;
-      h.lock.store(0);
-      h.items_event.waiters.store(0);
-      h.room_event.waiters.store(0);
-      h.clean.store(0);
-      recover_alone();
+    if (alone) {
+      RELIVE_RETURN_IF_ERROR(with_path(begin_alone(), path_));
       storage.try_lock_byte(kAttachedByte, false);
     }
     return take_slot(deadline);
   }
 }
 
-// For the first process that attaches after all others died: no other process waits, so the critical section may be
-// long.
-void Table::recover_alone() {
+// For the first process that attaches after all others have ended: no other process waits, so the critical section may
+// be long. Dead processes left the words of waiting as they are. A file may have been damaged on disk.
+Status Table::begin_alone() {
+  Header& h = *region_.header;
+  if (is_lost(region_, *storage_))
+    return Status(Code::kNotARegion)
+        .with_text("what", "a table that the machine's stop has torn; its last save is whole");
+  if (const char* const wrong = unsound_region(region_, door_.scratch); wrong != nullptr)
+    return Status(Code::kNotARegion).with_text("what", std::string("damaged: ") + wrong);
+  h.lock.store(0);
+  h.items_event.waiters.store(0);
+  h.room_event.waiters.store(0);
+  double later_s = 0.0;
+  RELIVE_RETURN_IF_ERROR(note_opened(region_, *storage_, &later_s));
   Alone alone(door_);
   recover(alone.held(), door_.scratch);
-  for (uint32_t p = 0; p < region_.geometry->max_participants; ++p) {
-    if (region_.participants[p].live.load() == 0) continue;
+  for (uint32_t p = 0; p < region_.geometry->max_participants; ++p)
     for (uint32_t num_cut = 0; !end_participant(alone.held(), p, &num_cut);) num_cut = 0;
-  }
+  for (uint32_t i = 0; i < region_.num_indexes && later_s != 0.0; ++i) shift_waits(alone.held(), i, later_s);
   keep_to_most(alone.held());
   Leaves::flush_all(alone.held());
+  if (h.keeps_file.load() == 0) return {};
+  const Broken broken = broken_invariant(region_, door_.scratch);
+  return broken ? Status(Code::kNotARegion).with_text("what", "damaged: " + broken.text()) : Status();
 }
 
 Status Table::take_slot(const Deadline& deadline) {

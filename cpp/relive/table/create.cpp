@@ -92,6 +92,8 @@ Status Table::make(const TableConfig& asked, const std::string& path, uint64_t n
   table->fork_epoch_.store(fork_epoch());
   table->path_ = path;
   table->region_.create(table->storage_->base(), config, layout);
+  table->region_.header->keeps_file.store(config.keeps_file ? 1 : 0);
+  table->region_.header->file_number = table->storage_->file_number();
   table->door_.scratch.reserve(layout.geometry);
   offer_frames(table->region_, frames);
   if (is_local && table->region_.cells) offer_cells(Alone(table->door_).held(), 0, g.cells.num_cells);

@@ -1,6 +1,7 @@
 // A region seen from outside: no handle, no participant.
 #include <algorithm>
 
+#include "relive/table/kept_file.hpp"
 #include "relive/table/table.hpp"
 
 namespace relive {
@@ -27,6 +28,12 @@ Status probe_region(const std::string& path, Probe* out) {
   for (uint32_t p = 0; p < region.geometry->max_participants; ++p)
     out->num_attached += region.participants[p].live.load() != 0 && !storage->is_byte_free(kLifeByte + p) ? 1 : 0;
   out->is_attached = !storage->is_byte_free(kAttachedByte);
+  constexpr char kDigits[] = "0123456789abcdef";
+  for (const uint8_t byte : h.uuid) {
+    out->uuid += kDigits[byte >> 4];
+    out->uuid += kDigits[byte & 15];
+  }
+  out->is_lost = !out->is_attached && is_lost(region, *storage);
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "relive/table/handles.hpp"
+#include "relive/table/kept_file.hpp"
 #include "relive/tiers/tier.hpp"
 
 namespace relive {
@@ -60,6 +61,12 @@ bool Table::is_alone() const {
   if (storage_->is_local()) return true;
   for (uint32_t p = 0; p < region_.geometry->max_participants; ++p)
     if (p != me_ && region_.participants[p].live.load(kRelaxed) != 0) return false;
+  return true;
+}
+
+bool Table::is_last_writer() const {
+  for (uint32_t p = 0; p < region_.geometry->max_participants; ++p)
+    if (p != me_ && region_.participants[p].live.load(kRelaxed) != 0 && is_alive(p)) return false;
   return true;
 }
 
@@ -150,10 +157,13 @@ Status Table::leave_region() {
     const std::lock_guard<std::mutex> guard(handles().mutex);
     if (!storage_->become_last(kAttachedByte)) return {};
   }
+  const bool keeps = region_.header->keeps_file.load() != 0;
+  if (counts && keeps) return close_kept(region_, *storage_);
   if (counts) {
     region_.header->clean.store(1);
     return storage_->unlink();
   }
+  if (keeps) return {};
   // No process is attached, so a participant that is still live was killed. A read-only handle changes nothing, so it
   // does not clean up: it leaves the name.
   for (uint32_t p = 0; p < region_.geometry->max_participants; ++p)

@@ -69,7 +69,8 @@ class Table final {
   Tier* tier() { return tier_.get(); }  // null: the table is not tiered
   uint32_t participant() const { return me_; }
   bool is_local() const { return storage_->is_local(); }
-  bool is_alone() const;  // no other participant is attached
+  bool is_alone() const;        // no other participant is attached
+  bool is_last_writer() const;  // no other participant lives. Cost: a system call for each one that is attached
   // Whether a participant lives. A killed process stays a participant until a sweep ends it. Cost: a system call.
   bool is_alive(uint32_t participant) const {
     return is_local() || participant == me_ || !storage_->is_byte_free(kLifeByte + participant);
@@ -105,7 +106,7 @@ class Table final {
  private:
   Table();
   Status join(const Deadline& deadline);  // attaches to a shared region: bytes 0 and 1, a participant slot (rule E1)
-  void recover_alone();
+  Status begin_alone();
   Status take_slot(const Deadline& deadline);
   Status not_attached(const Deadline& deadline, const char* needs) const;
   void reset_in_child();
@@ -165,7 +166,8 @@ inline constexpr double kLastPatience_s = 5.0;
 // A region seen from outside: facts for `relive ls`, and the removal of a region that no process is attached to.
 struct Probe {
   uint64_t num_bytes = 0, num_steps = 0, capacity = 0, num_attached = 0;
-  bool is_attached = false;
+  bool is_attached = false, is_lost = false;
+  std::string uuid;  // in hexadecimal digits
 };
 Status probe_region(const std::string& path, Probe* out);
 Status remove_region(const std::string& path);

@@ -44,7 +44,7 @@ inline constexpr uint32_t kCellWord = 4;    // offset in a record of the number 
 inline constexpr uint32_t kNoCell = ~0u;    // the number of a row without a start cell
 inline constexpr uint32_t kLargeColumn = 256;    // a column of more bytes a row has rows of its own, 64-byte aligned
 inline constexpr uint32_t kMostLateBytes = 256;  // of a row's late columns together: they are written under the lock
-inline constexpr uint32_t kFormatVersion = 13;
+inline constexpr uint32_t kFormatVersion = 14;
 inline constexpr uint32_t kMaxWindow = 4096;     // rows before an item and of it together; rows that a window spans
 inline constexpr uint32_t kMaxWindows = 32;      // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
@@ -273,6 +273,7 @@ struct TableConfig {
   uint64_t epoch = 0;     // decides where generations begin (Region::first_generation); 0: at 1
   uint32_t page_len = 0;  // of a table that is loaded from a save: those of the saved table. 0: make_layout() chooses
   uint32_t slot_bits = 0;
+  bool keeps_file = false;  // the region's file stays after the last close (rule J7)
   std::string metadata;
   TierConfig tier;
 };

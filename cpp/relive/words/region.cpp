@@ -17,13 +17,14 @@ uint32_t abi_tag() {
   return order | sizeof(PageRecord) << 8 | sizeof(void*) << 4 | static_cast<uint32_t>(sizeof(Header)) << 16;
 }
 
-// The sum of all that never changes: the words before `clean` except the magic, geometry, indexes, columns and
-// metadata.
+// The sum of all that never changes: the words before `clean` except the magic and the boot, geometry, indexes, columns
+// and metadata.
 uint32_t checksum_of(const std::byte* memory) {
   const auto* h = reinterpret_cast<const Header*>(memory);
   const Geometry& g = h->geometry;
   Crc32 sum;
-  sum.add(memory + sizeof h->magic, offsetof(Header, clean) - sizeof h->magic);
+  sum.add(memory + sizeof h->magic, offsetof(Header, boot_id) - sizeof h->magic);
+  sum.add(&h->layout_hash, sizeof h->layout_hash);
   sum.add(&h->geometry, sizeof h->geometry);
   for (const IndexConfig& index : h->indexes) {  // except the sampler's exponent, which may be changed (rule H2)
     constexpr size_t kAt = offsetof(IndexConfig, priority_exponent), kBehind = kAt + sizeof index.priority_exponent;

@@ -255,6 +255,9 @@ struct Header {
   std::atomic<int64_t> base_version;      // PRIMARY: the version from which staleness budgets count (rule P5)
   uint64_t floor;                         // the least generation of a page or record that opens (rule J4)
   std::atomic<uint32_t> changing_page;    // PRIMARY: + 1; the page whose committed rows change now (rule J3)
+  std::atomic<uint32_t> keeps_file;       // 1: the last close leaves the file (rule J7)
+  uint64_t file_number;                   // of the file that the region was made in, or came whole into (rule J7)
+  double closed_s;                        // the clock of T1 at the last clean close (rule J7)
   alignas(64) IndexState index_state[kMaxIndexes];
   alignas(64) Counters counters;
 };

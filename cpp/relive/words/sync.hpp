@@ -122,6 +122,8 @@ class Storage final {
   // forbid that.
   bool become_last(uint64_t byte);
 
+  Status sync();                      // returns when all bytes of the file are on disk
+  uint64_t file_number() const;       // inode; 0: unknown
   bool is_unlinked() const;           // st_nlink == 0
   bool is_same_file_as_name() const;  // the name still leads to this file
   Status unlink();                    // removes the name if it still leads to this file
@@ -201,5 +203,6 @@ uint64_t thread_id();            // differs between the threads of a process
 size_t physical_memory_bytes();  // 0 if unknown
 size_t file_system_free_bytes(const std::string& folder);
 size_t file_system_total_bytes(const std::string& folder);
+uint64_t file_system_kind(const std::string& folder);  // f_type of statfs; 0 if unknown
 
 }  // namespace relive

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -258,6 +259,16 @@ bool Storage::become_last(uint64_t byte) {
   return try_lock_byte(byte, true);
 }
 
+Status Storage::sync() {
+  if (is_local() || fsync(lock_fd_) == 0) return Status();
+  return system_error("syncing " + path_, errno);
+}
+
+uint64_t Storage::file_number() const {
+  struct stat facts{};
+  return !is_local() && fstat(lock_fd_, &facts) == 0 ? static_cast<uint64_t>(facts.st_ino) : 0;
+}
+
 bool Storage::is_unlinked() const {
   struct stat facts{};
   return !is_local() && fstat(lock_fd_, &facts) == 0 && facts.st_nlink == 0;
@@ -333,6 +344,11 @@ size_t physical_memory_bytes() {
 size_t file_system_total_bytes(const std::string& folder) {
   struct statvfs facts{};
   return statvfs(folder.c_str(), &facts) == 0 ? size_t{facts.f_blocks} * facts.f_frsize : 0;
+}
+
+uint64_t file_system_kind(const std::string& folder) {
+  struct statfs facts{};
+  return statfs(folder.c_str(), &facts) == 0 ? static_cast<uint64_t>(facts.f_type) & 0xffffffffu : 0;
 }
 
 }  // namespace relive

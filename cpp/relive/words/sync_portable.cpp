@@ -60,6 +60,8 @@ bool Storage::lock_byte(uint64_t, bool, const Deadline&, const std::atomic<bool>
 bool Storage::become_last(uint64_t) { return true; }
 void Storage::unlock_byte(uint64_t) const {}
 bool Storage::is_byte_free(uint64_t) const { return true; }
+Status Storage::sync() { return Status(); }
+uint64_t Storage::file_number() const { return 0; }
 bool Storage::is_unlinked() const { return false; }
 bool Storage::is_same_file_as_name() const { return false; }
 Status Storage::unlink() { return Status(); }
@@ -90,5 +92,6 @@ void on_fork(void (*)(), void (*)(), void (*)()) {}
 size_t file_system_free_bytes(const std::string&) { return 0; }
 size_t physical_memory_bytes() { return 0; }
 size_t file_system_total_bytes(const std::string&) { return 0; }
+uint64_t file_system_kind(const std::string&) { return 0; }
 
 }  // namespace relive

@@ -48,7 +48,7 @@
   X(R1_order) X(R2_most) X(R3_update) X(R3_settle) X(R5_room) X(R5_settle) X(T1_since) X(T2_overdue) X(T3_count) \
   X(Z1_version) X(Z2_expired) X(Z3_base) X(Z4_last) X(Z4_settle) X(Q1_condition) X(P1_switch) X(P2_unused) X(P4_massless) X(P5_base) X(P6_under_way) X(P6_stands) X(P7_places) \
   X(H1_index) X(U1_follow) X(U2_class) X(U3_rebuild) X(H2_note) X(H3_draw) X(H4_update) X(H5_claim) X(O1_one_step) X(O2_same_slot) \
-  X(J3_ticket) X(J3_note) X(J4_floor) X(J4_closed)
+  X(J3_ticket) X(J3_note) X(J4_floor) X(J4_closed) X(J7_boot)
 // clang-format on
 
 namespace relive::testing {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from relive.cli.commands import Commands, UsageError, add_command, extra_named, say
 from relive.config.capacity import bytes_per_step
+from relive.config.storage import File
 from relive.errors import InUse, NoSuchTable, ReliveError
 from relive.table.open import list_tables, remove
 from relive.table.table import Table
@@ -24,9 +26,12 @@ _HEARS_S = 0.5
 
 def add(commands: Commands) -> None:
     """Declares `ls`, `rm` and `serve`."""
-    add_command(commands, "ls", _list)
+    parser = add_command(commands, "ls", _list)
+    parser.add_argument(
+        "folder", nargs="?", metavar="DIR", help="Folder of a table with storage File, or one with such folders in it."
+    )
     parser = add_command(commands, "rm", _remove)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="Name of a table, as `relive ls` shows it.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Name or path of a table, as `relive ls` shows it.")
     parser.add_argument("--all-unused", action="store_true", help="Remove all tables without an attached process.")
     parser.add_argument(
         "--force", action="store_true", help="Also remove a table with attached processes, or a file that is no table."
@@ -42,15 +47,16 @@ def add(commands: Commands) -> None:
     )
 
 
-def _list() -> None:
-    """List the shared tables of this machine."""
+def _list(folder: str | None) -> None:
+    """List the shared tables of this machine, or the tables that live in a folder."""
     lines: list[tuple[str, ...]] = [("name", "steps", "capacity", "memory", "attached", "state")]
-    for row in list_tables():
-        state = row.problem or ("in use" if row.alive else "not in use: relive rm removes it")
+    for row in list_tables(folder):
+        unused = "not in use" if folder else "not in use: relive rm removes it"
+        state = row.problem or ("in use" if row.alive else unused)
         numbers = f"{row.num_steps:,}", f"{row.capacity:,}", _size(row.num_bytes), str(row.num_attached)
         lines.append((row.name, *numbers, state))
     if len(lines) == 1:
-        say("no shared tables on this machine")
+        say(f"no table lives in {folder}" if folder else "no shared tables on this machine")
         return
     widths = [max(len(line[column]) for line in lines) for column in range(5)]
     for line in lines:
@@ -59,7 +65,7 @@ def _list() -> None:
 
 
 def _remove(names: list[str], all_unused: bool, force: bool) -> int:
-    """Remove shared tables, such as those that a killed process left.
+    """Remove shared tables, such as those that a killed process left, and tables that live in folders.
 
     If one table cannot be removed, the command says so, removes the others and ends with status 1.
     """
@@ -74,7 +80,7 @@ def _remove(names: list[str], all_unused: bool, force: bool) -> int:
     status = 0
     for name in names:
         try:
-            remove(name, force=force)
+            remove(File(name) if os.sep in name else name, force=force)
         except (ReliveError, OSError) as problem:
             if all_unused and isinstance(problem, (InUse, NoSuchTable)):
                 continue  # another process attached to the table after the list was made, or removed it

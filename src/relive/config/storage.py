@@ -14,6 +14,7 @@ __all__ = [
     "SHARED_MEMORY_FOLDER",
     "SHARED_MEMORY_PREFIX",
     "STORAGES",
+    "File",
     "LocalMemory",
     "SharedMemory",
     "Storage",
@@ -24,6 +25,7 @@ SHARED_MEMORY_FOLDER = "/dev/shm"
 SHARED_MEMORY_PREFIX = "relive-"
 MAX_NAME_BYTES = 200
 _MAX_PATH_BYTES = 4095
+_LEAST_SYNC_S = 0.01
 
 
 @names_arguments
@@ -153,5 +155,48 @@ class Tiered:
         return {"tier": tier}
 
 
-Storage: TypeAlias = LocalMemory | SharedMemory | Tiered
-STORAGES = (LocalMemory, SharedMemory, Tiered)
+@names_arguments
+@final
+@dataclass(frozen=True)
+class File:
+    """A folder that the table lives in: its memory is a file there, and it saves itself there.
+
+    Other processes attach by the path, with `relive.attach(File(path))`, or by a pickled handle.
+
+    - Table(..., storage=File(path)) opens the table that is in the folder, or makes it. A table that is there must have
+      the same spec, indexes, capacity, max_lanes and seed.
+    - After SIGKILL, the table is as it was: nothing is lost while the machine runs on.
+    - After a power cut or a restart of the machine, the table is as its last save, which is at most sync_s seconds and
+      the time of one save old. `table.sync()` saves now.
+    - The last close saves, and leaves the folder. `relive rm PATH` removes the table.
+    - If the folder's file system is remote, or copies on write, the table's memory is in /dev/shm, and the folder has
+      the saves only. `table.stats().file` says so.
+    - A file that another program cuts short while it is in use ends the process with SIGBUS.
+
+    Args:
+        path: The folder. It is made if it is not there.
+        sync_s: Seconds from one save to the next, if something has changed. None: only the last close and sync() save.
+
+    Raises:
+        InvalidConfig: An argument has another type or value.
+    """
+
+    path: str | os.PathLike[str]
+    sync_s: float | None = 10.0
+
+    def __post_init__(self) -> None:
+        path = os.fspath(self.path) if isinstance(self.path, os.PathLike) else self.path
+        if not is_text(path, _MAX_PATH_BYTES):
+            raise InvalidConfig("path of File", "the path of a folder, as text", path)
+        put = object.__setattr__
+        put(self, "path", os.path.abspath(path))
+        if self.sync_s is not None:
+            put(self, "sync_s", finite("sync_s of File", self.sync_s, _LEAST_SYNC_S, 1e6))
+
+    def core_config(self) -> dict[str, Any]:
+        """The storage as the core reads it."""
+        return {"keeps_file": True}
+
+
+Storage: TypeAlias = LocalMemory | SharedMemory | Tiered | File
+STORAGES = (LocalMemory, SharedMemory, Tiered, File)

@@ -23,6 +23,7 @@ __all__ = ["TableConfig"]
 VERSION = 2  # of to_dict; raised when another version would misread the dict
 _SHARDS = "saved_shards"  # in metadata, beside the configuration
 MAX_PARTICIPANTS = 256
+_STORAGES = "LocalMemory(), SharedMemory(name), File(path) or Tiered(directory, ram_bytes)"
 MAX_LANES = 2**20  # as in the core
 
 
@@ -66,7 +67,7 @@ class TableConfig:
                 "spec", "a StepSpec, such as StepSpec.from_spaces(observation_space, action_space)", spec
             )
         if storage is not None and not isinstance(storage, STORAGES):
-            raise InvalidConfig("storage", "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)", storage)
+            raise InvalidConfig("storage", _STORAGES, storage)
         indexes = named_indexes(index, spec)
         steps = num_steps(capacity, spec, len(indexes))
         check_min_sizes(steps, indexes)

@@ -429,10 +429,10 @@ class FleetCore:
         if not paced:
             return core
 
-        def has_room(num_steps: int) -> bool:
+        def has_room(num_steps: int, left_s: float) -> bool:
             for _, pace in paced:
                 pace.check_insert(num_steps)
-            roots = {number: self.agreement.read(number, self._timeout_s) for number, _ in paced}
+            roots = {number: self.agreement.read(number, left_s) for number, _ in paced}
             return all(pace.can_insert(roots[number], num_steps) for number, pace in paced)
 
         columns = shard.table.config.spec.columns.items()

@@ -16,7 +16,7 @@ from typing import Any, final
 from relive import _core
 from relive.checks.values import integer
 from relive.config.limiters import MinSize
-from relive.config.storage import SharedMemory
+from relive.config.storage import File, SharedMemory
 from relive.config.table_config import TableConfig
 from relive.core.attached import attached_pids
 from relive.core.closing import Closing
@@ -57,6 +57,8 @@ def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Ta
     begins = secrets.randbits(_EPOCH_BITS) if epoch is None else _checked(epoch)
     if not isinstance(config, TableConfig):
         raise InvalidConfig("config of a shard", "a TableConfig", config)
+    if isinstance(config.storage, File):
+        raise InvalidConfig("storage of a shard", "LocalMemory() or SharedMemory(name)", config.storage)
     open_doors = {name: replace(one, limiter=MinSize()) for name, one in config.index.items()}
     made = replace(config, index=open_doors).core_config()
     made |= {"shard": number, "epoch": begins, "metadata": config.to_metadata()}

@@ -37,7 +37,7 @@ def emptiest(told: Sequence[tuple[Shard, dict[str, Any]]]) -> Shard:
 class PacedWriterCore:
     """Lanes of one shard. Each call waits until the totals leave room. One thread at a time."""
 
-    def __init__(self, core: WriterCore, has_room: Callable[[int], bool], step_columns: Set[str]) -> None:
+    def __init__(self, core: WriterCore, has_room: Callable[[int, float], bool], step_columns: Set[str]) -> None:
         self._core = core
         self._has_room = has_room
         self._step_columns = step_columns
@@ -73,9 +73,13 @@ class PacedWriterCore:
         return self._core.num_lanes if lanes is None else len(lanes)
 
     def _wait(self, num_steps: int, timeout_s: float) -> float:
-        """Waits for room. Returns the rest of the timeout in seconds. Raises DeadlineExceeded."""
+        """Waits for room, and for the totals, until the deadline of the call. Returns the seconds that are left.
+
+        Raises DeadlineExceeded.
+        """
         wait = Wait(timeout_s)
-        while not self._core.closed and not self._has_room(num_steps):  # a closed core raises its own error
+        # A closed core raises its own error.
+        while not self._core.closed and not self._has_room(num_steps, wait.left_s):
             if wait.is_over:
                 raise wait.exceeded("room in the limiter's window over all shards", "none")
             wait.pause()

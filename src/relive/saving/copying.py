@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
+import sys
+import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, final
@@ -22,6 +26,7 @@ __all__ = ["Copying", "SaveFacts"]
 BLOCK_BYTES = 8 << 20  # of one write
 MOST_LEFT_BYTES = 64 << 20  # pages may be left for the time with pages pinned
 MOST_ROUNDS = 8
+_NICE = 10  # of the threads that copy and write: beside a busy thread on their core they get a tenth of its time
 _FIELDS = ("page", "ref", "ticket", "offset", "num_bytes", "num_cells")  # of an image, in the core's order
 
 
@@ -60,7 +65,7 @@ class _Blocks:
     def __init__(self, folder: SaveFolder, block_bytes: int) -> None:
         self._folder = folder
         self._buffers = [np.frombuffer(mmap.mmap(-1, block_bytes), np.uint8) for _ in range(2)]
-        self._pool = ThreadPoolExecutor(1, "relive-save")
+        self._pool = ThreadPoolExecutor(1, "relive-save", _lower_priority)
         self._written: list[Future[int] | None] = [None, None]
         self._turn = 0
         self._segment: Segment | None = None
@@ -133,6 +138,8 @@ class Copying:
         self._capacity_bytes = int(core.geometry["row_bytes"]) * int(core.geometry["capacity"])
         self._num_left = int(self._saver.bytes_missing)
         self._locked_s = 0.0
+        self._pool = ThreadPoolExecutor(1, "relive-copy", _lower_priority)
+        self._is_interrupted = False
 
     @property
     def progress(self) -> float:
@@ -182,13 +189,30 @@ class Copying:
         )
 
     def close(self) -> None:
-        """Unpins pages and ends the writing thread. Closing twice is harmless."""
+        """Unpins pages and ends the threads. Closing twice is harmless."""
+        self._pool.shutdown(wait=True)
         self._saver.end()
         self._blocks.close()
 
     def _fill(self) -> None:
-        """Copies and writes pages until the core has none left for this round."""
-        while True:
+        """Copies and writes pages until the core has none left for this round. A thread of low priority does it.
+
+        The caller's own thread may have the table's lock next, so it keeps its priority.
+        """
+        try:
+            filling = self._pool.submit(self._fill_here)
+        except RuntimeError:  # the interpreter ends, and starts no thread
+            self._fill_here()
+            return
+        try:
+            filling.result()
+        except BaseException:  # a signal: the thread must be done before the caller ends the save
+            self._is_interrupted = True
+            wait([filling])
+            raise
+
+    def _fill_here(self) -> None:
+        while not self._is_interrupted:
             self._check_cancelled()
             images = self._saver.fill(self._blocks.buffer(), 0)
             if not len(images):
@@ -212,6 +236,13 @@ class Copying:
         if wrong.any():
             raise AssertionError(f"{int(wrong.sum())} pages of the cut have no image")
         return chosen[np.lexsort((chosen["offset"], chosen["segment"]))]
+
+
+def _lower_priority() -> None:
+    """Lets threads that sample and write go before this one. Linux has a priority for each thread."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _whole_blocks(num_bytes: int) -> int:

@@ -356,37 +356,46 @@ class DiskFiles(Files):
             os.rmdir(names[-1], dir_fd=parent)
 
     def lock(self) -> None:
-        lock = self._open_lock()
-        while not self._is_named(lock):  # a saver, or a user, removed the file meanwhile
+        if not self.try_lock(_LOCK):
+            raise SaveInUse(self.path, attached_pids(os.path.join(os.path.realpath(self.path), _LOCK)))
+
+    def try_lock(self, name: str, *, shared: bool = False) -> bool:
+        """Locks a file of this name in the folder until close(), alone or beside others. False: another has it."""
+        lock = self._open_lock(name, shared)
+        while lock is not None and not self._is_named(name, lock):  # another process, or a user, removed the file
             os.close(lock)
-            lock = self._open_lock()
+            lock = self._open_lock(name, shared)
+        if lock is None:
+            return False
         _locks.add(lock)
         self._open.append(lock)
+        return True
 
-    def _open_lock(self) -> int:
-        """Returns the file of the lock, locked. Raises SaveInUse."""
+    def _open_lock(self, name: str, shared: bool) -> int | None:
+        """Returns the file of a lock, locked; None: another has it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         with _told("locking", self.path):
-            lock = os.open(_LOCK, flags, 0o644, dir_fd=self._folder)
+            lock = os.open(name, flags, 0o644, dir_fd=self._folder)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(lock)
+                return None
             except BaseException:
                 os.close(lock)
                 raise
-            else:
-                return lock
-        raise SaveInUse(self.path, attached_pids(os.path.join(os.path.realpath(self.path), _LOCK)))
+            return lock
 
-    def _is_named(self, lock: int) -> bool:
+    def _is_named(self, name: str, lock: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(lock), os.stat(_LOCK, dir_fd=self._folder, follow_symlinks=False))
+            return os.path.samestat(os.fstat(lock), os.stat(name, dir_fd=self._folder, follow_symlinks=False))
         except FileNotFoundError:
             return os.fstat(self._folder).st_nlink == 0  # the whole folder is gone: the first write says so
 
     def close(self) -> None:
-        self._end()
+        told = self._end.detach()  # a finalizer that is called does nothing once the interpreter ends
+        if told is not None:
+            _close_all(self._open)
 
 
 def _written(num_bytes: int) -> int:

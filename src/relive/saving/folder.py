@@ -6,11 +6,13 @@ cuts/N.cut         the state of the table (cut_file.py)
 beside/N/NAME      bytes that the caller gave
 CURRENT            the kept saves, the newest first, and the segments that they name
 lock               locked by the saver
+door               only if a table lives in the folder (place.py)
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,9 @@ from relive.saving.cut_file import Section, write_cut
 from relive.saving.files import ALIGN, DiskFiles, Files
 from relive.saving.reader import IMAGE, MOST_SEGMENTS, CutReader, bytes_of_json
 
-__all__ = ["IMAGE", "CommittedCut", "SaveFolder", "Segment"]
+__all__ = ["DOOR", "IMAGE", "CommittedCut", "SaveFolder", "Segment", "remove_all"]
+
+DOOR = "door"
 
 _NUMBER = re.compile("0|[1-9][0-9]*", re.ASCII)
 
@@ -84,26 +88,36 @@ class SaveFolder:
         self.current: CutReader | None = None
 
     @classmethod
-    def open(cls, path: str, files: Files | None = None) -> SaveFolder:
+    def open(cls, path: str, files: Files | None = None, *, lives: str | None = None) -> SaveFolder:
         """Opens a folder for one save, makes it if it is not there, and removes what a saver that died has left.
 
+        Args:
+            path: The folder.
+            files: Its files; None: those on disk.
+            lives: The id of the folder, if the saved table lives in it; None: the table lives elsewhere.
+
         Raises:
-            InvalidConfig: The folder has other files and no save.
+            InvalidConfig: The folder has other files and no save, or another table lives in it.
+            FileNotFoundError: The table lives in the folder, and the folder is gone.
             SaveInUse: Another save goes on.
             DamagedSave, FormatMismatch: The folder's own files cannot be read.
             StorageFull, SystemFailure: The folder cannot be written.
         """
-        folder = cls(path, files if files is not None else DiskFiles(path, makes=True))
+        folder = cls(path, files if files is not None else DiskFiles(path, makes=lives is None))
         try:
-            folder._begin()
+            folder._begin(lives)
         except BaseException:
             folder.close()
             raise
         return folder
 
-    def _begin(self) -> None:
+    def _begin(self, lives: str | None) -> None:
         files = self._files
         names = set(files.names())
+        if (DOOR in names and lives is None) or (lives is not None and read_folder(files, self.path) != lives):
+            raise InvalidConfig(
+                "folder of a save", "a folder in which no table lives", f"{self.path}, File() of a table"
+            )
         if FOLDER not in names and not names <= {"lock", f"{FOLDER}.new"}:
             other = sorted(names - {"lock"})[0]
             raise InvalidConfig("folder of a save", "an empty folder, or one with saves", f"{self.path} with {other!r}")
@@ -309,3 +323,30 @@ class SaveFolder:
             if self._segment is not None:
                 ends.callback(self._segment.close)
             self._segment = None
+
+
+def remove_all(path: str) -> None:
+    """Removes a folder of saves: the files that relive makes there, each by its name, and the folder if it is empty.
+
+    Raises:
+        SystemFailure: A file cannot be removed.
+    """
+    files = DiskFiles(path, makes=False)
+    try:
+        files.remove(CURRENT)
+        for name in files.names("beside"):
+            for blob in files.names("beside", name) if _NUMBER.fullmatch(name) else []:
+                files.remove("beside", name, blob)
+            files.remove_folder("beside", name)
+        for folder, end in (("cuts", ".cut"), ("segments", ".pages")):
+            for name in files.names(folder):
+                if name.endswith(end) and _NUMBER.fullmatch(name[: -len(end)]):
+                    files.remove(folder, name)
+        for folder in ("beside", "cuts", "segments"):
+            files.remove_folder(folder)
+        for name in (f"{CURRENT}.new", f"{FOLDER}.new", FOLDER, "hosts", "lock", DOOR):
+            files.remove(name)
+    finally:
+        files.close()
+    with contextlib.suppress(OSError):  # other files lie in it
+        os.rmdir(path)

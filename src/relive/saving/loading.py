@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive import _core
-from relive.config.storage import LocalMemory, Storage
+from relive.config.storage import File, LocalMemory, Storage
 from relive.config.table_config import TableConfig
 from relive.errors import DamagedSave, ReliveError
 from relive.saving.current import FORMAT
@@ -92,13 +92,22 @@ def load_core(
     capacity: int | None,
     max_lanes: int | None,
     files: Files | None = None,
+    region: str | None = None,
     *,
     cut: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> LoadedCore:
     """Makes a table from the newest save of a folder, or from the save whose cut has this name.
 
-    more: options of the core in place of those that the configuration gives.
+    Args:
+        path: The folder.
+        storage: As for relive.load, and so are capacity and max_lanes.
+        capacity: In steps.
+        max_lanes: At least the saved ones.
+        files: The files of the folder; None: those on disk.
+        region: The path of the new region, if the storage does not tell it.
+        cut: The name of the cut to load; None: the newest.
+        more: Options of the core in place of those that the configuration gives.
 
     Raises the errors of `relive.load`.
     """
@@ -114,7 +123,8 @@ def load_core(
         }
         images = reader.images
         try:
-            loader = _core.CoreLoader(core_config, config.storage.path, shape, reader.state(), entropy())
+            place = region if isinstance(config.storage, File) else config.storage.path
+            loader = _core.CoreLoader(core_config, place, shape, reader.state(), entropy())
             _put_images(loader, reader, images)
             beside = {name: reader.blob(name) for name in reader.blob_names()}
             core = loader.finish()

@@ -71,10 +71,18 @@ class Saving:
     the pages are copied. A forked child has no part in the save.
     """
 
-    def __init__(self, core: _core.CoreTable, path: str, told: Mapping[str, Any], files: Files | None = None) -> None:
-        """Opens the folder. Raises the errors of SaveFolder.open."""
+    def __init__(
+        self,
+        core: _core.CoreTable,
+        path: str,
+        told: Mapping[str, Any],
+        files: Files | None = None,
+        *,
+        lives: str | None = None,
+    ) -> None:
+        """Opens the folder. lives: its id, if the table lives in it. Raises the errors of SaveFolder.open."""
         self._core, self._told = core, told
-        self._folder = SaveFolder.open(path, files)
+        self._folder = SaveFolder.open(path, files, lives=lives)
         self._cancelled = threading.Event()
         self._done = threading.Event()
         self._copying: Copying | None = None

@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, cast, final
 
 from relive import _core
 from relive.checks.names import names_arguments
-from relive.checks.values import is_name, timeout
+from relive.checks.values import flag, is_name, timeout
 from relive.config.spec import StepSpec
-from relive.config.storage import MAX_NAME_BYTES, SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory, Storage
+from relive.config.storage import (
+    MAX_NAME_BYTES,
+    SHARED_MEMORY_FOLDER,
+    SHARED_MEMORY_PREFIX,
+    File,
+    SharedMemory,
+    Storage,
+)
 from relive.core.attached import attached_pids
 from relive.core.protocol import ReplayTable
 from relive.errors import InUse, NoSuchTable, ReliveError, SystemFailure
-from relive.table.table import Table, attach_path, load_table
+from relive.table.table import Table, attach_file, attach_path, load_table
 
 if TYPE_CHECKING:
     from relive.over.loading import Loader
@@ -29,11 +36,14 @@ __all__ = ["TableRow", "attach", "connect", "list_tables", "load", "loader", "re
 
 
 @names_arguments
-def attach(name: str, stream: int | None = None, timeout_s: float | None = None, read_only: bool = False) -> Table:
-    """A handle on the table SharedMemory(name), which this or another process made.
+def attach(
+    name: str | File, stream: int | None = None, timeout_s: float | None = None, read_only: bool = False
+) -> Table:
+    """A handle on the table SharedMemory(name), or on the table that lives in the folder of a File.
 
     Args:
-        name: the name of the shared memory.
+        name: the name of the shared memory, or File(path). A table whose memory the machine has lost by a restart is
+            built from its last save.
         stream: the number of this handle's random stream. Give each sampling process its own (its rank) if draws must
             be the same in every run. None: a number of its own, counted by attaches, so that no two handles draw the
             same items. It is the same in the next run if handles attach in the same order (never for read_only, which
@@ -48,10 +58,13 @@ def attach(name: str, stream: int | None = None, timeout_s: float | None = None,
         NotARegion, FormatMismatch: the file is no table, or one of another version.
         TooManyParticipants: too many handles are attached.
         DeadlineExceeded: another process did not finish its attach in time.
+        DamagedSave, InUse: the table in the folder cannot be built from its save, or another host uses it.
         InvalidConfig: an argument has another type or value.
 
-    Blocks: only while another process attaches.
+    Blocks: only while another process attaches, or while the table is built from its save.
     """
+    if isinstance(name, File):
+        return attach_file(name, stream, timeout_s, read_only)
     return attach_path(SharedMemory(name).path, stream, timeout_s, read_only)
 
 
@@ -184,8 +197,17 @@ class TableRow:
     problem: str = ""  # the reason why it cannot be read; then num_steps and capacity are 0
 
 
-def list_tables() -> list[TableRow]:
-    """The shared tables of this machine, by name. A file that is no table is listed with its problem."""
+def list_tables(folder: str | os.PathLike[str] | None = None) -> list[TableRow]:
+    """The shared tables of this machine, by name, or the tables that live in folders.
+
+    A file that is no table is listed with its problem.
+
+    Args:
+        folder: The folder of a table with storage=File(path), or one with such folders in it; None: shared memory.
+    """
+    if folder is not None:
+        opening = importlib.import_module("relive.saving.opening")
+        return [TableRow(**told) for told in opening.rows_of(os.fspath(folder))]
     rows = []
     prefix = f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}"
     for path in sorted(glob.glob(glob.escape(prefix) + "*")):
@@ -217,11 +239,11 @@ def list_tables() -> list[TableRow]:
 
 
 @names_arguments
-def remove(name: str, force: bool = False) -> None:
-    """Removes the shared table of this name from the machine.
+def remove(name: str | File, force: bool = False) -> None:
+    """Removes the shared table of this name from the machine, or the table that lives in a folder, with its saves.
 
     Args:
-        name: the name of the shared memory.
+        name: the name of the shared memory, or File(path).
         force: remove it also if processes are attached, and if the file is no table. Attached processes keep their
             mapping; no other process finds the table.
 
@@ -231,6 +253,9 @@ def remove(name: str, force: bool = False) -> None:
         NotARegion, InvalidConfig: the file is no table, or the name is none.
         SystemFailure: the file cannot be removed: another user owns it, or it is a folder.
     """
+    if isinstance(name, File):
+        importlib.import_module("relive.saving.opening").remove_file(name.path, force=flag("force", force))
+        return
     path = SharedMemory(name).path
     if force:
         try:

@@ -8,9 +8,9 @@ from typing import Any, final
 
 from relive.config.limiters import Limiter, limiter_of
 
-__all__ = ["IndexStats", "ShardStats", "TableStats", "TierStats", "table_stats"]
+__all__ = ["FileStats", "IndexStats", "ShardStats", "TableStats", "TierStats", "table_stats"]
 
-_NESTED = ("indexes", "tiers", "shards")
+_NESTED = ("indexes", "tiers", "shards", "file")
 
 
 @final
@@ -97,6 +97,19 @@ class ShardStats:
 
 @final
 @dataclass(frozen=True)
+class FileStats:
+    """Where a table with storage=File(path) lives, and its saves by this process."""
+
+    folder: str
+    region: str  # the file of the table's memory: in the folder, or in /dev/shm
+    reason: str  # why it is in /dev/shm; "" if it is in the folder
+    saver: bool  # whether this process saves every sync_s seconds; one of the attached processes does
+    saved_s: float | None  # seconds since this process saved; None: it has not
+    problem: str  # why the last save of this process failed; ""
+
+
+@final
+@dataclass(frozen=True)
 class TableStats:
     """A table at one moment. Counters run from the creation of the table, over all processes."""
 
@@ -137,6 +150,7 @@ class TableStats:
     indexes: Mapping[str, IndexStats]
     tiers: TierStats | None = None  # of a Tiered table with large columns
     shards: tuple[ShardStats, ...] | None = None  # of a table over several shards, in order of their numbers
+    file: FileStats | None = None  # of a table that lives in a folder, and a handle that is not read-only
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts and numbers."""

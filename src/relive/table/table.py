@@ -6,6 +6,7 @@ import importlib
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, final, overload
 
@@ -14,25 +15,28 @@ from relive.checks.names import names_arguments
 from relive.checks.values import flag, integer, timeout
 from relive.config.index import Index
 from relive.config.spec import StepSpec
-from relive.config.storage import SharedMemory, Storage, Tiered
+from relive.config.storage import File, SharedMemory, Storage, Tiered
 from relive.config.table_config import TableConfig
 from relive.core.attached import attached_pids
 from relive.core.made_files import note_made
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
-from relive.errors import InvalidConfig, NameTaken, NotShareable
+from relive.errors import InvalidConfig, NameTaken, NotShareable, ReadOnly, TableClosed
 from relive.reading.columns import Columns
 from relive.reading.holds import BatchSource
 from relive.reading.sources import LocalDraws, PlannedSource, SampledSource
 from relive.table.handle import TableHandle
+from relive.table.stats import FileStats, TableStats
 from relive.writing.writer import Writer
 
 if TYPE_CHECKING:
     from relive.saving.copying import SaveFacts
+    from relive.saving.keeping import Keeper
     from relive.saving.loading import LoadedCore
+    from relive.saving.opening import KeptCore
     from relive.saving.saving import Saving
 
-__all__ = ["Table", "attach_path", "load_table", "table_over"]
+__all__ = ["Table", "attach_file", "attach_path", "load_table", "table_over"]
 
 _handles: set[weakref.ref[Table]] = set()  # open handles of this process; list() of the set is one step
 
@@ -51,7 +55,8 @@ class Table(TableHandle):
             oldest steps, unless the first index has another remover.
         index: an Index, or {name: Index} for several indexes over the same steps; None: one Index(). Calls that read
             take the name of an index as index=; their default is the first index.
-        storage: LocalMemory() (default), SharedMemory(name) or Tiered(directory, ram_bytes).
+        storage: LocalMemory() (default), SharedMemory(name), File(path) or Tiered(directory, ram_bytes). If a table
+            lives in the folder of File, it is opened.
         max_lanes: lanes that may be open at once, over all writers.
         timeout_s: the default deadline of every blocking call, in seconds.
         seed: seed of every random choice. Equal table states give equal batches.
@@ -62,9 +67,11 @@ class Table(TableHandle):
         CapacityTooSmall: the limiter of an index waits for more items than the capacity can have.
         NameTaken: another process is attached to the shared table of this name.
         StorageFull, SystemFailure: the memory or the file cannot be allocated.
+        DamagedSave, NotARegion, FormatMismatch: the table that lives in the folder cannot be read.
     """
 
     _loaded: LoadedCore | None = None
+    _keeper: Keeper | None = None  # of a table that lives in a folder
 
     def __init__(
         self,
@@ -94,6 +101,9 @@ class Table(TableHandle):
         return table
 
     def _build(self, config: TableConfig) -> None:
+        if isinstance(config.storage, File):
+            self._take(importlib.import_module("relive.saving.opening").open_file(config))
+            return
         if isinstance(config.storage, SharedMemory) and config.storage.overwrite:
             _close_own(config.storage.path)
         try:
@@ -104,6 +114,15 @@ class Table(TableHandle):
             note_made(config.storage.path)
         self._local.timeout_s = config.timeout_s
         self._bind(self._local, config, config.timeout_s)
+        _remember(self)
+
+    def _take(self, kept: KeptCore) -> None:
+        """Becomes a handle on a table that lives in a folder."""
+        self._local, self._keeper, self._loaded = kept.core, kept.keeper, kept.loaded
+        self._local.timeout_s = kept.config.timeout_s
+        self._bind(self._local, kept.config, kept.config.timeout_s)
+        if self._keeper is not None:
+            weakref.finalize(self, self._keeper.leave).atexit = False
         _remember(self)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
@@ -168,6 +187,8 @@ class Table(TableHandle):
         """A function that attaches to the same region; None for a table that is not shared."""
         if self.path is None:
             return None
+        if isinstance(self._config.storage, File):
+            return partial(attach_file, self._config.storage, timeout_s=self._timeout_s, read_only=self.read_only)
         return partial(attach_path, self.path, timeout_s=self._timeout_s, read_only=self.read_only)
 
     @property
@@ -233,7 +254,7 @@ class Table(TableHandle):
         loaded = self._loaded
         blobs, number = saving.checked(beside, keep)
         waits = flag("wait", wait)
-        one: Saving = saving.Saving(self._local, os.fspath(path), self._facts())
+        one: Saving = saving.Saving(self._local, os.fspath(path), saving.facts_of(self._local, self._config))
         is_same = loaded is not None and loaded.keeps_keys  # else pages have other names than in the folder
         one.make_cut(loaded.cut if loaded is not None and is_same else None, self._timeout_s)
         if not waits:
@@ -242,18 +263,38 @@ class Table(TableHandle):
         one.finish(blobs, number)
         return one.wait()
 
-    def _facts(self) -> dict[str, Any]:
-        """The facts of this table that a load needs beside its state."""
-        geometry = self._local.geometry
-        names = ("num_pages", "slot_bits", "max_lanes", "shard")
-        return {
-            "region": geometry["uuid"].hex(),
-            "table": self._config.to_dict(),
-            **{name: int(geometry[name]) for name in names},
-            "page_shift": int(geometry["page_len"]).bit_length() - 1,
-            "stream": self.stream,
-            "next_draw": self.next_draw,
-        }
+    @names_arguments
+    def sync(self, timeout_s: float | None = None) -> None:
+        """Returns when everything that was acknowledged before this call is on disk: for storage=File(path).
+
+        Args:
+            timeout_s: How long to wait, in seconds; None: the table's.
+
+        Raises:
+            DeadlineExceeded: The save did not end in time; it goes on.
+            StorageFull, SystemFailure, SaveOutrun: It failed; the save before it stays whole.
+            InvalidConfig: The table does not live in a folder, or this process is a forked child.
+            ReadOnly, TableClosed: The handle is read-only, or closed.
+        """
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        if self._local.closed:
+            raise TableClosed()
+        if not isinstance(self._config.storage, File):
+            raise InvalidConfig(
+                "storage of a table to sync", "File(path); other tables have save()", self._config.storage
+            )
+        if self._keeper is None:
+            raise ReadOnly()
+        self._keeper.sync(seconds)
+
+    def stats(self) -> TableStats:
+        """Sizes and counters at this moment, over all processes. Raises TableClosed."""
+        told = super().stats()
+        if self._keeper is None:
+            return told
+        place, facts = self._keeper.place, self._keeper.facts
+        file = FileStats(place.folder, place.region, place.reason, facts.saver, facts.saved_s, facts.problem)
+        return replace(told, file=file)
 
     @property
     def loaded(self) -> LoadedCore | None:
@@ -266,16 +307,26 @@ class Table(TableHandle):
         """Closes its writers and ends the use of this handle. The last clean close removes a shared table.
 
         Calls of other threads end with TableClosed. A handle that is still open when the process ends is closed then.
-        Closing twice is harmless.
+        Closing twice is harmless. The last close of a table with storage=File(path) saves it, and leaves it there.
 
-        Blocks: until those calls have ended, at most timeout_s.
+        Raises:
+            StorageFull, SystemFailure, SaveOutrun, DeadlineExceeded: A table that lives in a folder was closed, and
+                could not be saved. Its memory stays for the next process of this boot.
+
+        Blocks: until those calls have ended, at most timeout_s. A table that lives in a folder: also until it is on
+            disk.
         """
-        self._core.close()
+        if self._keeper is None:
+            self._core.close()
+        else:
+            self._keeper.close(self._timeout_s)
 
     def __reduce__(self) -> tuple[Any, ...]:
         path = self._core.path
         if path is None:
             raise NotShareable()
+        if isinstance(self._config.storage, File):
+            return attach_file, (self._config.storage, None, self._timeout_s, self._core.read_only)
         return attach_path, (path, None, self._timeout_s, self._core.read_only)  # a copy has a stream of its own
 
     def __repr__(self) -> str:
@@ -301,6 +352,23 @@ def attach_path(
     )
 
 
+def attach_file(
+    storage: File, stream: int | None = None, timeout_s: SupportsFloat | None = None, read_only: bool = False
+) -> Table:
+    """A handle on the table that lives in a folder. relive.attach lists the errors."""
+    told = None if stream is None else integer("stream", stream, 0, 2**64 - 1)
+    given = None if timeout_s is None else timeout(timeout_s)
+    opening = importlib.import_module("relive.saving.opening")
+    return _kept(opening.attach_file(storage, told, given, flag("read_only", read_only)), given)
+
+
+def _kept(kept: KeptCore, timeout_s: float | None) -> Table:
+    """A handle on a table that lives in a folder."""
+    table = Table.__new__(Table)
+    table._take(kept if timeout_s is None else replace(kept, config=replace(kept.config, timeout_s=timeout_s)))
+    return table
+
+
 def load_table(
     path: str,
     storage: Storage | None,
@@ -311,6 +379,9 @@ def load_table(
 ) -> Table:
     """A new table from the newest save of a folder. relive.load lists the errors. `how`: as for load_core."""
     loading = importlib.import_module("relive.saving.loading")  # imported here: programs that load nothing lack it
+    if isinstance(storage, File):
+        opening = importlib.import_module("relive.saving.opening")
+        return _kept(opening.load_file(path, storage, capacity, max_lanes), timeout_s)
     if isinstance(storage, SharedMemory) and storage.overwrite:
         _close_own(storage.path)
     try:

@@ -30,5 +30,14 @@ def waited_for_core_s(pid: int | None = None) -> float:
 
 
 def working_clock() -> float:
-    """Returns wall-clock seconds without the seconds that this thread waited for a core. Differences are work."""
-    return time.perf_counter() - waited_for_core_s()
+    """Returns wall-clock seconds without the seconds that this thread waited for a core. Differences are work.
+
+    The clock never goes back. Both of its parts are read at one moment: if the thread waited for a core between the two
+    readings, one part would count the wait and the other part would not.
+    """
+    waited_s = waited_for_core_s()
+    while True:
+        now_s, before_s = time.perf_counter(), waited_s
+        waited_s = waited_for_core_s()
+        if waited_s == before_s:
+            return now_s - waited_s

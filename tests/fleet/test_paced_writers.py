@@ -1,0 +1,53 @@
+"""Writers that wait for a limiter over the totals of all shards: how long one call of a writer waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from processes.shm import needs_shared_memory
+
+import relive
+from fleet.tools import config_of
+from relive import errors
+from relive.fleet import ShardOwner, attach
+from relive.fleet.agreement import Agreement
+
+pytestmark = needs_shared_memory
+LIMITER = relive.SamplesPerInsert(1.0, min_size=10, tolerance=20.0)
+ONE = {"observation": np.zeros(2), "next_observation": np.zeros(2), "action": 1, "reward": 0.0}
+CALLS: dict[str, Callable[..., Any]] = {
+    "append": lambda writer, timeout_s: writer.append(**ONE, timeout_s=timeout_s),
+    "extend": lambda writer, timeout_s: writer.extend(
+        **{name: np.stack([value]) for name, value in ONE.items()}, timeout_s=timeout_s
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_call_waits_for_the_totals_until_its_own_deadline(
+    shm_name: Any, monkeypatch: pytest.MonkeyPatch, call: str, is_named: bool
+) -> None:
+    """The totals of a slow shard are on their way for as long as the caller lets them be: not until the handle's."""
+    asked: list[float] = []
+    read = Agreement.read
+
+    def slow(agreement: Agreement, index: int, left_s: float) -> Any:
+        asked.append(left_s)
+        time.sleep(min(left_s, 3.0))
+        return read(agreement, index, left_s)
+
+    name = shm_name()
+    with ShardOwner(0, config_of(name, relive.Index(limiter=LIMITER))), attach([name], timeout_s=60.0) as table:
+        with table.writer(**({"shard": 0} if is_named else {})) as writer:
+            monkeypatch.setattr(Agreement, "read", slow)
+            started = time.monotonic()
+            try:
+                CALLS[call](writer, 0.4)
+            except errors.DeadlineExceeded:
+                pass
+            assert time.monotonic() - started < 2.0 and max(asked) <= 0.4
