@@ -26,6 +26,7 @@ from relive.table.table import Table
 __all__ = ["Checkpoint", "Cursor", "load", "save"]
 
 _LEARNER, _CURSOR = "learner", "cursor"
+_OTHERS = "a served table has remote.save(name, beside={...}), and a table over shards has save(path)"
 
 
 class Cursor(Protocol):
@@ -81,7 +82,7 @@ def save(
         SaveInUse, StorageFull, SystemFailure, SaveOutrun, ReadOnly, TableClosed: as for Table.save.
     """
     if not isinstance(table, Table):
-        raise InvalidConfig("table of a checkpoint", "a relive.Table of this machine", table)
+        raise InvalidConfig("table of a checkpoint", f"a relive.Table; {_OTHERS}", table)
     beside = {}
     if learner is not None:
         beside[_LEARNER] = tree_to_bytes(learner)

@@ -38,10 +38,11 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
     "fleet": [
         {"errors"},
         {"draws"},
+        {"saved"},
         {"shards", "owner"},
-        {"agreement", "calls", "totals", "writing", "remote", "mapped"},
+        {"agreement", "calls", "totals", "writing", "remote", "mapped", "saving"},
         {"onesided"},
-        {"core", "group_reader"},
+        {"core", "group_reader", "opened"},
         {"sharded_table", "torch", "ray_config"},
         {"ray"},
     ],

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+
+from fleet.tools import config_of, fill
+from relive.fleet import ShardedTable, ShardOwner, attach
 
 
 @pytest.fixture
@@ -39,3 +43,20 @@ def pair(shm_name: Any) -> Iterator[Any]:
     yield one
     one.close()
     assert not one.fake.registered and not one.fake.lists and not one.fake.requests and not one.fake.peers
+
+
+@pytest.fixture
+def names(shm_name: Any) -> tuple[str, str]:
+    return shm_name(), shm_name()
+
+
+@pytest.fixture
+def whole(names: tuple[str, str]) -> Iterator[ShardedTable]:
+    """A table over two mapped shards of 60 and 40 steps."""
+    with ExitStack() as stack:
+        for number, name in enumerate(names):
+            stack.enter_context(ShardOwner(number, config_of(name)))
+        table = stack.enter_context(attach(names, timeout_s=30.0))
+        fill(table, 0, 0, 60)
+        fill(table, 1, 1_000, 40)
+        yield table

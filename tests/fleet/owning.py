@@ -32,10 +32,10 @@ def run(pipe: Connection, environment: dict[str, str]) -> None:
 
 def _answer(owners: dict[str, ShardOwner], what: str, *arguments: Any) -> Any:
     if what == "own":
-        number, config, address = arguments
-        owner = ShardOwner(number, config, epoch=EPOCH)
+        number, config, address, saves, load = arguments
+        owner = ShardOwner(number, config, epoch=EPOCH, load=load)
         try:
-            served = owner.serve(address)
+            served = owner.serve(address, saves=saves)
         except BaseException:
             owner.close()
             raise
@@ -63,9 +63,16 @@ class Owners(Asked):
     def __init__(self, **environment: str) -> None:
         super().__init__(run, environment)
 
-    def own(self, number: int, config: relive.TableConfig, address: str = LOOPBACK) -> str:
-        """The address of a shard, made or taken over."""
-        return str(self.ask("own", number, config, address))
+    def own(
+        self,
+        number: int,
+        config: relive.TableConfig,
+        address: str = LOOPBACK,
+        saves: Any = None,
+        load: Any = None,
+    ) -> str:
+        """The address of a shard, made, taken over, or loaded."""
+        return str(self.ask("own", number, config, address, saves, load))
 
     def owning(self, stack: ExitStack) -> Callable[[int, relive.TableConfig, str], str]:
         """The same, whatever its name in shared memory, of shards that are closed when the stack ends."""

@@ -313,7 +313,7 @@ def test_a_shard_of_another_host_is_read_by_nixl_by_itself(
 ) -> None:
     owners = start()
     address = owners.own(0, config_of(shm_name()))
-    monkeypatch.setattr("relive.fleet.sharded_table._on_this_host", lambda *of: None)
+    monkeypatch.setattr("relive.fleet.opened._on_this_host", lambda *of: None)
     with attach([address]) as table:
         fill(table, 0, 0, 10)
         assert table.sample(4).num_items == 4 and paths(table) == ["nixl"]

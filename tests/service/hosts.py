@@ -27,7 +27,8 @@ def _answer(served: Served, what: str, *arguments: Any) -> Any:
     if what == "serve":
         spec, capacity, index, options, address = arguments
         more = {} if index is None else {"index": index}
-        return _serve(served, relive.Table(spec, capacity, **more, **options), address)
+        saves = options.pop("saves", None)
+        return _serve(served, relive.Table(spec, capacity, **more, **options), address, saves)
     if what == "attach":
         name, address = arguments
         return _serve(served, relive.attach(name), address)
@@ -45,10 +46,10 @@ def _answer(served: Served, what: str, *arguments: Any) -> Any:
     raise ValueError(what)
 
 
-def _serve(served: Served, table: Any, address: str) -> str:
-    from relive.service import serve
+def _serve(served: Served, table: Any, address: str, saves: Any = None) -> str:
+    from relive.service import ServerOptions, serve
 
-    server = serve({"table": table}, address)
+    server = serve({"table": table}, address, ServerOptions(saves=saves))
     served[server.address] = server, table
     return server.address + "/table"
 

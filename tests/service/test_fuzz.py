@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ import pyarrow.flight as flight
 from contract.tools import plain_spec, prioritized, step, write_steps
 
 import relive
+from relive import errors
 from relive.service import Server, ServerOptions, connect, serve
 from relive.service.parameters.sets import publication_of
 from relive.service.wire import framing
@@ -32,11 +35,16 @@ STRANGE: tuple[Any, ...] = (
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[Server]:
+    options = ServerOptions(max_reply_bytes=1 << 20, saves=tmp_path / "saves")
     with relive.Table(plain_spec(), 500, prioritized(), max_lanes=64, timeout_s=0.2) as table:
-        with serve({"t": table}, "grpc://127.0.0.1:0", ServerOptions(max_reply_bytes=1 << 20)) as one:
+        with serve({"t": table}, "grpc://127.0.0.1:0", options) as one:
             yield one
         table.check()
+    for path in (tmp_path / "saves" / "t").iterdir():  # nothing else was written, and each save is whole
+        with contextlib.suppress(errors.NoSuchSave):
+            assert path.is_dir() and relive.saved(path).config == table.config
+    assert {path.name for path in tmp_path.iterdir()} == {"saves"} and len(list((tmp_path / "saves").iterdir())) == 1
 
 
 def right_messages(kind: str, keys: list[int]) -> list[tuple[dict[str, Any], bytes]]:
@@ -96,6 +104,11 @@ def right_messages(kind: str, keys: list[int]) -> list[tuple[dict[str, Any], byt
         ({"op": "policy_version"}, b""),
         ({"op": "stats"}, b""),
         ({"op": "check"}, b""),
+        ({"op": "save", "token": "t", "name": "n", "beside": [["a", 3], ["b", 0]], "keep": 2}, b"abc"),
+        ({"op": "save", "token": "u", "name": "n", "beside": [], "keep": [1, 2]}, b""),
+        ({"op": "saving", "token": "t", "until": "end", "timeout_s": 0.01}, b""),
+        ({"op": "cancel", "token": "u"}, b""),
+        ({"op": "forget", "name": "n", "staying": [1, 3]}, b""),
     ]
 
 

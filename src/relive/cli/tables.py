@@ -94,10 +94,11 @@ def _remove(names: list[str], all_unused: bool, force: bool) -> int:
 def _serve(config: Path, address: str | None) -> None:
     """Serve tables to other machines until Ctrl-C or SIGTERM.
 
-    A table that is already in shared memory, as after a kill, is served with its content.
+    A table that is already in shared memory, as after a kill, is served with its content. With `saves = "FOLDER"` in
+    the file, clients may save tables, and a table that is not in shared memory starts from its newest save.
     """
     with extra_named("serve", "service"):
-        from relive.service import serve
+        from relive.service import ServerOptions, serve
         from relive.service.config import load_config, open_table
 
     signals: list[int] = []  # no Event: a handler may be called while the waiting thread has its lock
@@ -105,14 +106,22 @@ def _serve(config: Path, address: str | None) -> None:
         signal.signal(number, lambda number, _: signals.append(number))
     loaded = load_config(config)
     with contextlib.ExitStack() as stack:
-        tables = {name: stack.enter_context(open_table(one)) for name, one in loaded.tables.items()}
-        server = stack.enter_context(serve(tables, address or loaded.address))
+        saves = {name: loaded.save_of(name) for name in loaded.tables}
+        tables = {name: stack.enter_context(open_table(one, saves[name])) for name, one in loaded.tables.items()}
+        server = stack.enter_context(serve(tables, address or loaded.address, ServerOptions(saves=loaded.saves)))
         for name, table in tables.items():
-            say(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps")
+            say(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps{_from_save(table, saves[name])}")
             for line in _cost_of_the_remover(table):
                 say(line)
         while not signals:
             time.sleep(_HEARS_S)
+
+
+def _from_save(table: Table, save: str | None) -> str:
+    """Which save the table came from, if it came from one."""
+    if table.loaded is None:
+        return ""
+    return f", loaded from {save}{'' if table.loaded.keeps_keys else ' under new keys'}"
 
 
 def _cost_of_the_remover(table: Table) -> Iterator[str]:

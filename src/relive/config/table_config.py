@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, final
@@ -21,6 +21,7 @@ from relive.errors import FormatMismatch, InvalidConfig
 __all__ = ["TableConfig"]
 
 VERSION = 2  # of to_dict; raised when another version would misread the dict
+_SHARDS = "saved_shards"  # in metadata, beside the configuration
 MAX_PARTICIPANTS = 256
 _STORAGES = "LocalMemory(), SharedMemory(name), File(path) or Tiered(directory, ram_bytes)"
 MAX_LANES = 2**20  # as in the core
@@ -120,9 +121,12 @@ class TableConfig:
             options["index"] = {name: Index.from_dict(one) for name, one in parts["index"].items()}
         return cls(StepSpec.from_dict(parts["spec"]), parts["capacity"], **options)
 
-    def to_metadata(self) -> bytes:
-        """to_dict as the bytes that are stored in a table's region and that a server sends."""
-        return json.dumps(self.to_dict()).encode()
+    def to_metadata(self, shards: Sequence[int] = ()) -> bytes:
+        """to_dict as the bytes that are stored in a table's region and that a server sends.
+
+        shards: the numbers of all shards of the save that this shard was loaded from.
+        """
+        return json.dumps({**self.to_dict(), **({_SHARDS: list(shards)} if shards else {})}).encode()
 
     @classmethod
     def from_metadata(cls, metadata: bytes) -> TableConfig:
@@ -131,7 +135,15 @@ class TableConfig:
             parts = json.loads(metadata)
         except ValueError:
             parts = {}
-        return cls.from_dict(parts if isinstance(parts, dict) else {})
+        told = parts if isinstance(parts, dict) else {}
+        return cls.from_dict({name: value for name, value in told.items() if name != _SHARDS})
+
+    @staticmethod
+    def shards_in(metadata: bytes) -> tuple[int, ...]:
+        """The numbers of all shards of the save that a shard was loaded from; none if it was not."""
+        parts = json.loads(metadata)
+        told = parts.get(_SHARDS) if isinstance(parts, dict) else None
+        return tuple(told) if isinstance(told, list) and all(type(one) is int for one in told) else ()
 
     def core_config(self) -> dict[str, Any]:
         """The table as the core reads it: the parts that spec, indexes and storage give, and the options."""

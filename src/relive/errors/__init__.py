@@ -33,7 +33,7 @@ from relive.errors.items import EpisodeMismatch, EpisodeTooLong, RareItems, RowG
 from relive.errors.late import AlreadyCompleted, LateColumn
 from relive.errors.names import MissingColumn, UnknownArgument, UnknownAttribute, UnknownColumn, UnnamedColumns
 from relive.errors.packages import MissingPackage
-from relive.errors.saving import DamagedSave, NoSuchSave, SaveCancelled, SaveInUse, SaveOutrun
+from relive.errors.saving import DamagedSave, NoSuchSave, SaveCancelled, SaveInUse, SaveOutrun, SavesNotAllowed
 from relive.errors.service import BadMessage, ServiceUnavailable, StaleVersion, Unacknowledged
 from relive.errors.storage import FormatMismatch, InUse, NameTaken, NoSuchTable, NotARegion, StorageFull, SystemFailure
 from relive.errors.waiting import DeadlineExceeded, RequestTooLarge, WaitsForItself
@@ -76,6 +76,7 @@ __all__ = [
     "SaveCancelled",
     "SaveInUse",
     "SaveOutrun",
+    "SavesNotAllowed",
     "SeamMismatch",
     "ServiceUnavailable",
     "ShapeMismatch",

@@ -7,7 +7,7 @@ from typing import final
 
 from relive.errors.base import ReliveError, bytes_text, plain, shown
 
-__all__ = ["DamagedSave", "NoSuchSave", "SaveCancelled", "SaveInUse", "SaveOutrun"]
+__all__ = ["DamagedSave", "NoSuchSave", "SaveCancelled", "SaveInUse", "SaveOutrun", "SavesNotAllowed"]
 
 _MAX_TEXT = 200
 
@@ -74,3 +74,15 @@ class SaveCancelled(ReliveError, RuntimeError):
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(f"the save into {path} was cancelled; the save before it stays whole")
+
+
+@final
+class SavesNotAllowed(ReliveError, PermissionError):
+    """The server has no folder for saves, so clients cannot save its tables."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        super().__init__(
+            f'the server of table {table!r} has no folder for saves; start it with saves = "FOLDER" in the file of'
+            " relive serve, with serve(..., options=ServerOptions(saves=FOLDER)), or ShardOwner.serve(saves=FOLDER)"
+        )

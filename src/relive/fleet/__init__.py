@@ -1,9 +1,20 @@
 """One table over several shards, on one host or many; no storage of steps (relive.table)."""
 
 from relive.fleet.agreement import Alone, Exchange
-from relive.fleet.errors import NoLiveShard, NotOverShards, PeerUnreadable, RankFailed, RankLost, RanksDisagree
+from relive.fleet.errors import (
+    NoLiveShard,
+    NotOverShards,
+    OtherShards,
+    PeerUnreadable,
+    RankFailed,
+    RankLost,
+    RanksDisagree,
+    ShardNotSaved,
+)
 from relive.fleet.group_reader import Broadcasts, GroupReader
 from relive.fleet.owner import ShardOwner, make_shard
+from relive.fleet.saved import SavedShard, SavedShards, saved
+from relive.fleet.saving import ShardsSaveFacts
 from relive.fleet.sharded_table import ShardedTable, attach
 
 __all__ = [
@@ -13,12 +24,18 @@ __all__ = [
     "GroupReader",
     "NoLiveShard",
     "NotOverShards",
+    "OtherShards",
     "PeerUnreadable",
     "RankFailed",
     "RankLost",
     "RanksDisagree",
+    "SavedShard",
+    "SavedShards",
+    "ShardNotSaved",
     "ShardOwner",
     "ShardedTable",
+    "ShardsSaveFacts",
     "attach",
     "make_shard",
+    "saved",
 ]

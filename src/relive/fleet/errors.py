@@ -15,10 +15,12 @@ __all__ = [
     "NoLiveShard",
     "NoSuchFleet",
     "NotOverShards",
+    "OtherShards",
     "PeerUnreadable",
     "RankFailed",
     "RankLost",
     "RanksDisagree",
+    "ShardNotSaved",
 ]
 
 
@@ -92,6 +94,46 @@ class RankLost(ReliveError, ConnectionError):
         super().__init__(
             f"a rank of the group is gone ({reason}); the others cannot draw together without it: end them, too, and"
             " start the group again (torchrun does); shards live on in their owners"
+        )
+
+
+@final
+class OtherShards(ReliveError, ValueError):
+    """A save of several shards is loaded into another number of shards.
+
+    Attributes:
+        saved: the numbers of the shards of the save.
+        got: the numbers of the shards here.
+    """
+
+    def __init__(self, saved: Sequence[int], got: Sequence[int]) -> None:
+        self.saved, self.got = tuple(saved), tuple(got)
+        super().__init__(
+            f"the save has {_counted(self.saved)}, here {'is' if len(self.got) == 1 else 'are'} {_counted(self.got)};"
+            " start and attach all shards of the save and no others, because shards are not divided or joined"
+        )
+
+
+def _counted(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    return f"{len(numbers)} shard{'' if len(numbers) == 1 else 's'} ({shown})"
+
+
+@final
+class ShardNotSaved(ReliveError, RuntimeError):
+    """A shard cannot take part in a save of all shards.
+
+    Attributes:
+        shard: the number of the shard.
+        state: its state, as stats().shards shows it.
+    """
+
+    def __init__(self, shard: int, state: str) -> None:
+        self.shard = shard
+        self.state = state
+        super().__init__(
+            f"shard {shard} is {state}, and a save has all shards: nothing is saved, and the save before stays whole;"
+            " start the owner of the shard again, then call again"
         )
 
 

@@ -17,8 +17,23 @@ from relive.core.locked import check_lock, is_of_lock
 from relive.errors import DeadlineExceeded
 from relive.fleet.draws.placement import Root
 from relive.fleet.owner import OwnerWatch, shard_of
-from relive.fleet.shards import STALL_S, Answer, Asked, Later, Missed, Part, Shard, Short, State
+from relive.fleet.shards import (
+    STALL_S,
+    Answer,
+    Asked,
+    AskedSave,
+    Later,
+    Missed,
+    Part,
+    SavingPart,
+    Shard,
+    Short,
+    State,
+)
 from relive.reading.sources import DrawNumber
+from relive.saving.apart import SavedCore, SavingApart
+from relive.saving.copying import SaveFacts
+from relive.saving.folder import SaveFolder
 from relive.table.table import Table
 
 __all__ = ["MappedShard"]
@@ -126,6 +141,10 @@ class MappedShard(Shard):
         ends = time.monotonic() + STALL_S
         return self._later(lambda: check_lock(self.core, max(0.0, ends - time.monotonic())))
 
+    def begin_save(self, asked: AskedSave) -> SavingPart:
+        """Begins a save by a thread of this process."""
+        return _MappedSaving(self, asked)
+
     def _later(self, call: Callable[[], Any], takes_lock: bool = False) -> Answer:
         """Returns an answer that calls the core when it is taken.
 
@@ -158,6 +177,35 @@ class MappedShard(Shard):
         if self.watch is not None:
             self.watch.close()
         self.table.close()
+
+
+@final
+class _MappedSaving:
+    """A save that a thread of this process writes (relive.fleet.shards.SavingPart)."""
+
+    def __init__(self, shard: MappedShard, asked: AskedSave) -> None:
+        self._path = asked.path
+        table = shard.table
+        saved = SavedCore(shard.core, table.config, None, min(asked.timeout_s, table.timeout_s))
+        self._saving = SavingApart(saved, asked.path, {}, asked.staying)
+        self._saving.start(f"relive-save-shard-{shard.number}")
+
+    def wait(self, timeout_s: float) -> SaveFacts | None:
+        """Waits for the thread."""
+        self._saving.wait(timeout_s)
+        return self._saving.facts()
+
+    def cancel(self) -> None:
+        """Ends the save at its next block."""
+        self._saving.cancel()
+
+    def forget(self, staying: frozenset[int]) -> None:
+        """Removes the cuts that do not stay."""
+        folder = SaveFolder.open(self._path)
+        try:
+            folder.forget(staying)
+        finally:
+            folder.close()
 
 
 @final

@@ -22,9 +22,11 @@ from relive.core.attached import attached_pids
 from relive.core.closing import Closing
 from relive.errors import InvalidConfig, NameTaken, NoSuchTable, SystemFailure
 from relive.fleet.draws.placement import MAX_SHARDS
-from relive.table.table import Table, attach_path, table_over
+from relive.fleet.errors import OtherShards
+from relive.fleet.saved import SavedShards, saved
+from relive.table.table import Table, attach_path, load_table, table_over
 
-__all__ = ["OwnerWatch", "ShardOwner", "make_shard", "outlive", "shard_of"]
+__all__ = ["OwnerWatch", "ShardOwner", "load_shard", "make_shard", "outlive", "shard_of"]
 
 # The byte is far above the bytes that attached handles lock. An open-file lock ends when the last copy of its
 # descriptor is closed, however the process dies. A lock of the process would already end when the process closes
@@ -63,6 +65,29 @@ def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Ta
     return table_over(_core.create_table(made, config.storage.path), None)
 
 
+def load_shard(number: int, config: TableConfig, load: str | os.PathLike[str] | SavedShards) -> Table:
+    """Makes a shard from a save of all shards. It has no owner. ShardOwner lists the arguments and errors."""
+    save = load if isinstance(load, SavedShards) else saved(load)
+    part = next((one for one in save.shards if one.number == number), None)
+    if part is None:
+        raise OtherShards(save.numbers, [*save.numbers, number])
+    more = {"shard": number, "metadata": config.to_metadata(save.numbers)}
+    table = load_table(
+        part.path, config.storage, config.capacity, config.max_lanes, config.timeout_s, cut=part.cut, more=more
+    )
+    try:
+        if shard_of(table) != number:
+            raise InvalidConfig(f"number of the shard saved in {part.path}", str(number), shard_of(table))
+        for name in ("spec", "index", "seed"):
+            found, wanted = getattr(table.config, name), getattr(config, name)
+            if found != wanted or (name == "index" and list(found) != list(wanted)):
+                raise InvalidConfig(f"{name} of the shard saved in {part.path}", repr(found), wanted)
+    except BaseException:
+        table.close()
+        raise
+    return table
+
+
 def shard_of(table: Table) -> int:
     """The number of the shard behind a table; 0 for a table that was made alone."""
     return int(table.core.geometry["shard"])
@@ -77,7 +102,7 @@ class ShardOwner(Closing):
     removes the memory if no other process is attached.
 
     Attributes:
-        table: a handle on this shard alone.
+        table: a handle on this shard alone. Its `loaded` says whether it came from a save.
         is_restored: whether the region of an earlier owner was taken over.
         number: number of the shard.
 
@@ -87,9 +112,15 @@ class ShardOwner(Closing):
         epoch: where the keys of a new region begin, 0 to 2**62 - 1. None: at random, so that keys of a lost region are
             gone in the region that takes its number. Give a number if keys must be the same in every run. Only as many
             of the lower bits count as keys have room for (22 with ten million rows).
+        load: the folder of a save of all shards (ShardedTable.save), or its description (relive.fleet.saved), from
+            which the shard is made if no region was left. The description is for owners of hosts that cannot read the
+            folder. None: a new shard is empty.
 
     Raises:
-        InvalidConfig: the storage is not shared memory, or the region that was left has another number, spec or index.
+        InvalidConfig: the storage is not shared memory, or the region that was left, or the saved shard, has another
+            number, spec or index.
+        OtherShards: the save has no shard of this number.
+        NoSuchSave, DamagedSave: there is no save of all shards, or a part of it is damaged or missing.
         NameTaken: another process owns the shard.
         ReliveError: also every error that relive.Table and relive.attach raise.
     """
@@ -97,7 +128,14 @@ class ShardOwner(Closing):
     table: Table
     is_restored: bool
 
-    def __init__(self, number: int, config: TableConfig, *, epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        config: TableConfig,
+        *,
+        epoch: int | None = None,
+        load: str | os.PathLike[str] | SavedShards | None = None,
+    ) -> None:
         if not isinstance(config, TableConfig) or not isinstance(config.storage, SharedMemory):
             raise InvalidConfig("config of a shard that is owned", "a TableConfig with SharedMemory(name)", config)
         self.number = integer("number of a shard", number, 0, MAX_SHARDS - 1)
@@ -116,7 +154,8 @@ class ShardOwner(Closing):
                     self._own(path)
                     self.table, self.is_restored = attach_path(path), True
             except NoSuchTable:
-                self.table, self.is_restored = make_shard(self.number, config, epoch), False
+                made = make_shard(self.number, config, epoch) if load is None else load_shard(self.number, config, load)
+                self.table, self.is_restored = made, False
                 undo.callback(self.table.close)
                 self._own(path)
             undo.pop_all()
@@ -126,7 +165,12 @@ class ShardOwner(Closing):
         self._descriptor = _open(path)
         _lock(self._descriptor, path)
 
-    def serve(self, address: str = "grpc://0.0.0.0:0", name: str | None = None) -> str:
+    def serve(
+        self,
+        address: str = "grpc://0.0.0.0:0",
+        name: str | None = None,
+        saves: str | os.PathLike[str] | None = None,
+    ) -> str:
         """Serves the shard to handles of other hosts until close(). Needs the extra `service`.
 
         Such handles attach with attach(["grpc://host:port/name"]).
@@ -135,13 +179,15 @@ class ShardOwner(Closing):
             address: where to listen. Port 0 takes a free port. Name a port if the shard must be found again after a
                 restart.
             name: name of the shard at the address. None: the name of its shared memory.
+            saves: folder of this machine below which handles of other hosts may save the shard (ShardedTable.save).
+                None: they may not.
 
         Returns:
             The address of the shard, grpc://host:port/name.
 
         Raises:
             MissingPackage: the extra `service` is not installed.
-            InvalidConfig: the shard is already served.
+            InvalidConfig: the shard is already served, or a name or a path is none.
             ServiceUnavailable: the address cannot be bound.
         """
         if self._server is not None:
@@ -150,7 +196,7 @@ class ShardOwner(Closing):
         storage = self.table.config.storage
         shown = storage.name if name is None and isinstance(storage, SharedMemory) else str(name)
         nixl = importlib.import_module("relive.fleet.onesided.nixl")
-        self._server = service.serve({shown: self.table}, address)
+        self._server = service.serve({shown: self.table}, address, service.ServerOptions(saves=saves))
         if nixl.is_installed():
             self._region = nixl.SharedRegion(self.table.core)
             self._server.offer(shown, "nixl", self._region.give)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -16,18 +15,27 @@ from relive.config.storage import SharedMemory
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.core.table_core import Normalise, WriterCore
-from relive.errors import InvalidConfig, NotShareable, ReliveError, RequestTooLarge, ServiceUnavailable
+from relive.errors import (
+    InvalidConfig,
+    NotShareable,
+    ReadOnly,
+    RequestTooLarge,
+    ServiceUnavailable,
+    TableClosed,
+)
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore
 from relive.fleet.mapped import MappedShard
-from relive.fleet.owner import OwnerWatch
+from relive.fleet.opened import checked_path, is_address, mapped_shard, shard_at
+from relive.fleet.saved import MOST_KEPT
+from relive.fleet.saving import ShardsSaveFacts, save_shards
 from relive.fleet.shards import Shard, Shards
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
 from relive.reading.holds import BatchSource, HeldDraw, Taken
 from relive.table.handle import TableHandle
-from relive.table.table import Table, attach_path
+from relive.table.table import Table
 from relive.writing.writer import Writer
 
 __all__ = ["ShardedTable", "attach"]
@@ -85,15 +93,15 @@ def attach(
     """
     if isinstance(names, str):
         raise InvalidConfig("names of shards", "a list of names", names)
-    asked = _checked_path(path)
+    asked = checked_path(path)
     shards: list[Shard] = []
     try:
         for at, name in enumerate(names):
             own = None if stream is None else integer("stream", stream, 0, _STREAMS - 1) + at * _STREAMS
             if is_address(name):
-                shards.append(_at_address(name, own, timeout_s, read_only, asked))
+                shards.append(shard_at(name, own, timeout_s, read_only, asked))
             else:
-                shards.append(_mapped(SharedMemory(name).path, own, timeout_s, read_only))
+                shards.append(mapped_shard(SharedMemory(name).path, own, timeout_s, read_only))
         whole = ShardedTable(shards, local, timeout_s, exchange=exchange, root_age=root_age)
     except BaseException:
         for shard in shards:
@@ -103,63 +111,6 @@ def attach(
         again = partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, path=path)
         whole.opened_by(partial(again, root_age=root_age))
     return whole
-
-
-def is_address(name: object) -> bool:
-    """Whether the name is an address of a shard. Names of shared memory contain no slash."""
-    return isinstance(name, str) and "://" in name
-
-
-def _checked_path(path: str | None) -> str | None:
-    if path not in (None, "mapped", "service", "nixl"):
-        raise InvalidConfig("path", "None, 'mapped', 'service' or 'nixl'", path)
-    return path
-
-
-def _mapped(path: str, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard:
-    table = attach_path(path, stream, timeout_s, read_only)
-    try:
-        return MappedShard(table, OwnerWatch(path))
-    except BaseException:
-        table.close()
-        raise
-
-
-def _at_address(address: str, stream: int | None, timeout_s: float | None, read_only: bool, asked: str | None) -> Shard:
-    if read_only and asked != "mapped":
-        raise InvalidConfig("read_only", "False, where shards are at addresses: their owners count draws", True)
-    seconds = None if timeout_s is None else timeout(timeout_s)
-    # Imported here: a table over mapped shards needs no pyarrow, and a shard read through its owner needs no NIXL.
-    if asked == "nixl":
-        return _peer(address, stream, seconds, must=True)
-    shard: Any = importlib.import_module("relive.fleet.remote.shard").RemoteShard(address, stream, seconds)
-    if asked == "service":
-        return cast(Shard, shard)
-    with contextlib.closing(shard):
-        here = _on_this_host(shard, stream, timeout_s, read_only)
-        if here is None and asked == "mapped":
-            raise InvalidConfig(f"path of the shard at {address}", "one of this host", "mapped")
-    return here or _peer(address, stream, seconds, must=False)
-
-
-def _peer(address: str, stream: int | None, seconds: float | None, must: bool) -> Shard:
-    peer = importlib.import_module("relive.fleet.onesided.peer")
-    return cast(Shard, peer.PeerShard(address, stream, seconds, must))
-
-
-def _on_this_host(shard: Any, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard | None:
-    """Maps the same region in this process. Returns None if the region is not on this host."""
-    path = shard.hello.get("path")
-    if not isinstance(path, str):
-        return None
-    try:
-        mapped = _mapped(path, stream, timeout_s, read_only)
-    except ReliveError:
-        return None
-    if mapped.uuid == shard.uuid and mapped.is_live:
-        return mapped
-    mapped.close()
-    return None
 
 
 @final
@@ -259,6 +210,47 @@ class ShardedTable(TableHandle):
         self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
         return FleetSource(self._fleet, request, columns, timeout_s), prefetch
+
+    # ---- saving ----------------------------------------------------------------------------------------------------
+
+    @names_arguments
+    def save(self, path: str | os.PathLike[str], keep: int = 1, timeout_s: float | None = None) -> ShardsSaveFacts:
+        """Saves all shards. ShardOwner(load=path) makes each shard again. One rename commits all shards together.
+
+        Each shard is saved as it is at one moment of this call, and the moments of two shards differ. This process
+        writes the shards that it maps, to path/shards/N. The owners of the other shards write these below their own
+        folders (ShardOwner.serve(saves=)). Writers and samplers go on. If the save fails, or a process dies, the save
+        before it stays whole, with all shards. In a group, one rank saves.
+
+        Args:
+            path: Folder of the save. It is made if it is not there.
+            keep: Number of saves that the folder keeps, this one included.
+            timeout_s: Deadline in seconds of the whole call; None: the handle's default. The save is cancelled then,
+                and also if Ctrl-C interrupts the call.
+
+        Returns:
+            The facts of the save.
+
+        Raises:
+            ShardNotSaved: A shard is not live. Nothing was saved.
+            SavesNotAllowed: The owner of a shard of another host has no folder for saves.
+            SaveInUse: Another save into this folder goes on.
+            DeadlineExceeded: The save did not end in time, and is cancelled.
+            StorageFull, SystemFailure: A folder cannot be written.
+            SaveOutrun: Writers fill pages of a shard faster than its folder takes them in.
+            ServiceUnavailable: The owner of a shard does not answer, or died.
+            InvalidConfig: The path is no folder of such saves, or an argument has another type or value.
+            ReadOnly, TableClosed: The handle is read-only, or closed.
+
+        Blocks: until all shards are on disk.
+        """
+        kept = integer("keep", keep, 1, MOST_KEPT)
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        if self.closed:
+            raise TableClosed()
+        if self._fleet.read_only:
+            raise ReadOnly()
+        return save_shards(self._fleet.shards, os.fspath(path), kept, seconds)
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 

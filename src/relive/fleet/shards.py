@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.config.limiters import MinSize
+from relive.config.table_config import TableConfig
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import ForeignKey, InvalidConfig, ReliveError
 from relive.fleet.draws.placement import MAX_SHARDS, Root
 from relive.fleet.draws.sharing import sharing_of
-from relive.fleet.errors import NotOverShards
+from relive.fleet.errors import NotOverShards, OtherShards
+from relive.saving.copying import SaveFacts
 from relive.table.handle import TableHandle
 
 __all__ = [
@@ -23,10 +25,12 @@ __all__ = [
     "STALL_S",
     "Answer",
     "Asked",
+    "AskedSave",
     "Later",
     "Missed",
     "Part",
     "Path",
+    "SavingPart",
     "Shard",
     "Shards",
     "Short",
@@ -125,6 +129,35 @@ class Part(Protocol):
         ...
 
 
+class AskedSave(NamedTuple):
+    """The part of one shard in a save of all shards.
+
+    `path`: the folder, if this process writes it. `name`: the name of the save, if an owner of another host writes it.
+    `staying`: the numbers of the cuts that stay in the folder until the save of all shards is committed.
+    """
+
+    path: str
+    name: str
+    staying: frozenset[int]
+    timeout_s: float
+
+
+class SavingPart(Protocol):
+    """The save of one shard, which goes on until wait() has returned its facts or raised its error."""
+
+    def wait(self, timeout_s: float) -> SaveFacts | None:
+        """Waits for the end of the save. Returns None if it has not ended. Raises the error that ended it."""
+        ...
+
+    def cancel(self) -> None:
+        """Ends the save, if it has not committed. Raises no error of the library."""
+        ...
+
+    def forget(self, staying: frozenset[int]) -> None:
+        """Removes all cuts of the folder but those with these numbers; none if none of these is there."""
+        ...
+
+
 class Shard(ABC):
     """A handle on one shard. Any number of threads."""
 
@@ -215,6 +248,10 @@ class Shard(ABC):
     def ask_free(self) -> Answer:
         """Asks whether the shard can be changed now. The answer raises if its lock or its owner stand in the way."""
 
+    @abstractmethod
+    def begin_save(self, asked: AskedSave) -> SavingPart:
+        """Begins a save of the shard. Raises the errors of a save as far as they are known at once."""
+
     def are_rows(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of the keys, all with this shard's number, the shard may have given out for rows."""
         in_shard = keys & ((1 << _LEAF_BITS) - 1)
@@ -237,6 +274,7 @@ class Shards:
     Raises InvalidConfig: no shard, a number twice, different specs, indexes or seeds, or a shard with a limiter of its
     own.
     Raises NotOverShards if an index does not work over several shards.
+    Raises OtherShards if a shard was loaded from a save of other shards than these.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
@@ -251,6 +289,7 @@ class Shards:
             self._place_of[shard.number] = place
         for shard in self._shards:
             self._check_alike(shard)
+            self._check_saved(shard)
         if len(self) > 1:
             _check_indexes(self._shards[0].table)
         indexes = self._shards[0].table.config.index
@@ -318,6 +357,12 @@ class Shards:
         """Closes the handles of all shards."""
         for shard in self._shards:
             shard.close()
+
+    def _check_saved(self, shard: Shard) -> None:
+        saved = TableConfig.shards_in(shard.core.metadata)
+        here = tuple(one.number for one in self._shards)
+        if saved and saved != here:
+            raise OtherShards(saved, here)
 
     def _check_alike(self, shard: Shard) -> None:
         first, config = self._shards[0], shard.table.config

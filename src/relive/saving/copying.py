@@ -44,6 +44,7 @@ class SaveFacts:
         num_bytes: Bytes that this save wrote.
         locked_s: For which the save had the table's lock, in seconds.
         wall_s: From the call to the commit, in seconds.
+        cut: The name of the cut, which no other cut has.
     """
 
     path: str
@@ -54,6 +55,7 @@ class SaveFacts:
     num_bytes: int
     locked_s: float
     wall_s: float
+    cut: str
 
 
 @final
@@ -163,12 +165,13 @@ class Copying:
             self._saver.next_round()
         self._locked_s = self._saver.cut(timeout_s)
 
-    def finish(self, facts: Mapping[str, Any], beside: Mapping[str, bytes], keep: int) -> SaveFacts:
+    def finish(self, facts: Mapping[str, Any], beside: Mapping[str, bytes], keep: int | frozenset[int]) -> SaveFacts:
         """Copies the rest of the pages, unpins them, and commits the cut."""
         self._fill()
         self._num_left = 0
         self._saver.end()
         images = self._images_of_cut()
+        self._check_cancelled()
         sections = [(name, index, bytes_) for name, index, bytes_ in self._saver.sections()]
         told = {**facts, "num_steps": self._saver.num_steps}
         cut = self._folder.commit(sections, images, told, beside, keep)
@@ -182,6 +185,7 @@ class Copying:
             self._blocks.num_bytes + cut.num_bytes,
             self._locked_s,
             time.monotonic() - self._began_s,
+            cut.name,
         )
 
     def close(self) -> None:
@@ -209,12 +213,15 @@ class Copying:
 
     def _fill_here(self) -> None:
         while not self._is_interrupted:
-            if self._cancelled.is_set():
-                raise SaveCancelled(self._folder.path)
+            self._check_cancelled()
             images = self._saver.fill(self._blocks.buffer(), 0)
             if not len(images):
                 return
             self._blocks.write(images)
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise SaveCancelled(self._folder.path)
 
     def _images_of_cut(self) -> NDArray[Any]:
         """Returns the image of each page of the cut, by segment and offset: the newest copy of its ref."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from relive import _core
-from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, SystemFailure
+from relive.errors import DamagedSave, FormatMismatch, InvalidConfig, NoSuchSave, SystemFailure
 from relive.saving.files import Files, is_no_file
 
-__all__ = ["CURRENT", "FOLDER", "FORMAT", "KeptCut", "line_of", "read_current", "read_folder"]
+__all__ = ["CURRENT", "FOLDER", "FORMAT", "OF_SHARDS", "KeptCut", "line_of", "read_current", "read_folder", "read_line"]
 
 FORMAT = 1  # of the folder; raised when an earlier reader would misread it
 FOLDER, CURRENT = "relive-save.json", "CURRENT"
+OF_SHARDS = "relive-shards.json"  # in place of FOLDER, in the folder of a save of several shards (relive.fleet)
 _MOST_BYTES = 16 << 20  # 1000 kept saves that name 256 segments each need 2 MB
 _MOST_NUMBER = 2**31
 
@@ -38,8 +39,8 @@ def line_of(value: Mapping[str, Any]) -> bytes:
     return line + b"\n%08x\n" % _core.crc32c(line)
 
 
-def _read(files: Files, name: str, path: str) -> dict[str, Any]:
-    """Reads a small file. FileNotFoundError if it is missing."""
+def read_line(files: Files, name: str, path: str) -> dict[str, Any]:
+    """Returns the value of a small file. FileNotFoundError if it is missing. Raises DamagedSave."""
     try:
         handle = files.open(name)
     except SystemFailure as error:
@@ -67,10 +68,12 @@ def _read(files: Files, name: str, path: str) -> dict[str, Any]:
 
 
 def read_folder(files: Files, path: str) -> str:
-    """Returns the id of the folder. Raises NoSuchSave, DamagedSave, FormatMismatch."""
+    """Returns the id of the folder. Raises NoSuchSave, DamagedSave, FormatMismatch, InvalidConfig for one of shards."""
     try:
-        told = _read(files, FOLDER, path)
+        told = read_line(files, FOLDER, path)
     except FileNotFoundError:
+        if OF_SHARDS in files.names():
+            raise InvalidConfig("save of a table", "a folder of Table.save", f"{path}, a save of shards") from None
         raise NoSuchSave(path) from None
     lowest = told.get("lowest_reader")
     if not isinstance(lowest, int) or not isinstance(told.get("folder"), str):
@@ -83,7 +86,7 @@ def read_folder(files: Files, path: str) -> str:
 def read_current(files: Files, path: str, folder: str) -> list[KeptCut]:
     """Returns the saves that a folder keeps, the newest first. Raises NoSuchSave, DamagedSave."""
     try:
-        told = _read(files, CURRENT, path)
+        told = read_line(files, CURRENT, path)
     except FileNotFoundError:
         raise NoSuchSave(path) from None
     if told.get("folder") != folder:

@@ -188,7 +188,7 @@ class SaveFolder:
         images: NDArray[Any],
         facts: Mapping[str, Any],
         beside: Mapping[str, bytes],
-        keep: int,
+        keep: int | frozenset[int],
     ) -> CommittedCut:
         """Makes these sections and images the newest save. Files that no kept save names are removed afterwards.
 
@@ -197,7 +197,7 @@ class SaveFolder:
             images: The page images that it consists of, IMAGE.
             facts: Plain values for the section "facts".
             beside: Blobs by name.
-            keep: The number of saves that stay.
+            keep: The number of saves that stay, or the numbers of those that stay beside this one.
 
         Raises:
             StorageFull, SystemFailure: A write or a sync failed. The save before stays whole.
@@ -207,8 +207,9 @@ class SaveFolder:
         try:
             num_bytes = self._write_files(number, name, sections, images, facts, beside)
             segments = tuple(np.unique(images["segment"]).tolist())
-            kept = [KeptCut(number, segments), *self._kept][:keep]
-            self._write_new(CURRENT, line_of({"folder": self._id, "cuts": [cut.to_list() for cut in kept]}))
+            before = self._kept[: keep - 1] if isinstance(keep, int) else self._named(keep)
+            kept = [KeptCut(number, segments), *before]
+            self._write_current(kept)
             self._may_be_named = True
             self._rename_new(CURRENT)
         except BaseException:
@@ -219,6 +220,26 @@ class SaveFolder:
         with contextlib.suppress(SystemFailure):  # the save is made; the next one removes the files
             self._remove_unnamed()
         return CommittedCut(number, name, num_bytes)
+
+    def _named(self, numbers: frozenset[int]) -> list[KeptCut]:
+        return [cut for cut in self._kept if cut.number in numbers]
+
+    def _write_current(self, kept: Sequence[KeptCut]) -> None:
+        self._write_new(CURRENT, line_of({"folder": self._id, "cuts": [cut.to_list() for cut in kept]}))
+
+    def forget(self, staying: frozenset[int]) -> None:
+        """Removes all saves but those with these numbers. If the folder has none of these, all saves stay.
+
+        Raises:
+            StorageFull, SystemFailure: A write or a sync failed. All saves stay, or those with these numbers.
+        """
+        kept = self._named(staying)
+        if not kept or kept == self._kept:
+            return
+        self._write_current(kept)
+        self._rename_new(CURRENT)
+        self._kept = kept
+        self._remove_unnamed()
 
     def _write_files(
         self,

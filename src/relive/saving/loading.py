@@ -93,8 +93,11 @@ def load_core(
     max_lanes: int | None,
     files: Files | None = None,
     region: str | None = None,
+    *,
+    cut: str | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> LoadedCore:
-    """Makes a table from the newest save of a folder.
+    """Makes a table from the newest save of a folder, or from the save whose cut has this name.
 
     Args:
         path: The folder.
@@ -103,10 +106,12 @@ def load_core(
         max_lanes: At least the saved ones.
         files: The files of the folder; None: those on disk.
         region: The path of the new region, if the storage does not tell it.
+        cut: The name of the cut to load; None: the newest.
+        more: Options of the core in place of those that the configuration gives.
 
     Raises the errors of `relive.load`.
     """
-    with open_newest(path, files) as reader:
+    with open_newest(path, files, cut) as reader:
         config, saved_capacity = _config_of(reader, storage, capacity, max_lanes)
         shape = {name: _whole(reader, name) for name in ("num_pages", "page_shift", "slot_bits", "max_lanes", "shard")}
         grows = saved_capacity <= config.capacity <= MOST_GROWTH * saved_capacity
@@ -114,6 +119,7 @@ def load_core(
             **config.core_config(),
             "page_len": 1 << min(shape["page_shift"], 12),
             "slot_bits": shape["slot_bits"] if grows else 0,
+            **(more or {}),
         }
         images = reader.images
         try:

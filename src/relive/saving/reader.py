@@ -37,12 +37,12 @@ def bytes_of_json(value: Mapping[str, Any]) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
-def open_newest(path: str, files: Files | None = None) -> CutReader:
-    """Opens the newest save of a folder.
+def open_newest(path: str, files: Files | None = None, cut: str | None = None) -> CutReader:
+    """Opens the newest save of a folder, or the save whose cut has this name.
 
     Raises:
         NoSuchSave: The folder has none.
-        DamagedSave, FormatMismatch: It cannot be read.
+        DamagedSave, FormatMismatch: It cannot be read, or the folder has no cut of this name.
         StorageFull: The machine has less memory than its list of images needs.
     """
     try:
@@ -50,7 +50,7 @@ def open_newest(path: str, files: Files | None = None) -> CutReader:
     except FileNotFoundError:
         raise NoSuchSave(path) from None
     try:
-        return _newest_of(opened, path)
+        return _newest_of(opened, path) if cut is None else _named(opened, path, cut)
     except BaseException:
         opened.close()
         raise
@@ -67,6 +67,16 @@ def _newest_of(files: Files, path: str) -> CutReader:
         except DamagedSave as error:
             tried, problem = newest, error  # unless a newer save has removed its files meanwhile
     raise problem
+
+
+def _named(files: Files, path: str, cut: str) -> CutReader:
+    kept = read_current(files, path, read_folder(files, path))
+    for one in kept:
+        reader = CutReader(files, path, one.number)
+        if reader.name == cut:
+            return reader
+        reader.close()
+    raise DamagedSave(path, "the list of saves", f"the cut {cut}", f"{len(kept)} others")
 
 
 @final

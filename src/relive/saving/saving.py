@@ -57,7 +57,7 @@ def _took(work: list[Saving]) -> Saving | None:
         return None
 
 
-def _finish(work: list[Saving], beside: Mapping[str, bytes], keep: int) -> None:
+def _finish(work: list[Saving], beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
     saving = _took(work)
     if saving is not None:
         saving.finish(beside, keep)
@@ -110,8 +110,13 @@ class Saving:
             self._end()
             raise
 
-    def finish(self, beside: Mapping[str, bytes], keep: int) -> None:
-        """Writes the rest and commits, on the calling thread. The outcome is that of `wait`."""
+    def finish(self, beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
+        """Writes the rest and commits, on the calling thread. The outcome is that of `wait`.
+
+        Args:
+            beside: Blobs by name.
+            keep: The number of saves that the folder keeps, or the numbers of those that stay beside this one.
+        """
         try:
             assert self._copying is not None
             self._facts = self._copying.finish(self._told, beside, keep)
@@ -122,7 +127,7 @@ class Saving:
         finally:
             self._end()
 
-    def finish_behind(self, beside: Mapping[str, bytes], keep: int) -> None:
+    def finish_behind(self, beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
         """The same on a thread of its own. If a signal's handler raises in the start of the thread, the save ends."""
         work = [self]  # the thread takes the save out; Python keeps a thread whose start was interrupted for ever
         self._thread = threading.Thread(target=_finish, args=(work, beside, keep), name="relive-save")

@@ -13,6 +13,7 @@ except ImportError as _problem:
 
 from relive.service.client.blocks import StreamedKeys
 from relive.service.client.remote_parameters import RemoteParameters
+from relive.service.client.remote_saves import RemoteSaving
 from relive.service.client.remote_table import RemoteTable, connect
 from relive.service.client.streaming_writer import StreamingWriter
 from relive.service.parameters.sets import Parameters, Published
@@ -25,6 +26,7 @@ __all__ = [
     "Parameters",
     "Published",
     "RemoteParameters",
+    "RemoteSaving",
     "RemoteTable",
     "Server",
     "ServerOptions",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 from relive.checks.parts import refuse_unknown
+from relive.checks.values import is_text
 from relive.config.storage import SharedMemory
 from relive.config.table_config import VERSION, TableConfig
 from relive.errors import InvalidConfig, NoSuchTable, ReliveError, SpecError
+from relive.saving.loading import describe
+from relive.saving.named import checked_name, named_save, newest_save
 from relive.service.wire.address import parse_server
-from relive.table.table import Table, attach_path
+from relive.table.table import Table, attach_path, load_table
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,59 +28,89 @@ __all__ = ["ServiceConfig", "load_config", "open_table", "read_toml", "table_of"
 
 DEFAULT_ADDRESS = "grpc://127.0.0.1:7070"
 _FIXED = ("spec", "index", "capacity", "max_lanes", "seed")  # an existing table keeps these
+_MAX_PATH_BYTES = 4096
+_SHORT_STORAGES = {"shared": ("SharedMemory", "name")}  # {key = value}: the class, and the argument that the value is
+_SAVED = ("spec", "index", "seed")  # and a saved table these
 
 
 @final
 @dataclass(frozen=True)
 class ServiceConfig:
-    """The contents of a whole file: the address of the server, and {name: table}."""
+    """The contents of a whole file.
+
+    Attributes:
+        address: the address of the server.
+        tables: the tables by name.
+        saves: the absolute path of the server's folder of saves; None: clients may not save.
+        loads: for tables with the key `load`: the absolute path of the save that a new table starts from; None: it
+            starts empty.
+    """
 
     address: str
     tables: Mapping[str, TableConfig]
+    saves: str | None = None
+    loads: Mapping[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         parse_server(self.address)
 
+    def save_of(self, name: str) -> str | None:
+        """The save that a new table of this name starts from now: that of its `load`, or its newest; None: none."""
+        if name in self.loads:
+            return self.loads[name]
+        return None if self.saves is None else newest_save(self.saves, name)
 
-def open_table(config: TableConfig) -> Table:
+
+def open_table(config: TableConfig, save: str | None = None) -> Table:
     """Attaches to a table that is already in shared memory, as after a kill of its server; else makes the table.
 
     Args:
         config: the table. Only one in SharedMemory can exist already.
+        save: the folder of the save that a new table starts from; None: it starts empty.
 
     Returns:
-        An open table. The caller closes it.
+        An open table. The caller closes it. Its `loaded` says whether it came from the save.
 
     Raises:
-        InvalidConfig: the table in shared memory differs in spec, index, capacity, max_lanes or seed.
-        ReliveError: as `relive.attach` and `Table`.
+        InvalidConfig: the table in shared memory, or the saved one, is not the configured one. A table in shared
+            memory has the same spec, index, capacity, max_lanes and seed, a saved one the same spec, index and seed.
+        NoSuchSave, DamagedSave: the save is not there, or damaged.
+        ReliveError: as `relive.attach`, `relive.load` and `Table`.
     """
-    if not isinstance(config.storage, SharedMemory):
+    if isinstance(config.storage, SharedMemory):
+        try:
+            table = attach_path(config.storage.path, timeout_s=config.timeout_s)
+        except NoSuchTable:
+            pass
+        else:
+            try:
+                _check_alike(config, table.config, _FIXED, f"the table in shared memory {config.storage.name!r}")
+            except ReliveError:
+                table.close()
+                raise
+            return table
+    if save is None:
         return Table.from_config(config)
-    try:
-        table = attach_path(config.storage.path, timeout_s=config.timeout_s)
-    except NoSuchTable:
-        return Table.from_config(config)
-    try:
-        for name in _FIXED:
-            wanted, there = getattr(config, name), getattr(table.config, name)
-            if wanted != there or (name == "index" and list(wanted) != list(there)):
-                what = f"{name} of the table in shared memory {config.storage.name!r}"
-                raise InvalidConfig(what, str(wanted), str(there))
-    except ReliveError:
-        table.close()
-        raise
-    return table
+    _check_alike(config, describe(save).config, _SAVED, f"the table saved in {save}")
+    return load_table(save, config.storage, config.capacity, config.max_lanes, config.timeout_s)
+
+
+def _check_alike(config: TableConfig, found: TableConfig, names: tuple[str, ...], what: str) -> None:
+    for name in names:
+        wanted, there = getattr(config, name), getattr(found, name)
+        if wanted != there or (name == "index" and list(wanted) != list(there)):
+            raise InvalidConfig(f"{name} of {what}", str(wanted), str(there))
 
 
 def load_config(path: str | Path) -> ServiceConfig:
     """Reads a whole file.
 
     Args:
-        path: a TOML file with a table `[tables.NAME]` for each table, and an optional `address`.
+        path: a TOML file with a table `[tables.NAME]` for each table, an optional `address`, and an optional `saves`.
+            Paths in the file are relative to the folder of the file.
 
     Returns:
-        The address, by default grpc://127.0.0.1:7070, and the tables.
+        The address, by default grpc://127.0.0.1:7070, the tables, and where they are saved and loaded from.
 
     Raises:
         InvalidConfig: the file is not TOML, or a part of it is wrong. The error names the part.
@@ -84,12 +118,41 @@ def load_config(path: str | Path) -> ServiceConfig:
         OSError: the file cannot be read.
     """
     parts = read_toml(path)
-    refuse_unknown(f"option of {path}", parts, ("address", "tables"))
+    refuse_unknown(f"option of {path}", parts, ("address", "saves", "tables"))
     described = parts.get("tables")
     if not isinstance(described, dict) or not described:
         raise InvalidConfig(str(path), "a [tables.NAME] each", "none")
-    tables = {name: table_of(f"[tables.{name}]", name, one) for name, one in described.items()}
-    return ServiceConfig(parts.get("address", DEFAULT_ADDRESS), tables)
+    here = os.path.dirname(os.path.abspath(path))
+    saves = _path_in(here, f"saves of {path}", parts["saves"]) if "saves" in parts else None
+    tables, loads = {}, {}
+    for name, one in described.items():
+        where = f"[tables.{name}]"
+        if saves is not None:
+            checked_name(f"name of {where}, which is saved", name)
+        if isinstance(one, dict) and "load" in one:
+            loads[name] = _load_of(where, here, saves, name, one["load"])
+            one = {key: value for key, value in one.items() if key != "load"}
+        tables[name] = table_of(where, name, one)
+    return ServiceConfig(parts.get("address", DEFAULT_ADDRESS), tables, saves, loads)
+
+
+def _path_in(folder: str, what: str, value: Any) -> str:
+    if not is_text(value, _MAX_PATH_BYTES):
+        raise InvalidConfig(what, "the path of a folder", value)
+    return os.path.normpath(os.path.join(folder, value))
+
+
+def _load_of(where: str, folder: str, saves: str | None, name: str, value: Any) -> str | None:
+    """The path of the save that a table starts from. A text with '/' is a path, another text the name of a save."""
+    if value is False:
+        return None
+    if isinstance(value, str) and "/" in value:
+        return _path_in(folder, f"{where} load", value)
+    if not isinstance(value, str):
+        raise InvalidConfig(f"{where} load", "the name of a save, a path with '/', or false", value)
+    if saves is None:
+        raise InvalidConfig(f"{where} load", "a path with '/', because the file has no `saves`", value)
+    return named_save(saves, name, value)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -141,11 +204,19 @@ def _spelled_out(name: str, parts: dict[str, Any]) -> dict[str, Any]:
         whole["index"] = whole.pop("indexes")
     elif isinstance(index, dict):
         whole["index"] = {"default": index}
-    storage = whole.get("storage", "shared")
-    if storage == "local":
-        whole["storage"] = {"type": "LocalMemory"}
-    elif storage == "shared":
-        whole["storage"] = {"type": "SharedMemory", "name": name}
-    elif isinstance(storage, dict) and set(storage) == {"shared"}:
-        whole["storage"] = {"type": "SharedMemory", "name": storage["shared"]}
+    whole["storage"] = _storage_of(name, whole.get("storage", "shared"))
     return whole
+
+
+def _storage_of(name: str, storage: Any) -> Any:
+    """The storage as TableConfig.from_dict reads it. Other forms than the short ones stay as they are."""
+    if storage == "local":
+        return {"type": "LocalMemory"}
+    if storage == "shared":
+        return {"type": "SharedMemory", "name": name}
+    if isinstance(storage, dict) and len(storage) == 1:
+        ((short, value),) = storage.items()
+        if short in _SHORT_STORAGES:
+            kind, argument = _SHORT_STORAGES[short]
+            return {"type": kind, argument: value}
+    return storage

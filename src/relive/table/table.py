@@ -370,9 +370,14 @@ def _kept(kept: KeptCore, timeout_s: float | None) -> Table:
 
 
 def load_table(
-    path: str, storage: Storage | None, capacity: int | None, max_lanes: int | None, timeout_s: float | None
+    path: str,
+    storage: Storage | None,
+    capacity: int | None,
+    max_lanes: int | None,
+    timeout_s: float | None,
+    **how: Any,
 ) -> Table:
-    """A new table from the newest save of a folder. relive.load lists the errors."""
+    """A new table from the newest save of a folder. relive.load lists the errors. `how`: as for load_core."""
     loading = importlib.import_module("relive.saving.loading")  # imported here: programs that load nothing lack it
     if isinstance(storage, File):
         opening = importlib.import_module("relive.saving.opening")
@@ -380,7 +385,7 @@ def load_table(
     if isinstance(storage, SharedMemory) and storage.overwrite:
         _close_own(storage.path)
     try:
-        return _table_of(loading.load_core(path, storage, capacity, max_lanes), timeout_s)
+        return _table_of(loading.load_core(path, storage, capacity, max_lanes, **how), timeout_s)
     except NameTaken as error:
         raise NameTaken(error.path, attached_pids(error.path)) from None
 

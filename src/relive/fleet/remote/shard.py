@@ -30,8 +30,21 @@ from relive.errors import (
 )
 from relive.fleet.draws.placement import Root
 from relive.fleet.remote.answers import FilledAnswer, RemoteAnswer, StatsAnswer
+from relive.fleet.remote.saving import RemoteSavingPart
 from relive.fleet.remote.streams import Lent, Lines, Pending
-from relive.fleet.shards import SILENCE_S, STALL_S, Answer, Asked, Missed, Part, Shard, Short, State
+from relive.fleet.shards import (
+    SILENCE_S,
+    STALL_S,
+    Answer,
+    Asked,
+    AskedSave,
+    Missed,
+    Part,
+    SavingPart,
+    Shard,
+    Short,
+    State,
+)
 from relive.service.client.connection import Connection, cutoff, server_wait
 from relive.service.client.remote_core import RemoteCore, RemoteSelection, Started
 from relive.service.client.remote_table import RemoteTable
@@ -317,6 +330,10 @@ class RemoteShard(Shard):
         return self.started(lambda: self.core.start_gather(selection.resolved, keys, None))
 
     # ---- the rest --------------------------------------------------------------------------------------------------
+
+    def begin_save(self, asked: AskedSave) -> SavingPart:
+        """Has the owner begin a save below its own folder."""
+        return RemoteSavingPart(self, asked)
 
     def request(self, header: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Sends one request to the shard's session and returns the answer.

@@ -255,6 +255,17 @@ class RemoteCore(SimpleCalls):
         header, arrays = asking(VERBS[call], values)
         return Started(self._start(header, tuple(arrays)), lambda answer: answer.header["value"])
 
+    def tell(
+        self, header: dict[str, Any], timeout_s: float, parts: tuple[Any, ...] = (), waits_for_steps: bool = False
+    ) -> dict[str, Any]:
+        """Sends a message about the table as a whole, and returns the header of the answer.
+
+        waits_for_steps: the server answers after it has applied the steps that this handle sent before.
+        """
+        after = self._after() if waits_for_steps else []
+        message = self._encode(header, parts, timeout_s, after)
+        return self.connection.call(header["op"], message, cutoff(timeout_s), None, 0).header
+
     def _ask(self, verb: Verb, header: dict[str, Any], arrays: list[Any]) -> Any:
         return self._call(header, tuple(arrays)).header["value"]
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, final, overload
+from typing import TYPE_CHECKING, Any, Literal, final, overload
 
 from relive.checks.names import names_arguments
-from relive.checks.values import timeout
+from relive.checks.values import flag, timeout
 from relive.config.spec import StepSpec
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
-from relive.errors import InvalidConfig
+from relive.errors import InvalidConfig, ReliveError
 from relive.reading.columns import Columns
 from relive.reading.holds import BatchSource
+from relive.saving.copying import SaveFacts
+from relive.saving.saving import checked
 from relive.service.client.batches import RemoteSource
 from relive.service.client.connection import Connection, cutoff
 from relive.service.client.held_draws import RemoteDraws
 from relive.service.client.remote_core import RemoteCore, remote_core
 from relive.service.client.remote_parameters import RemoteParameters
+from relive.service.client.remote_saves import RemoteSaving, begin_saving, facts_of
 from relive.service.client.streaming_writer import StreamingWriter
 from relive.service.wire.options import Streaming
 from relive.table.handle import TableHandle
@@ -156,6 +160,84 @@ class RemoteTable(TableHandle):
         The server numbers the draws, so `stream` has no effect.
         """
         return partial(_connect_again, self.address, self._given_s)
+
+    # ---- saving ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def save(
+        self,
+        name: str,
+        beside: Mapping[str, bytes] | None = None,
+        wait: Literal[True] = True,
+        keep: int = 1,
+        timeout_s: float | None = None,
+    ) -> SaveFacts: ...
+
+    @overload
+    def save(
+        self,
+        name: str,
+        beside: Mapping[str, bytes] | None = None,
+        *,
+        wait: Literal[False],
+        keep: int = 1,
+        timeout_s: float | None = None,
+    ) -> RemoteSaving: ...
+
+    @names_arguments
+    def save(
+        self,
+        name: str,
+        beside: Mapping[str, bytes] | None = None,
+        wait: bool = True,
+        keep: int = 1,
+        timeout_s: float | None = None,
+    ) -> SaveFacts | RemoteSaving:
+        """Has the server save the table, as it is at one moment of this call, below the server's folder of saves.
+
+        The save is FOLDER/TABLE/NAME on the server's machine: a save as Table.save makes it. The server serves all
+        clients meanwhile. A save that fails, or a server that dies, leaves the save before it whole.
+
+        Args:
+            name: Name of the save: visible text without '/', at most 200 bytes.
+            beside: Blobs to keep with the table, by name, at most 1 GiB in all.
+            wait: False: return when the moment has passed; the server writes the rest.
+            keep: Number of saves that FOLDER/TABLE/NAME keeps, this one included.
+            timeout_s: Deadline in seconds of the whole call; None: the handle's default. The save is cancelled then,
+                and also if Ctrl-C interrupts the call.
+
+        Returns:
+            The facts of the save; with wait=False a RemoteSaving, which has progress, wait() and cancel().
+
+        Raises:
+            SavesNotAllowed: The server has no folder for saves.
+            SaveInUse: A save of this name goes on.
+            DeadlineExceeded: The save did not end in time, and is cancelled.
+            StorageFull, SystemFailure: The server cannot write its folder.
+            SaveOutrun: Writers fill pages faster than the folder takes them in.
+            SaveCancelled: The server closes.
+            InvalidConfig: The name is none, a link lies at its place, or another argument is not as described.
+            ServiceUnavailable: The server did not answer in time, or died. The save may or may not be made.
+            ReadOnly, TableClosed: The server's handle is read-only, or this handle is closed.
+
+        Blocks: until the pages are copied, and with wait=True until they are on the server's disk.
+        """
+        blobs, number = checked(beside, keep)
+        waits = flag("wait", wait)
+        began = time.monotonic()
+        ends = began + (self._timeout_s if timeout_s is None else timeout(timeout_s))
+        saving = begin_saving(self._remote, name, blobs, number, ends)
+        try:
+            told = saving.follow("facts" if waits else "has_cut", ends)
+            if told is None:
+                facts = saving.ended_by(began, "the commit of a save" if waits else "the moment of a save")
+                return facts if waits else saving
+            return facts_of(told) if waits else saving
+        except ReliveError:
+            raise
+        except BaseException:
+            saving.give_up()
+            raise
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 

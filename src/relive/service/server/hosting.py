@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 import time
@@ -14,7 +15,9 @@ import numpy as np
 from relive._core import CoreSelection
 from relive.errors import BadMessage, DeadlineExceeded, FormatMismatch, InvalidConfig, ServiceUnavailable
 from relive.service.parameters.store import ParameterStore
+from relive.service.server.saves import Saves
 from relive.service.wire.framing import VERSION, field
+from relive.service.wire.options import ServerOptions
 from relive.service.wire.packing import PackedArray, Packing, sampled
 from relive.table.table import Table
 
@@ -80,19 +83,22 @@ class Applied:
 
 @final
 class Hosted:
-    """A served table with the parameters beside the table.
+    """A served table with the parameters beside the table, and its saves.
 
     All sessions of the table share it, from any number of threads.
     """
 
-    def __init__(self, name: str, table: Table, closing: threading.Event, max_parameter_bytes: int) -> None:
+    def __init__(self, name: str, table: Table, closing: threading.Event, options: ServerOptions) -> None:
         self.name = name
         self.table = table
         self.closing = closing
-        self.parameters = ParameterStore(name, max_parameter_bytes)
+        self.parameters = ParameterStore(name, options.max_parameter_bytes)
+        self.saves = Saves(name, table, None if options.saves is None else os.fspath(options.saves))
         geometry = table.core.geometry
         self._identity = {"uuid": geometry["uuid"].hex(), "layout_hash": str(geometry["layout_hash"])}
         self._metadata = table.core.metadata.decode()
+        loaded = table.loaded
+        self._saved_uuid = loaded.facts.get("region") if loaded is not None and loaded.keeps_keys else None
         self.offers: dict[str, Offer] = {}  # further facts about the table, which clients request by name
         self._numbers = itertools.count(1)
         self._applied_by: dict[int, Applied] = {}
@@ -119,6 +125,8 @@ class Hosted:
                 raise FormatMismatch(f"service {name}", own, request.get(name))
         for name, mine in self._identity.items():
             told = field(request, name, (str, type(None)))
+            if name == "uuid" and told is not None and told == self._saved_uuid:
+                continue  # its keys name the same rows here, and no key that it got after the save comes again
             if told is not None and told != mine:
                 raise FormatMismatch(f"table {self.name!r} {name}", told, mine)
         spec = field(request, "spec", (str, type(None)))

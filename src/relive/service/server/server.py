@@ -19,6 +19,7 @@ from relive.checks.names import names_arguments
 from relive.core.closing import Closing
 from relive.core.ending import at_end
 from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavailable
+from relive.saving.named import checked_name
 from relive.service.client.connection import close_connections
 from relive.service.parameters.store import ParameterStore
 from relive.service.server.hosting import Hosted, Offer
@@ -56,7 +57,8 @@ def serve(tables: Mapping[str, Table], address: str, options: ServerOptions | No
         The running server, at once.
 
     Raises:
-        InvalidConfig: A name, a table or the address is not as described.
+        InvalidConfig: A name, a table or the address is not as described. With ServerOptions(saves=), a name is also
+            the name of a folder, without '.' in front.
         ServiceUnavailable: The address cannot be bound.
 
     Example:
@@ -68,6 +70,8 @@ def serve(tables: Mapping[str, Table], address: str, options: ServerOptions | No
             raise InvalidConfig("name of a served table", "text without '/', not empty", name)
         if not isinstance(table, Table):
             raise InvalidConfig(f"table {name!r}", "a relive.Table", type(table).__name__)
+        if options is not None and options.saves is not None:
+            checked_name("name of a table that is saved", name)
     return Server(tables, address, options or ServerOptions())
 
 
@@ -96,9 +100,7 @@ class Server(Closing):
         self._options = options
         self._counts = _Counts()
         self._pulses = Pulses()
-        self._hosted = {
-            name: Hosted(name, table, self._closing, options.max_parameter_bytes) for name, table in tables.items()
-        }
+        self._hosted = {name: Hosted(name, table, self._closing, options) for name, table in tables.items()}
         try:
             flight_server = with_few_wakeups(
                 lambda: _FlightServer(
@@ -181,8 +183,8 @@ class Server(Closing):
         """Ends the service. Closing twice has no further effect.
 
         The server answers the calls in progress (for at most `close_timeout_s`), then cuts every stream. The lanes of
-        clients are closed, and the batches that clients held in flight are given back. In a forked child the call has
-        no effect.
+        clients are closed, and the batches that clients held in flight are given back. Saves that go on are cancelled;
+        the saves before them stay whole. In a forked child the call has no effect.
 
         Blocks: for at most about 2 x `close_timeout_s` + 1 s.
         """
@@ -194,6 +196,8 @@ class Server(Closing):
         for hosted in self._hosted.values():
             hosted.parameters.close()
         ends = time.monotonic() + self._options.close_timeout_s
+        for hosted in self._hosted.values():
+            hosted.saves.close(ends)
         while self._counts.num_busy and time.monotonic() < ends:
             time.sleep(0.01)
         flight_server, self._flight = self._flight, None

@@ -16,6 +16,7 @@ from relive.reading.sources import DrawNumber
 from relive.service.server.hosting import Hosted, HostedSelection
 from relive.service.server.item_calls import Creation, items_of
 from relive.service.server.pipe import Pipe, StreamBroken, packed
+from relive.service.server.save_calls import begin_save, cancel_save, forget_saves, look_at_save
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 from relive.service.wire.options import ServerOptions
@@ -189,6 +190,9 @@ class CallSession(Session):
         told["made"] = creation.made
         self.pipe.send_buffers(told, packed(CREATED, [creation.keys], count))
 
+    def _save(self, header: Header, body: Bytes) -> None:
+        self.pipe.send(self._SAVE_CALLS[header["op"]](self.hosted, header, body))
+
     def _selection(self, header: Header) -> HostedSelection:
         return self.hosted.select(framing.whole(header, "index", 0, 1 << 16), header.get("names"))
 
@@ -209,6 +213,16 @@ class CallSession(Session):
         "gather": _gather,
         "create": _create,
         "select": _describe,
+        "save": _save,
+        "saving": _save,
+        "cancel": _save,
+        "forget": _save,
+    }
+    _SAVE_CALLS: ClassVar[dict[str, Callable[[Hosted, Header, Bytes], Header]]] = {
+        "save": begin_save,
+        "saving": look_at_save,
+        "cancel": cancel_save,
+        "forget": forget_saves,
     }
 
 

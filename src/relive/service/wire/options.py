@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import final
 
 from relive.checks.names import names_arguments
-from relive.checks.values import finite, integer, timeout
+from relive.checks.values import finite, integer, is_text, timeout
+from relive.errors import InvalidConfig
 
 __all__ = ["ServerOptions", "Streaming"]
+
+
+_MAX_PATH_BYTES = 4096
 
 
 @names_arguments
@@ -23,6 +28,8 @@ class ServerOptions:
         max_streams: Number of streams that may be open at once, default 512. Each stream has a thread.
         close_timeout_s: Seconds that close() waits for calls in progress, default 5.
         max_parameter_bytes: Largest size in bytes of one version of the parameters beside a table, default 1 GiB.
+        saves: Folder of this machine below which clients may save tables (remote.save), as FOLDER/TABLE/NAME. A
+            relative path becomes absolute at once. None, the default: clients may not save.
 
     Raises:
         InvalidConfig: An option is out of range.
@@ -32,12 +39,18 @@ class ServerOptions:
     max_streams: int = 512
     close_timeout_s: float = 5.0
     max_parameter_bytes: int = 1 << 30
+    saves: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         integer("max_reply_bytes", self.max_reply_bytes, 1)
         integer("max_streams", self.max_streams, 1)
         finite("close_timeout_s", self.close_timeout_s, 0.0)
         integer("max_parameter_bytes", self.max_parameter_bytes, 1)
+        if self.saves is not None:
+            path = os.fspath(self.saves) if isinstance(self.saves, os.PathLike) else self.saves
+            if not is_text(path, _MAX_PATH_BYTES):
+                raise InvalidConfig("saves", "the path of a folder, or None", self.saves)
+            object.__setattr__(self, "saves", os.path.abspath(path))
 
 
 @names_arguments

@@ -1,0 +1,260 @@
+"""The folder of a save of several shards: the one file CURRENT that commits all of them.
+
+relive-shards.json   the format, its lowest reader version, the id of the folder
+CURRENT              the kept saves, the newest first: for each shard the folder and the name of its cut
+shards/N             the save of shard N, unless its owner is another host's: it is then below the owner's folder
+lock                 locked by the saver
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from relive.core.closing import Closing
+from relive.errors import DamagedSave, FormatMismatch, InvalidConfig, NoSuchSave
+from relive.fleet.draws.placement import MAX_SHARDS
+from relive.saving.copying import SaveFacts
+from relive.saving.current import CURRENT, FOLDER, OF_SHARDS, line_of, read_line
+from relive.saving.files import DiskFiles
+from relive.saving.named import is_visible_name
+
+__all__ = ["MOST_KEPT", "SavedShard", "SavedShards", "ShardsFolder", "saved"]
+
+FORMAT = 1  # of the folder; raised when an earlier reader would misread it
+_MOST_NUMBER = 2**31
+MOST_KEPT = 1000
+_MOST_PREFIX = 100  # characters of a name at an owner of another host
+
+
+@final
+@dataclass(frozen=True)
+class SavedShard:
+    """The part of one shard in a save of all shards.
+
+    Attributes:
+        number: The number of the shard.
+        path: The folder of its save, on the machine that wrote it.
+        cut: The name of its cut, which no other cut has.
+        cut_number: The number of the cut in its folder.
+        num_steps: Steps in it.
+        is_here: Whether the folder lies below the folder of the whole save.
+    """
+
+    number: int
+    path: str
+    cut: str
+    cut_number: int
+    num_steps: int
+    is_here: bool
+
+
+@final
+@dataclass(frozen=True)
+class SavedShards:
+    """A save of all shards of a table, as `relive.fleet.saved(path)` describes it. It pickles.
+
+    Attributes:
+        path: The folder.
+        number: The number of the save in the folder.
+        shards: The part of each shard, by number.
+    """
+
+    path: str
+    number: int
+    shards: tuple[SavedShard, ...]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the shards, ascending."""
+        return tuple(shard.number for shard in self.shards)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all shards."""
+        return sum(shard.num_steps for shard in self.shards)
+
+
+def saved(path: str | os.PathLike[str]) -> SavedShards:
+    """Describes the newest save of all shards in a folder (ShardedTable.save).
+
+    Raises:
+        NoSuchSave: The folder has no save.
+        InvalidConfig: The folder has saves of one table.
+        DamagedSave: A file of the folder is damaged or missing.
+        FormatMismatch: A later version of relive wrote it.
+    """
+    where = os.fspath(path)
+    try:
+        files = DiskFiles(where, makes=False)
+    except FileNotFoundError:
+        raise NoSuchSave(where) from None
+    try:
+        return _kept(files, where, _id_of(files, where))[0]
+    finally:
+        files.close()
+
+
+@final
+class ShardsFolder(Closing):
+    """The folder of a save of all shards while it is written, locked for one saver. Made if it is not there.
+
+    Raises:
+        InvalidConfig: The folder has other files and no save of shards.
+        SaveInUse: Another save goes on.
+        DamagedSave, FormatMismatch: The folder's own files cannot be read.
+        StorageFull, SystemFailure: The folder cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._files = DiskFiles(self.path, makes=True)
+        self._committing: SavedShards | None = None  # CURRENT may name it
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        files = self._files
+        names = set(files.names())
+        if OF_SHARDS not in names and not names <= {"lock", f"{OF_SHARDS}.new"}:
+            other = sorted(names - {"lock"})[0]
+            expected = "an empty folder, or one with saves of shards"
+            raise InvalidConfig("folder of a save of shards", expected, f"{self.path} with {other!r}")
+        files.lock()
+        if OF_SHARDS not in set(files.names()):
+            told = {"format": FORMAT, "lowest_reader": FORMAT, "folder": secrets.token_hex(16)}
+            self._put(OF_SHARDS, told)
+        self._id = _id_of(files, self.path)
+        files.make_folder("shards")
+        files.remove(f"{CURRENT}.new")
+        files.sync_folder()  # a saver that died may have renamed CURRENT and not synced the name
+        try:
+            self._kept = _kept(files, self.path, self._id)
+        except NoSuchSave:
+            self._kept = []
+
+    def _put(self, name: str, value: Mapping[str, Any]) -> None:
+        """Writes a small file, syncs it, and puts it in the place of the one before."""
+        files, data = self._files, memoryview(line_of(value))
+        files.remove(f"{name}.new")
+        handle = files.create(f"{name}.new")
+        try:
+            files.append(handle, data, 0)
+            files.sync(handle)
+        finally:
+            files.close_handle(handle)
+        files.rename(f"{name}.new", name)
+        files.sync_folder()
+
+    def place_of(self, shard: int) -> str:
+        """The folder of the save of a shard that this process writes."""
+        return os.path.join(self.path, "shards", str(shard))
+
+    @property
+    def name(self) -> str:
+        """The name of the save at the owners of other hosts. No other folder has it: it ends with the folder's id."""
+        base = os.path.basename(self.path)[:_MOST_PREFIX]
+        whole = f"{base}-{self._id[:16]}"
+        return whole if is_visible_name(whole) else f"shards-{self._id[:16]}"
+
+    def staying(self, shard: int) -> frozenset[int]:
+        """The numbers of the cuts of a shard that the kept saves name, and a save whose commit was interrupted."""
+        saves = [*self._kept, *([] if self._committing is None else [self._committing])]
+        return frozenset(one.cut_number for save in saves for one in save.shards if one.number == shard)
+
+    def commit(self, facts: Mapping[int, SaveFacts], keep: int) -> SavedShards:
+        """Makes these cuts the newest save of all shards, by one rename.
+
+        Args:
+            facts: The facts of each shard's save, by number.
+            keep: The number of saves that stay.
+        """
+        number = max((save.number for save in self._kept), default=0) + 1
+        shards = tuple(
+            SavedShard(at, one.path, one.cut, one.number, one.num_steps, one.path == self.place_of(at))
+            for at, one in sorted(facts.items())
+        )
+        kept = [SavedShards(self.path, number, shards), *self._kept][:keep]
+        self._files.sync_folder("shards")
+        self._committing = kept[0]
+        self._put(CURRENT, {"folder": self._id, "saves": [_to_list(save) for save in kept]})
+        self._kept, self._committing = kept, None
+        return kept[0]
+
+    def close(self) -> None:
+        """Unlocks the folder. A second call has no effect."""
+        self._files.close()
+
+
+def _id_of(files: DiskFiles, path: str) -> str:
+    try:
+        told = read_line(files, OF_SHARDS, path)
+    except FileNotFoundError:
+        if FOLDER in files.names():
+            expected = "a folder of ShardedTable.save"
+            raise InvalidConfig("save of shards", expected, f"{path}, a save of one table") from None
+        raise NoSuchSave(path) from None
+    lowest = told.get("lowest_reader")
+    if not isinstance(lowest, int) or not isinstance(told.get("folder"), str):
+        raise DamagedSave(path, OF_SHARDS, "its format and its id", told)
+    if lowest > FORMAT:
+        raise FormatMismatch("format of the save of shards", FORMAT, lowest)
+    return str(told["folder"])
+
+
+def _kept(files: DiskFiles, path: str, folder: str) -> list[SavedShards]:
+    """Returns the saves that the folder keeps, the newest first. Raises NoSuchSave, DamagedSave."""
+    try:
+        told = read_line(files, CURRENT, path)
+    except FileNotFoundError:
+        raise NoSuchSave(path) from None
+    if told.get("folder") != folder:
+        raise DamagedSave(path, CURRENT, f"a file of the folder {folder}", told.get("folder"))
+    try:
+        saves = [_from_list(path, one) for one in told["saves"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedSave(path, CURRENT, "a list of saves", str(error)) from error
+    if not 1 <= len(saves) <= MOST_KEPT:
+        raise DamagedSave(path, CURRENT, f"1 to {MOST_KEPT} saves", len(saves))
+    return saves
+
+
+def _to_list(save: SavedShards) -> list[Any]:
+    shards = [
+        [one.number, None if one.is_here else one.path, one.cut, one.cut_number, one.num_steps] for one in save.shards
+    ]
+    return [save.number, shards]
+
+
+def _from_list(path: str, value: Any) -> SavedShards:
+    """Returns a save. A folder that lies below the folder of all shards is found where that folder is now."""
+    number, told = value
+    shards = []
+    for at, place, cut, cut_number, num_steps in told:
+        _check_whole(at, MAX_SHARDS)
+        _check_whole(cut_number, _MOST_NUMBER)
+        _check_whole(num_steps, 2**62)
+        if not isinstance(cut, str) or not (place is None or isinstance(place, str)):
+            raise ValueError(f"the cut {cut!r} in {place!r}")
+        here = os.path.join(os.path.abspath(path), "shards", str(at))
+        shards.append(SavedShard(at, here if place is None else place, cut, cut_number, num_steps, place is None))
+    numbers = [one.number for one in shards]
+    if not numbers or numbers != sorted(set(numbers)):
+        raise ValueError(f"the shards {_shown(numbers)}")
+    return SavedShards(path, _check_whole(number, _MOST_NUMBER), tuple(shards))
+
+
+def _shown(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8]))
+
+
+def _check_whole(value: Any, end: int) -> int:
+    if type(value) is not int or not 0 <= value < end:
+        raise ValueError(f"the number {value!r}")
+    return value
