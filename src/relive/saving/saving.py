@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -56,9 +56,16 @@ class Saving:
     the pages are copied. A forked child has no part in the save.
     """
 
-    def __init__(self, core: _core.CoreTable, path: str, told: Mapping[str, Any], files: Files | None = None) -> None:
-        """Opens the folder. Raises the errors of SaveFolder.open."""
-        self._core, self._told = core, told
+    def __init__(
+        self,
+        core: _core.CoreTable,
+        path: str,
+        told: Mapping[str, Any],
+        files: Files | None = None,
+        at_cut: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """Opens the folder. `at_cut` gives more facts, of the moment of the cut. Raises the errors of SaveFolder.open."""
+        self._core, self._told, self._at_cut = core, told, at_cut
         self._folder = SaveFolder.open(path, files)
         self._cancelled = threading.Event()
         self._done = threading.Event()
@@ -67,24 +74,39 @@ class Saving:
         self._facts: SaveFacts | None = None
         self._error: BaseException | None = None
         self._process = os.getpid()
+        self.loaded_from: str | None = None  # the name of the cut that the table was loaded from
 
-    def make_cut(self, loaded_from: str | None, timeout_s: float) -> None:
-        """Copies pages, then the state at one moment: the table as the save will have it.
-
-        Args:
-            loaded_from: The name of the cut that the table was loaded from; None: it was not loaded.
-            timeout_s: For the table's lock, in seconds.
-        """
+    def copy_ahead(self) -> None:
+        """Copies pages, so that little is left at the cut. `make_cut` comes next, on any thread."""
         try:
             current = self._folder.current
             is_own = current is not None and (
-                current.facts.get("region") == self._told["region"] or current.name == loaded_from
+                current.facts.get("region") == self._told["region"] or current.name == self.loaded_from
             )
             known = self._folder.reusable() if is_own else np.zeros(0, IMAGE)
             self._copying = Copying(self._core, self._folder, known, self._cancelled)
-            self._copying.cut(timeout_s)
+            self._copying.copy_ahead()
         except BaseException:
-            self._end()
+            self.abandon()
+            raise
+
+    def make_cut(self, loaded_from: str | None, timeout_s: float) -> None:
+        """Copies the state at one moment: the table as the save will have it.
+
+        Args:
+            loaded_from: The name of the cut that the table was loaded from; None: it was not loaded, or `loaded_from`
+                of this object says it.
+            timeout_s: For the table's lock, in seconds.
+        """
+        self.loaded_from = self.loaded_from or loaded_from
+        if self._copying is None:
+            self.copy_ahead()
+        try:
+            assert self._copying is not None
+            self._copying.cut(timeout_s)
+            self._told = {**self._told, **self._at_cut()}
+        except BaseException:
+            self.abandon()
             raise
 
     def finish(self, beside: Mapping[str, bytes], keep: int) -> None:
@@ -97,7 +119,7 @@ class Saving:
             if not isinstance(error, (ReliveError, OSError)):
                 raise
         finally:
-            self._end()
+            self.abandon()
 
     def finish_behind(self, beside: Mapping[str, bytes], keep: int) -> None:
         """The same on a thread of its own. If a signal's handler raises in the start of the thread, the save ends."""
@@ -107,10 +129,11 @@ class Saving:
             self._thread.start()
         except BaseException:
             if _took(work):
-                self._end()
+                self.abandon()
             raise
 
-    def _end(self) -> None:
+    def abandon(self) -> None:
+        """Ends a save that no thread finishes: the folder is unlocked, and the save before it stays."""
         with contextlib.ExitStack() as ends:
             ends.callback(self._done.set)
             ends.callback(self._folder.close)

@@ -230,17 +230,28 @@ class Table(TableHandle):
         Blocks: until the pages are copied, and with wait=True until they are on disk.
         """
         saving = importlib.import_module("relive.saving.saving")  # imported here: programs that save nothing lack it
-        loaded = self._loaded
         blobs, number = saving.checked(beside, keep)
         waits = flag("wait", wait)
-        one: Saving = saving.Saving(self._local, os.fspath(path), self._facts())
-        is_same = loaded is not None and loaded.keeps_keys  # else pages have other names than in the folder
-        one.make_cut(loaded.cut if loaded is not None and is_same else None, self._timeout_s)
+        one = self.begin_save(path)
+        one.make_cut(None, self._timeout_s)
         if not waits:
             one.finish_behind(blobs, number)
             return one
         one.finish(blobs, number)
         return one.wait()
+
+    def begin_save(self, path: str | os.PathLike[str]) -> Saving:
+        """Begins a save: opens the folder. For floors that choose the moment of the cut; not for programs.
+
+        The caller then copies pages with copy_ahead, takes the moment with make_cut, and ends the save with finish,
+        finish_behind or abandon, each on any thread. Raises the errors of save.
+        """
+        saving = importlib.import_module("relive.saving.saving")
+        loaded = self._loaded
+        one: Saving = saving.Saving(self._local, os.fspath(path), self._facts(), at_cut=self._cursor_facts)
+        is_same = loaded is not None and loaded.keeps_keys  # else pages have other names than in the folder
+        one.loaded_from = loaded.cut if loaded is not None and is_same else None
+        return one
 
     def _facts(self) -> dict[str, Any]:
         """The facts of this table that a load needs beside its state."""
@@ -251,9 +262,10 @@ class Table(TableHandle):
             "table": self._config.to_dict(),
             **{name: int(geometry[name]) for name in names},
             "page_shift": int(geometry["page_len"]).bit_length() - 1,
-            "stream": self.stream,
-            "next_draw": self.next_draw,
         }
+
+    def _cursor_facts(self) -> dict[str, Any]:
+        return {"stream": self.stream, "next_draw": self.next_draw}
 
     @property
     def loaded(self) -> LoadedCore | None:
