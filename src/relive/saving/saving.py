@@ -64,7 +64,7 @@ class Saving:
         files: Files | None = None,
         at_cut: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """Opens the folder. `at_cut` gives more facts, of the moment of the cut. Raises the errors of SaveFolder.open."""
+        """Opens the folder. `at_cut` gives more facts, at the cut. Raises the errors of SaveFolder.open."""
         self._core, self._told, self._at_cut = core, told, at_cut
         self._folder = SaveFolder.open(path, files)
         self._cancelled = threading.Event()
