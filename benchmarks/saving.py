@@ -1,6 +1,6 @@
 """Saves and loads: rates beside those of the disk and of memory, in one run. Writes benchmarks/results/saving.json.
 
-usage: python -m benchmarks.saving [--folder DIR] [--gigabytes 2.0]
+usage: python -m benchmarks.saving [--folder DIR] [--gigabytes 2.0] [--training-only]
 
 The folder's file system is the one that is measured: `dd oflag=direct bs=8M` and a save write to it, in turns. The page
 cache is dropped before each reading if this process may do so; the output says whether it did.
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import relive
+from benchmarks import saving_training
 from benchmarks.file_appends import file_appends
 from benchmarks.machine import describe
 
@@ -208,19 +209,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default=None, help="where to write (default: a temporary folder)")
     parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--training-only", action="store_true", help="measure runs only, and keep the other figures")
     given = parser.parse_args()
     machine = describe()
     with tempfile.TemporaryDirectory(dir=given.folder) as made:
         folder, num_bytes = Path(made), given.gigabytes * 1e9
-        found = {
-            "part": "saving",
+        if given.training_only:
+            found = json.loads((RESULTS / "saving.json").read_text())
+        else:
+            found = {
+                "part": "saving",
+                "machine": machine,
+                "dropped_caches": drop_caches(),
+                "rates_gb_s": rates(folder, num_bytes),
+                "beside": beside(folder, num_bytes / 4),
+                "locked": locked(),
+                "increments": increments(folder, num_bytes),
+                "file_appends": file_appends(folder),
+            }
+        found["training"] = {
             "machine": machine,
-            "dropped_caches": drop_caches(),
-            "rates_gb_s": rates(folder, num_bytes),
-            "beside": beside(folder, num_bytes / 4),
-            "locked": locked(),
-            "increments": increments(folder, num_bytes),
-            "file_appends": file_appends(folder),
+            "save every 5 s": saving_training.with_saves(folder),
+            "resumed": saving_training.resumed(folder),
         }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "saving.json").write_text(json.dumps(found, indent=1) + "\n")

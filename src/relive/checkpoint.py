@@ -1,7 +1,7 @@
-"""One cut of learner, table and cursor: `save` and `load`. Either all of them are in a checkpoint, or none is.
+"""One cut of learner, table and cursor: `save`, `load`, `load_learner`. All of them are in a checkpoint, or none is.
 
     relive.checkpoint.save("runs/one", table=table, learner={"model": model.state_dict()}, cursor=loader)
-    table, learner = relive.checkpoint.load("runs/one", cursor=None)
+    one = relive.checkpoint.load("runs/one")  # one.table, one.learner, one.cursor
 
 A checkpoint is a save of the table (docs/saving.md) with two blobs beside it, `learner` and `cursor`.
 """
@@ -18,12 +18,13 @@ from relive.checks.values import flag
 from relive.config.storage import Storage
 from relive.errors import InvalidConfig
 from relive.saving.copying import SaveFacts
+from relive.saving.reader import open_newest
 from relive.saving.saving import Saving
 from relive.saving.trees import tree_from_bytes, tree_to_bytes
 from relive.table.open import load as load_table
 from relive.table.table import Table
 
-__all__ = ["Checkpoint", "Cursor", "load", "save"]
+__all__ = ["Checkpoint", "Cursor", "load", "load_learner", "save"]
 
 _LEARNER, _CURSOR = "learner", "cursor"
 _OTHERS = "a served table has remote.save(name, beside={...}), and a table over shards has save(path)"
@@ -112,3 +113,16 @@ def load(
         table.close()
         raise
     return Checkpoint(table, *parts)
+
+
+@names_arguments
+def load_learner(path: str | os.PathLike[str]) -> Any:
+    """Loads the learner of the newest checkpoint of a folder, without its table. None: none was saved.
+
+    Raises:
+        NoSuchSave, DamagedSave, FormatMismatch, StorageFull: as for relive.saved.
+    """
+    with open_newest(os.fspath(path)) as reader:
+        if _LEARNER not in reader.blob_names():
+            return None
+        return tree_from_bytes(reader.blob(_LEARNER), os.fspath(path))

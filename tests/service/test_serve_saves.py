@@ -287,3 +287,22 @@ def test_a_staleness_budget_goes_on_where_it_was(tmp_path: Path) -> None:
             write_steps(writer, 50, 10)
             with pytest.raises(errors.DeadlineExceeded):
                 write_steps(writer, 60, 1)
+
+
+def test_a_table_that_lives_in_a_folder_is_served_as_it_is(tmp_path: Path) -> None:
+    """The path is relative to the file. The save of the key `load` is for a table that is not there yet."""
+    storage = '{ file = "kept/pong", sync_s = 5.0 }'
+    with opened(written(tmp_path, storage)) as table:
+        assert table.config.storage == relive.File(tmp_path / "kept" / "pong", 5.0)
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 40)
+        table.save(tmp_path / "elsewhere")
+    with opened(written(tmp_path, storage, more='load = "./elsewhere"')) as table:
+        assert len(table) == 40 and len(table.gather(keys)["reward"]) == 40 and table.loaded is None
+    with pytest.raises(errors.InvalidConfig, match="^capacity of the table that lives in"):
+        opened(written(tmp_path, storage, capacity=600))
+    new = '{ file = "kept/new" }'
+    with opened(written(tmp_path, new, more='load = "./elsewhere"')) as table:
+        assert len(table) == 40 and table.loaded is not None
+    with pytest.raises(errors.InvalidConfig, match="sync"):
+        load_config(written(tmp_path, '{ file = "kept/pong", sync = 5.0 }'))

@@ -33,6 +33,11 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether the run has a checkpoint: with its table or without."""
+    return (run_dir / "checkpoint.pt").exists() or (run_dir / "save" / "CURRENT").exists()
+
+
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -17,6 +17,7 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 import relive.train  # noqa: E402
 from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch  # noqa: E402
 from relive.train import Callback, CurvePoint, RunResult, Snapshot, TrainConfig, load_policy, preset  # noqa: E402
+from train.runs import has_checkpoint  # noqa: E402
 
 SMALL = {
     "replay.min_size": 100,
@@ -141,7 +142,7 @@ def test_a_callback_stops_the_run_and_it_goes_on(what: str, tmp_path: Path) -> N
     result = relive.train.train(
         small(limits__checkpoint_period_s=0.1, evaluation__period_updates=20), folder, callbacks=[diary]
     )
-    assert result.stopped and result.returns == () and diary.told[-1] == "end" and (folder / "checkpoint.pt").exists()
+    assert result.stopped and result.returns == () and diary.told[-1] == "end" and has_checkpoint(folder)
     assert load_policy(folder).act(np.zeros(4)) in (0, 1)
     if what == "progress":
         again = Diary(stop_at="evaluation")
@@ -155,7 +156,7 @@ def test_what_a_callback_raises_comes_out_and_leaves_nothing(what: str, tmp_path
     with pytest.raises(RuntimeError, match=f"no more of {what}"):
         relive.train.train(small(limits__checkpoint_period_s=0.1), tmp_path / "run", callbacks=[diary])
     assert diary.told[-1] == what and multiprocessing.active_children() == []
-    assert (tmp_path / "run" / "checkpoint.pt").exists() == (what != "start")
+    assert has_checkpoint(tmp_path / "run") == (what != "start")
 
 
 @pytest.mark.parametrize("wrong", [[Diary], [print], Diary(), None, "all"])

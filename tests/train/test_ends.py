@@ -22,7 +22,7 @@ pytest.importorskip("rich", reason="the command line needs rich")
 
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train.watching.checkpoint import load_checkpoint  # noqa: E402
-from train.runs import SHM, Run, children_of, is_alive, run_of, tables_of  # noqa: E402
+from train.runs import SHM, Run, children_of, has_checkpoint, is_alive, run_of, tables_of  # noqa: E402
 
 OPTIONS = {
     "agent.network.hidden": "8", "replay.min_size": "100", "agent.batch_size": "16", "replay.updates_per_step": "0.25",
@@ -196,7 +196,7 @@ def walk(way: Way, topology: str, folder: Path, rng: random.Random) -> None:
     with run_of(folder, *arguments, variables=variables, stdout=stdout) as run:
         children: list[int] = []
         if way.act is not None:
-            until(lambda: (run_dir / "checkpoint.pt").exists(), run)
+            until(lambda: has_checkpoint(run_dir), run)
             time.sleep(rng.random() * rng.choice((0.0, 0.3, 1.5)))
             children = children_of(run.pid)
             way.act(run, run_dir, rng)

@@ -21,6 +21,7 @@ from relive.train import Callback, CurvePoint, EnvironmentRaised, NonFiniteLoss,
 from relive.train.acting.environments import describe  # noqa: E402
 from relive.train.watching.checkpoint import load_checkpoint  # noqa: E402
 from train.batches import discrete_batch, discrete_spaces  # noqa: E402
+from train.runs import has_checkpoint  # noqa: E402
 
 SMALL: dict[str, object] = {
     "acting.num_actors": 1, "replay.min_size": 100, "evaluation.num_episodes": 2, "evaluation.num_final_episodes": 2,
@@ -84,7 +85,7 @@ def test_an_environment_that_raises_says_which_actor_and_step(tmp_path: Path) ->
     assert (error.actor, error.step) == (0, 150)
     assert "ArithmeticError: the world ends at step 150" in error.traceback and "worlds.py" in error.traceback
     assert "actor 0" in str(error) and "step 150" in str(error) and "worlds.py" in str(error)
-    assert (tmp_path / "run" / "checkpoint.pt").exists() and multiprocessing.active_children() == []
+    assert has_checkpoint(tmp_path / "run") and multiprocessing.active_children() == []
 
 
 def test_a_slow_environment_has_a_curve_and_ends_in_time(tmp_path: Path) -> None:

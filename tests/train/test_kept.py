@@ -38,6 +38,7 @@ from relive.train.run import with_streams_of  # noqa: E402
 from relive.train.setup import prepare  # noqa: E402
 from relive.train.watching.progress import ProgressReporter  # noqa: E402
 from train import worlds  # noqa: E402
+from train.runs import has_checkpoint  # noqa: E402
 
 SMALL: dict[str, object] = {
     "topology": "inline", "acting.num_actors": 2, "replay.min_size": 100, "replay.updates_per_step": 0.25,
@@ -74,7 +75,7 @@ def test_a_run_that_never_had_enough_items_says_so(
         train(small(topology=topology, replay__capacity=102), tmp_path / "run")
     error = caught.value
     assert error.num_updates == 0 and error.num_missing > 100 and error.num_items < error.min_size == 100
-    assert (tmp_path / "run" / "checkpoint.pt").exists() and not (tmp_path / "run" / "result.json").exists()
+    assert has_checkpoint(tmp_path / "run") and not (tmp_path / "run" / "result.json").exists()
 
 
 def test_a_run_that_ends_before_its_first_update_says_so(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_a_relative_directory_is_that_of_the_call(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("RELIVE_TEST_STREAMS", str(elsewhere))
     result = train(small(WILLED), "run")
     assert list(elsewhere.iterdir()) == [] and result.run_dir == str(tmp_path / "run")
-    assert {"config.json", "checkpoint.pt", "result.json"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"config.json", "save", "result.json"} <= {path.name for path in (tmp_path / "run").iterdir()}
 
 
 class FullDisk:

@@ -37,6 +37,7 @@ from relive.train.learners.follower import state_hash  # noqa: E402
 from relive.train.learners.group import GroupOptions, LearnerGroup  # noqa: E402
 from relive.train.watching.checkpoint import load_checkpoint  # noqa: E402
 from train.batches import box_spaces, continuous_batch, discrete_batch, discrete_spaces  # noqa: E402
+from train.runs import has_checkpoint  # noqa: E402
 
 SMALL: dict[str, object] = {
     "acting.num_actors": 2, "environment.num_envs_per_actor": 2, "replay.min_size": 100, "agent.batch_size": 16,
@@ -256,7 +257,7 @@ def test_an_environment_that_raises_in_one_process_says_so_too(tmp_path: Path) -
     with pytest.raises(EnvironmentRaised) as caught:
         train(preset("dqn", "train.worlds:Faulty-v0", settings), tmp_path / "run")
     assert (caught.value.actor, caught.value.step) == (0, 150) and "worlds.py" in caught.value.traceback
-    assert (tmp_path / "run" / "checkpoint.pt").exists()
+    assert has_checkpoint(tmp_path / "run")
 
 
 def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
@@ -265,7 +266,8 @@ def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
     for number, topology in enumerate(
         ("actors", "learners(2, sync)", "learners(2, async)", "double", "central(4, 100)", "inline"), 1
     ):
-        config = preset("dqn", "CartPole-v1", {**SMALL, "topology": topology, "limits.max_steps": 100_000})
+        alone = {"limits.max_steps": 100_000, "checkpoint.table": "never"}  # so that a session begins with a checkpoint
+        config = preset("dqn", "CartPole-v1", {**SMALL, "topology": topology, **alone})
         seen: list[tuple[int, Any, Any]] = []
 
         class First(Callback):
@@ -353,4 +355,4 @@ def test_an_inference_process_that_keeps_dying_ends_the_run(tmp_path: Path, monk
     with pytest.raises(InferenceKeepsDying) as caught:
         train(preset("dqn", "CartPole-v1", {**SMALL, "topology": "central(4, 200)"}), tmp_path / "run")
     assert (caught.value.num_deaths, caught.value.exit_code) == (3, -signal.SIGKILL)
-    assert (tmp_path / "run" / "checkpoint.pt").exists() and multiprocessing.active_children() == []
+    assert has_checkpoint(tmp_path / "run") and multiprocessing.active_children() == []

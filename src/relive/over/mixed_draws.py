@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from relive.core.request import DrawRequest
 from relive.core.turns import Turn
-from relive.errors import DeadlineExceeded, ReliveError, TableClosed, WaitsForItself
+from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed, WaitsForItself
 from relive.over.joined import join
 from relive.over.shares import Counted, Shares
 from relive.reading.batch import Batch
@@ -24,9 +24,12 @@ from relive.reading.columns import Columns
 from relive.reading.holds import HeldDraw, HeldDraws, Taken
 from relive.table.handle import TableHandle
 
-__all__ = ["Mixed", "MixedDraws", "MixedSource", "Source"]
+__all__ = ["Mixed", "MixedDraws", "MixedSource", "Numbers", "Position", "Source"]
 
 _LEAST_WAIT_S = 0.1  # as long as a call of a table waits for the table lock
+
+
+Numbers = tuple[int | None, ...]  # of the next draw of each source's handle; None: a server numbers its draws
 
 
 class Source(NamedTuple):
@@ -35,12 +38,13 @@ class Source(NamedTuple):
     index_name: str
 
 
-class _Position(NamedTuple):
-    """Where a mixture is: the items of each source so far, and the random numbers that place the next ones."""
+class Position(NamedTuple):
+    """Where a mixture is: the items of each source so far, and the random numbers that draw and place the next ones."""
 
     counted: Counted
     num_batches: int
     random: Mapping[str, Any]
+    numbers: Numbers
 
 
 class Mixed(NamedTuple):
@@ -48,7 +52,8 @@ class Mixed(NamedTuple):
 
     parts: tuple[int, ...]  # items of each source
     drawn: dict[int, HeldDraw]  # of the sources that gave some
-    before: _Position
+    before: Position
+    numbers: Numbers  # after it
 
 
 class Lack(NamedTuple):
@@ -77,6 +82,7 @@ class MixedDraws:
         self._turn = Turn()
         self._pid = os.getpid()
         self._draws = self.held_draws()
+        self._ahead: list[_MixedHold] = []  # batches that were drawn ahead, the oldest first
 
     def held_draws(self) -> list[HeldDraws]:
         """Draws of each source, of an owner of their own."""
@@ -115,7 +121,7 @@ class MixedDraws:
     def _begin_in_child(self) -> None:
         """The fork copied the locks of the turn and of the generator, which a thread of the parent may have taken."""
         self._pid = os.getpid()
-        self._turn, self._draws, self._making = Turn(), self.held_draws(), None
+        self._turn, self._draws, self._making, self._ahead = Turn(), self.held_draws(), None, []
         self._rng = np.random.Generator(np.random.PCG64([self._seed, self._pid]))
 
     @contextmanager
@@ -144,9 +150,10 @@ class MixedDraws:
         parts, after = self.shares.parts(self.at, num_items)
         wanted = [number for number, part in enumerate(parts) if part]
         while True:
+            numbers = self.numbers
             drawn = self.attempt(self._draws, requests, parts, wanted, max(ends - time.monotonic(), 0.0))
             if not isinstance(drawn, Lack):
-                self._making = self.counted(parts, drawn, after)
+                self._making = self.counted(parts, drawn, after, numbers)
                 return self._making
             if drawn.number == wanted[0] or time.monotonic() >= ends:
                 raise self.worded(drawn, time.monotonic() - start)
@@ -178,12 +185,51 @@ class MixedDraws:
                 raise
         return drawn
 
-    def counted(self, parts: tuple[int, ...], drawn: dict[int, HeldDraw], after: Counted) -> Mixed:
-        """Goes on to the position after the batch."""
-        before = _Position(self.at, self._num_batches, self._rng.bit_generator.state)
+    def counted(self, parts: tuple[int, ...], drawn: dict[int, HeldDraw], after: Counted, numbers: Numbers) -> Mixed:
+        """Goes on to the position after the batch. numbers: those of the draws before it."""
+        before = self._here._replace(numbers=numbers)
         self.at = after
         self._num_batches += 1
-        return Mixed(parts, drawn, before)
+        return Mixed(parts, drawn, before, self.numbers)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of the next draws."""
+        return tuple(one.table.next_draw for one in self.sources)
+
+    @property
+    def _here(self) -> Position:
+        return Position(self.at, self._num_batches, self._rng.bit_generator.state, self.numbers)
+
+    # ---- batches that were drawn ahead -----------------------------------------------------------------------------
+
+    def lend(self, hold: _MixedHold) -> None:
+        """Notes a batch that was drawn ahead, as the newest."""
+        self._ahead = [one for one in self._ahead if not one.is_over]
+        self._ahead.append(hold)
+
+    def frontier(self) -> Position:
+        """Returns where the mixture would be if all batches that were drawn ahead were given back, the newest first."""
+        position = self._here
+        for mixed in (hold.mixed for hold in reversed(self._ahead) if not hold.is_over):
+            numbers = tuple(map(_returned, position.numbers, mixed.numbers, mixed.before.numbers))
+            if position.num_batches == mixed.before.num_batches + 1:
+                position = mixed.before
+            position = position._replace(numbers=numbers)
+        return position
+
+    def go_to(self, position: Position) -> None:
+        """Goes on from the frontier of another mixture.
+
+        A source whose number is None keeps its own. Raises InvalidConfig if batches are drawn ahead.
+        """
+        if any(not hold.is_over for hold in self._ahead):
+            raise InvalidConfig("load_state_dict of a Mixture", "a call before its batches() begin", "one that is open")
+        self._rng.bit_generator.state = position.random
+        self.at = position.counted
+        for one, number in zip(self.sources, position.numbers, strict=True):
+            if number is not None:
+                one.table.number_draws(number)
 
     def worded(self, lack: Lack, waited_s: float) -> DeadlineExceeded:
         problem = lack.problem
@@ -255,7 +301,7 @@ class _MixedHold:
 
     def __init__(self, draws: MixedDraws, mixed: Mixed, alone: threading.Lock) -> None:
         self._draws = draws
-        self._mixed = mixed
+        self.mixed = mixed
         self._alone = alone
         self.is_over = False
 
@@ -264,7 +310,7 @@ class _MixedHold:
         if self._draws.closed or any(one.table.closed for one in self._draws.sources):
             raise TableClosed()
         with self._alone:
-            self._draws.commit(self._mixed)
+            self._draws.commit(self.mixed)
             self.is_over = True
 
     def give_back(self) -> None:
@@ -273,8 +319,8 @@ class _MixedHold:
             return
         with self._draws.alone(math.inf, when_closed=True), self._alone:
             self.is_over = True
-            self._draws.give_back(self._mixed.drawn)
-            self._draws.go_back(self._mixed)
+            self._draws.give_back(self.mixed.drawn)
+            self._draws.go_back(self.mixed)
 
 
 @final
@@ -302,9 +348,10 @@ class MixedSource:
                 with mixed.alone(SLICE_S):
                     parts, after = mixed.shares.parts(mixed.at, self._num_items)
                     wanted = [number for number, part in enumerate(parts) if part]
+                    numbers = mixed.numbers
                     drawn = mixed.attempt(self._draws, self._requests, parts, wanted, 0.0)
                     if not isinstance(drawn, Lack):
-                        return self._made(mixed.counted(parts, drawn, after))
+                        return self._made(mixed.counted(parts, drawn, after, numbers))
                 waited_s = time.monotonic() - start
                 lacking = self._draws[drawn.number], self._requests[drawn.number], parts[drawn.number]
                 if waited_s >= SLICE_S or not _has_come(*lacking, SLICE_S - waited_s):
@@ -320,6 +367,7 @@ class MixedSource:
         hold = _MixedHold(self._mixed, mixed, self._alone)
         self._lent = [one for one in self._lent if not one.is_over]
         self._lent.append(hold)
+        self._mixed.lend(hold)
         return Taken(batch, hold)
 
     def cancel(self) -> None:
@@ -332,6 +380,11 @@ class MixedSource:
         with self._mixed.alone(math.inf, when_closed=True), self._alone:
             for draws in self._draws:
                 draws.close()
+
+
+def _returned(now: int | None, after: int | None, before: int | None) -> int | None:
+    """The number of a handle's next draw when a batch is given back: `before`, if no other draw came after it."""
+    return before if now == after else now
 
 
 def _has_come(draws: HeldDraws, request: DrawRequest, num_items: int, timeout_s: float) -> bool:

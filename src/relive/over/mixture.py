@@ -21,6 +21,7 @@ from relive.errors import (
 )
 from relive.over.joined import check_alike, join
 from relive.over.mixed_draws import MixedDraws, MixedSource, Source
+from relive.over.mixture_state import go_on_from, state_of
 from relive.over.shares import Shares
 from relive.reading.batch import Batch
 from relive.reading.batches import Batches
@@ -243,6 +244,28 @@ class Mixture(Closing):
             if len(rows) and one.table.indexes[one.index_name].has_priorities:
                 there += one.table.update_priorities(keys[rows], numbers[rows], index=one.index_name)
         return there
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch that was handed out: of the shares, and of the draws of each source.
+
+        Batches that batches() drew ahead come after it: a mixture that goes on from there draws them again.
+        """
+        with self._draws.alone(self._timeout_s):
+            return state_of(self._draws)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from the state of a mixture with the same shares. Call it before batches().
+
+        Over equal tables the next batches are those that would have come. A source keeps its own next draw if its
+        handle has another stream, or if a server numbers its draws.
+
+        Raises:
+            InvalidConfig: the state is none, or of other shares; or batches are drawn ahead. Nothing changes.
+        """
+        with self._draws.alone(self._timeout_s):
+            go_on_from(self._draws, state)
 
     # ---- looking at it ---------------------------------------------------------------------------------------------
 

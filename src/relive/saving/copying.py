@@ -147,13 +147,12 @@ class Copying:
         whole = self._blocks.num_bytes + self._num_left
         return self._blocks.num_bytes / whole if whole else 1.0
 
-    def cut(self, timeout_s: float) -> None:
-        """Copies pages in rounds, then everything else at one moment. From then on pages are pinned until `finish`.
+    def copy_ahead(self) -> None:
+        """Copies pages in rounds until few are left, so that little is to do at the cut.
 
         Raises:
             SaveOutrun: Writers fill pages faster than the save copies them.
             SaveCancelled: `cancelled` was set.
-            DeadlineExceeded: The table's lock was not available in time.
         """
         for number in range(MOST_ROUNDS):
             self._fill()
@@ -163,6 +162,19 @@ class Copying:
             if number == MOST_ROUNDS - 1 and left > self._capacity_bytes // 8:
                 raise SaveOutrun(self._folder.path, left, self._capacity_bytes)
             self._saver.next_round()
+
+    def cut(self, timeout_s: float) -> None:
+        """Copies everything but pages at one moment. From then on pages are pinned until `finish`.
+
+        Where writers have filled more pages since `copy_ahead`, it copies those first.
+
+        Raises:
+            SaveOutrun, SaveCancelled: as `copy_ahead`.
+            DeadlineExceeded: The table's lock was not available in time.
+        """
+        if int(self._saver.bytes_missing) > MOST_LEFT_BYTES:
+            self._saver.next_round()
+            self.copy_ahead()
         self._locked_s = self._saver.cut(timeout_s)
 
     def finish(self, facts: Mapping[str, Any], beside: Mapping[str, bytes], keep: int | frozenset[int]) -> SaveFacts:

@@ -44,9 +44,12 @@ def facts_of(core: _core.CoreTable, config: TableConfig) -> dict[str, Any]:
         "table": config.to_dict(),
         **{name: int(geometry[name]) for name in names},
         "page_shift": int(geometry["page_len"]).bit_length() - 1,
-        "stream": core.stream,
-        "next_draw": core.next_call,
     }
+
+
+def cursor_of(core: _core.CoreTable) -> dict[str, Any]:
+    """Returns the position of the handle's draws: its stream, and the number of its next draw."""
+    return {"stream": core.stream, "next_draw": core.next_call}
 
 
 def _took(work: list[Saving]) -> Saving | None:
@@ -90,24 +93,39 @@ class Saving:
         self._facts: SaveFacts | None = None
         self._error: BaseException | None = None
         self._process = os.getpid()
+        self.loaded_from: str | None = None  # the name of the cut that the table was loaded from
 
-    def make_cut(self, loaded_from: str | None, timeout_s: float) -> None:
-        """Copies pages, then the state at one moment: the table as the save will have it.
-
-        Args:
-            loaded_from: The name of the cut that the table was loaded from; None: it was not loaded.
-            timeout_s: For the table's lock, in seconds.
-        """
+    def copy_ahead(self) -> None:
+        """Copies pages, so that little is left at the cut. `make_cut` comes next, on any thread."""
         try:
             current = self._folder.current
             is_own = current is not None and (
-                current.facts.get("region") == self._told["region"] or current.name == loaded_from
+                current.facts.get("region") == self._told["region"] or current.name == self.loaded_from
             )
             known = self._folder.reusable() if is_own else np.zeros(0, IMAGE)
             self._copying = Copying(self._core, self._folder, known, self._cancelled)
-            self._copying.cut(timeout_s)
+            self._copying.copy_ahead()
         except BaseException:
-            self._end()
+            self.abandon()
+            raise
+
+    def make_cut(self, loaded_from: str | None, timeout_s: float) -> None:
+        """Copies the state at one moment: the table as the save will have it.
+
+        Args:
+            loaded_from: The name of the cut that the table was loaded from; None: it was not loaded, or `loaded_from`
+                of this object says it.
+            timeout_s: For the table's lock, in seconds.
+        """
+        self.loaded_from = self.loaded_from or loaded_from
+        if self._copying is None:
+            self.copy_ahead()
+        try:
+            assert self._copying is not None
+            self._copying.cut(timeout_s)
+            self._told = {**self._told, **cursor_of(self._core)}
+        except BaseException:
+            self.abandon()
             raise
 
     def finish(self, beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
@@ -125,7 +143,7 @@ class Saving:
             if not isinstance(error, (ReliveError, OSError)):
                 raise
         finally:
-            self._end()
+            self.abandon()
 
     def finish_behind(self, beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
         """The same on a thread of its own. If a signal's handler raises in the start of the thread, the save ends."""
@@ -135,10 +153,11 @@ class Saving:
             self._thread.start()
         except BaseException:
             if _took(work):
-                self._end()
+                self.abandon()
             raise
 
-    def _end(self) -> None:
+    def abandon(self) -> None:
+        """Ends a save that no thread finishes: the folder is unlocked, and the save before it stays."""
         with contextlib.ExitStack() as ends:
             ends.callback(self._done.set)
             ends.callback(self._folder.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -11,13 +12,13 @@ from typing import Any, final
 
 from relive.checks.parts import refuse_unknown
 from relive.checks.values import is_text
-from relive.config.storage import SharedMemory
+from relive.config.storage import File, SharedMemory
 from relive.config.table_config import VERSION, TableConfig
 from relive.errors import InvalidConfig, NoSuchTable, ReliveError, SpecError
 from relive.saving.loading import describe
 from relive.saving.named import checked_name, named_save, newest_save
 from relive.service.wire.address import parse_server
-from relive.table.table import Table, attach_path, load_table
+from relive.table.table import Table, attach_file, attach_path, load_table
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,7 +30,10 @@ __all__ = ["ServiceConfig", "load_config", "open_table", "read_toml", "table_of"
 DEFAULT_ADDRESS = "grpc://127.0.0.1:7070"
 _FIXED = ("spec", "index", "capacity", "max_lanes", "seed")  # an existing table keeps these
 _MAX_PATH_BYTES = 4096
-_SHORT_STORAGES = {"shared": ("SharedMemory", "name")}  # {key = value}: the class, and the argument that the value is
+_SHORT_STORAGES = {
+    "shared": ("SharedMemory", "name"),
+    "file": ("File", "path"),
+}  # {key = value}: the class, and the argument that the value is
 _SAVED = ("spec", "index", "seed")  # and a saved table these
 
 
@@ -62,37 +66,42 @@ class ServiceConfig:
 
 
 def open_table(config: TableConfig, save: str | None = None) -> Table:
-    """Attaches to a table that is already in shared memory, as after a kill of its server; else makes the table.
+    """Attaches to a table that is there already, as after a kill of its server; else makes it.
 
     Args:
-        config: the table. Only one in SharedMemory can exist already.
+        config: the table. Only one in SharedMemory, or with storage File, can exist already.
         save: the folder of the save that a new table starts from; None: it starts empty.
 
     Returns:
         An open table. The caller closes it. Its `loaded` says whether it came from the save.
 
     Raises:
-        InvalidConfig: the table in shared memory, or the saved one, is not the configured one. A table in shared
-            memory has the same spec, index, capacity, max_lanes and seed, a saved one the same spec, index and seed.
+        InvalidConfig: the table that is there, or the saved one, is not the configured one. A table that is there has
+            the same spec, index, capacity, max_lanes and seed, a saved one the same spec, index and seed.
         NoSuchSave, DamagedSave: the save is not there, or damaged.
         ReliveError: as `relive.attach`, `relive.load` and `Table`.
     """
-    if isinstance(config.storage, SharedMemory):
-        try:
+    with contextlib.suppress(NoSuchTable):
+        if isinstance(config.storage, SharedMemory):
             table = attach_path(config.storage.path, timeout_s=config.timeout_s)
-        except NoSuchTable:
-            pass
-        else:
-            try:
-                _check_alike(config, table.config, _FIXED, f"the table in shared memory {config.storage.name!r}")
-            except ReliveError:
-                table.close()
-                raise
-            return table
+            return _kept_alike(config, table, f"the table in shared memory {config.storage.name!r}")
+        if isinstance(config.storage, File):
+            table = attach_file(config.storage, timeout_s=config.timeout_s)
+            return _kept_alike(config, table, f"the table that lives in {config.storage.path}")
     if save is None:
         return Table.from_config(config)
     _check_alike(config, describe(save).config, _SAVED, f"the table saved in {save}")
     return load_table(save, config.storage, config.capacity, config.max_lanes, config.timeout_s)
+
+
+def _kept_alike(config: TableConfig, table: Table, what: str) -> Table:
+    """Returns a table that was there. Closes it, and raises InvalidConfig, if it is not the configured one."""
+    try:
+        _check_alike(config, table.config, _FIXED, what)
+    except ReliveError:
+        table.close()
+        raise
+    return table
 
 
 def _check_alike(config: TableConfig, found: TableConfig, names: tuple[str, ...], what: str) -> None:
@@ -132,6 +141,9 @@ def load_config(path: str | Path) -> ServiceConfig:
         if isinstance(one, dict) and "load" in one:
             loads[name] = _load_of(where, here, saves, name, one["load"])
             one = {key: value for key, value in one.items() if key != "load"}
+        if isinstance(one, dict) and isinstance(one.get("storage"), dict) and "file" in one["storage"]:
+            folder = _path_in(here, f"{where} storage file", one["storage"]["file"])
+            one = {**one, "storage": {**one["storage"], "file": folder}}
         tables[name] = table_of(where, name, one)
     return ServiceConfig(parts.get("address", DEFAULT_ADDRESS), tables, saves, loads)
 
@@ -214,9 +226,8 @@ def _storage_of(name: str, storage: Any) -> Any:
         return {"type": "LocalMemory"}
     if storage == "shared":
         return {"type": "SharedMemory", "name": name}
-    if isinstance(storage, dict) and len(storage) == 1:
-        ((short, value),) = storage.items()
-        if short in _SHORT_STORAGES:
-            kind, argument = _SHORT_STORAGES[short]
-            return {"type": kind, argument: value}
+    for short, (kind, argument) in _SHORT_STORAGES.items():
+        if isinstance(storage, dict) and short in storage and "type" not in storage:
+            others = {key: value for key, value in storage.items() if key != short}
+            return {"type": kind, argument: storage[short], **others}
     return storage

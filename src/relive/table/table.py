@@ -251,12 +251,10 @@ class Table(TableHandle):
         Blocks: until the pages are copied, and with wait=True until they are on disk.
         """
         saving = importlib.import_module("relive.saving.saving")  # imported here: programs that save nothing lack it
-        loaded = self._loaded
         blobs, number = saving.checked(beside, keep)
         waits = flag("wait", wait)
-        one: Saving = saving.Saving(self._local, os.fspath(path), saving.facts_of(self._local, self._config))
-        is_same = loaded is not None and loaded.keeps_keys  # else pages have other names than in the folder
-        one.make_cut(loaded.cut if loaded is not None and is_same else None, self._timeout_s)
+        one = self.begin_save(path)
+        one.make_cut(None, self._timeout_s)
         if not waits:
             one.finish_behind(blobs, number)
             return one
@@ -295,6 +293,19 @@ class Table(TableHandle):
         place, facts = self._keeper.place, self._keeper.facts
         file = FileStats(place.folder, place.region, place.reason, facts.saver, facts.saved_s, facts.problem)
         return replace(told, file=file)
+
+    def begin_save(self, path: str | os.PathLike[str]) -> Saving:
+        """Begins a save: opens the folder. For floors that choose the moment of the cut; not for programs.
+
+        The caller then copies pages with copy_ahead, takes the moment with make_cut, and ends the save with finish,
+        finish_behind or abandon, each on any thread. Raises the errors of save.
+        """
+        saving = importlib.import_module("relive.saving.saving")
+        loaded = self._loaded
+        one: Saving = saving.Saving(self._local, os.fspath(path), saving.facts_of(self._local, self._config))
+        is_same = loaded is not None and loaded.keeps_keys  # else pages have other names than in the folder
+        one.loaded_from = loaded.cut if loaded is not None and is_same else None
+        return one
 
     @property
     def loaded(self) -> LoadedCore | None:

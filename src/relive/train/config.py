@@ -21,6 +21,7 @@ from relive.errors import InvalidConfig
 from relive.train.run_directory import write_whole
 from relive.train.sections import (
     ActingConfig,
+    CheckpointConfig,
     EnvironmentConfig,
     EvaluationConfig,
     LearningConfig,
@@ -53,6 +54,7 @@ class TrainConfig:
         learning: Learners with batches of their own.
         evaluation: The evaluations.
         limits: The limits of the run.
+        checkpoint: The contents of its checkpoints.
         device: A device of torch, or "auto": cuda if there is one, else cpu.
         threads: Threads of each learner; 0: each learner gets its share of the cores that the actors leave.
         topology: The processes of the run, see relive.train.topology. A number of actors given here wins over
@@ -73,6 +75,7 @@ class TrainConfig:
     learning: LearningConfig = field(default_factory=LearningConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     limits: LimitConfig = field(default_factory=LimitConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: str = "auto"
     threads: int = 1
     topology: Topology = Actors()

@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive import SamplesPerInsert, Table
+from relive import Table
 from relive.agents.agent import Agent
 from relive.train.acting.environments import evaluation_seeds
 from relive.train.config import TrainConfig
-from relive.train.errors import NonFiniteLoss, ReplicasDiffer, TooFewUpdates
+from relive.train.errors import NonFiniteLoss, ReplicasDiffer
 from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learners.host_group import EndedElsewhere
 from relive.train.learners.updates import Updates
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.parts import Part
-from relive.train.signals import uninterrupted
 from relive.train.watching.callbacks import Listeners
-from relive.train.watching.checkpoint import FILE_NAME, CurvePoint, Progress, save_checkpoint
+from relive.train.watching.checkpoint import CurvePoint, Progress
 from relive.train.watching.profile import Profiling
 from relive.train.watching.progress import ProgressReporter, Snapshot
+from relive.train.watching.replay_ratio import ReplayRatio
 from relive.train.watching.result import Ending
+from relive.train.watching.saves import Checkpoints, State, Written
 
 if TYPE_CHECKING:
     from relive.train.acting.serving import ServedRun
@@ -52,6 +53,7 @@ class Parts:
         reporter: Shows progress.
         listeners: The callbacks.
         profiling: Times the parts of this process.
+        checkpoints: Writes the checkpoints.
         served: Serves actors of other machines; None where the run has no address.
     """
 
@@ -64,6 +66,7 @@ class Parts:
     reporter: ProgressReporter
     listeners: Listeners
     profiling: Profiling
+    checkpoints: Checkpoints
     served: ServedRun | None
 
 
@@ -80,15 +83,15 @@ class Learner:
         run_dir: Path,
         stopping: Callable[[], bool],
     ) -> None:
-        self._config = config
-        self._parts = parts
+        self._config, self._parts = config, parts
         self._agent = agent
         self._progress = progress
         self._run_dir = run_dir
         self._stopping = stopping
         self._elapsed_before_s = progress.elapsed_s
         self._restarts_before, self._dropped_before = progress.num_restarts, progress.num_dropped
-        self._began_s = self._looked_s = self._saved_s = time.monotonic()
+        self._began_s = self._looked_s = time.monotonic()
+        self._ratio = ReplayRatio(parts.table, config.agent.batch_size)
         self._evaluates_until_s = math.inf
         self._doing = ""
         self._policy, self._rated_s = agent.policy(), self._began_s
@@ -115,7 +118,7 @@ class Learner:
         acting.start()
         learning.start()
         try:
-            self.save()  # while the actors start, so that there is always a checkpoint
+            self._tell(self._parts.checkpoints.begin(self._state))  # while the actors start: there is always one
             with learning.running() as update_once:
                 ending = self._ended(update_once)
         except (NonFiniteLoss, ReplicasDiffer):
@@ -127,7 +130,7 @@ class Learner:
         self.save()
         self._look(at_once=True, is_counted=True)  # so that result and checkpoint have the same counts
         if ending is Ending.LIMIT:
-            self._check_updates()
+            self._ratio.check(self._agent.num_updates)
         return ending
 
     def _end_after_error(self, *, saves: bool) -> None:
@@ -139,31 +142,20 @@ class Learner:
                 with suppress(OSError, ValueError):  # the output may be what failed
                     self._parts.reporter.say(f"the end of the run is not complete: {problem}")
 
-    def _check_updates(self) -> None:
-        """Raises TooFewUpdates if the run has learnt nothing, or much less than the limiter of the table asks for.
-
-        The limiter lets steps in that the learner has not made up for while the table has fewer than min_size items:
-        else nothing could ever be learnt. If the table never has so many, it lets in all of them.
-        """
-        (index,) = self._parts.table.stats().indexes.values()
-        limiter, num_updates = index.limiter, self._agent.num_updates
-        assert isinstance(limiter, SamplesPerInsert)
-        ratio, batch_size = limiter.samples_per_insert, self._config.agent.batch_size
-        behind = (index.inserted - limiter.min_size) * ratio - index.sampled  # samples; at most half_window otherwise
-        num_missing = int(behind / batch_size) if behind > limiter.half_window + limiter.window else 0
-        if num_missing or num_updates == 0:
-            raise TooFewUpdates(num_updates, num_missing, index.num_items, limiter.min_size)
-
     def save(self) -> None:
-        """Writes the checkpoint. Raises NonFiniteLoss if the agent is not finite; the last checkpoint stays."""
-        write = self._parts.profiling.timed("checkpoint", save_checkpoint)
-        with uninterrupted():
-            self._check_finite(self._agent.parameters())
-            self._update_progress()
-            write(self._run_dir, self._agent.state_dict(), self._progress)
-        self._saved_s = time.monotonic()
-        path, num_updates = self._run_dir / FILE_NAME, self._agent.num_updates
-        self._parts.listeners.tell(lambda one: one.on_checkpoint(path, num_updates))
+        """Writes the last checkpoint. Raises NonFiniteLoss if the agent is not finite; the checkpoint before stays."""
+        self._tell(self._parts.checkpoints.finish(self._state))
+
+    def _state(self) -> State:
+        """Returns the state for a checkpoint. Raises NonFiniteLoss."""
+        self._check_finite(self._agent.parameters())
+        self._update_progress()
+        return State(self._agent.state_dict(), self._progress, self._agent.num_updates)
+
+    def _tell(self, written: Written | None) -> None:
+        """Tells the callbacks of a checkpoint that is complete."""
+        if written is not None:
+            self._parts.listeners.tell(lambda one: one.on_checkpoint(*written))
 
     # ---- numbers that are not finite -------------------------------------------------------------------------------
 
@@ -182,10 +174,10 @@ class Learner:
         found = self._not_finite(parameters)
         if found is None:
             return
-        path = self._run_dir / FILE_NAME
+        path = self._parts.checkpoints.path
         run_dir = str(self._run_dir).removesuffix(f"-host{self._parts.learning.host}")  # that of the first host
         resume = f"relive train {self._config.agent.name} --resume {run_dir}"
-        raise NonFiniteLoss(*found, self._agent.num_updates, str(path) if path.exists() else None, resume)
+        raise NonFiniteLoss(*found, self._agent.num_updates, None if path is None else str(path), resume)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -338,8 +330,8 @@ class Learner:
             if shows:
                 self._parts.reporter.show(now, at_once=at_once)
             self._parts.listeners.tell(lambda one: one.on_progress(now))
-        if not at_once and self._looked_s - self._saved_s >= self._config.limits.checkpoint_period_s:
-            self.save()
+        if not at_once:
+            self._tell(self._parts.checkpoints.look(self._state))
 
     def _at_limit(self) -> bool:
         self._update_progress()

@@ -1,7 +1,8 @@
 """Runs a training run from its options to its result: directory, table, parts, final evaluation.
 
-A run directory has config.json, checkpoint.pt, tensorboard/, curve.png and, after the run has ended by itself,
-result.json. `train(run_dir, resume=True)` goes on from there: it restores the learner and fills a new table.
+A run directory has config.json, a checkpoint (save/ or checkpoint.pt), tensorboard/, curve.png and, after the run has
+ended by itself, result.json. `train(run_dir, resume=True)` goes on from there: it restores the learner, and the table
+if the checkpoint has it. Else it fills a new table.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from relive.train.learners.meeting import host_number, meeting
 from relive.train.learners.numerics import learner_numerics
 from relive.train.run_directory import CONFIG_FILE, alone_in, move_aside
 from relive.train.settings import changed, options
-from relive.train.setup import Setup, learner_threads, open_session, prepare
+from relive.train.setup import Setup, check_saved_table, learner_threads, open_session, prepare
 from relive.train.signals import owning, stop_signals
 from relive.train.watching.callbacks import Callback, Listeners
-from relive.train.watching.checkpoint import FILE_NAME, Progress, load_checkpoint
+from relive.train.watching.checkpoint import Progress, newest_checkpoint
 from relive.train.watching.curve import draw_curve
 from relive.train.watching.loggers import logging_of
 from relive.train.watching.profile import PROFILE_FILE, show_profile
 from relive.train.watching.progress import ProgressReporter
 from relive.train.watching.result import RESULT_FILE, Ending, RunResult, save_result, show_result
+from relive.train.watching.saves import Checkpoints
 
 CURVE_FILE = "curve.png"
 _BETWEEN_HOSTS = 1_000_003  # between the seeds of two hosts
@@ -118,8 +120,8 @@ def train(
             if not resume and (run_dir is None if moving_aside is None else moving_aside):
                 move_aside(folder, console)
             stack.enter_context(alone_in(folder))
-            progress = _begun(setup, folder, resume)
-            run = _Run(setup, host, progress, folder, console, listeners)
+            progress, saved = _begun(setup, folder, resume)
+            run = _Run(setup, host, progress, folder, saved, console, listeners)
             listeners.tell(lambda one: one.on_start(config, folder))
             is_over = progress.solved and config.topology.num_hosts == 1  # of several hosts the first one says so
             ending = Ending.SOLVED if is_over else run.learn(stopping, stop_when)
@@ -167,24 +169,43 @@ def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: boo
     return config, Path(os.path.abspath(folder or default_run_dir(config)))
 
 
-def _begun(setup: Setup, run_dir: Path, resume: bool) -> Progress:
-    """Returns the progress to go on from, and restores the agent. A refused run leaves no directory."""
-    saved = run_dir / CONFIG_FILE
-    progress = Progress()
+def _begun(setup: Setup, run_dir: Path, resume: bool) -> tuple[Progress, Path | None]:
+    """Restores the agent. A refused run leaves no directory.
+
+    Returns:
+        The progress to go on from, and the folder of the save with the table; None: the session fills a new table.
+    """
+    written = run_dir / CONFIG_FILE
+    progress, saved = Progress(), None
     if not resume:
-        if saved.exists():
+        if written.exists():
             raise InvalidConfig(
                 what="run directory", expected="one that holds no run yet, or resume=True to go on", got=str(run_dir)
             )
         run_dir.mkdir(parents=True, exist_ok=True)
-        setup.config.save(saved)
-    elif not saved.exists():
+        setup.config.save(written)
+    elif not written.exists():
         raise InvalidConfig(what="run directory", expected="one that holds a run, to resume it", got=str(run_dir))
-    elif (run_dir / FILE_NAME).exists():
-        state, progress = load_checkpoint(run_dir)
-        setup.agent.load_state_dict(state)
+    else:
+        progress, saved = _restored(setup, run_dir)
     progress.num_sessions += 1
-    return progress
+    return progress, saved
+
+
+def _restored(setup: Setup, run_dir: Path) -> tuple[Progress, Path | None]:
+    """Restores the agent from the newest checkpoint, if there is one. Raises InvalidConfig, DamagedSave."""
+    found, config = newest_checkpoint(run_dir), setup.config
+    if found is None:
+        return Progress(), None
+    if found.agent not in (None, config.agent.name):
+        raise InvalidConfig(f"agent of the learner in {found.path}", f"{config.agent.name!r}", found.agent)
+    has_table = found.has_table and config.checkpoint.table != "never"
+    if has_table:
+        check_saved_table(config, setup.agent, found.path)
+    else:
+        found.progress.steps_before_table = found.progress.num_steps
+    setup.agent.load_state_dict(found.learner)
+    return found.progress, found.path if has_table else None
 
 
 @final
@@ -197,13 +218,14 @@ class _Run:
         host: int,
         progress: Progress,
         run_dir: Path,
+        saved: Path | None,
         console: Console,
         listeners: Listeners,
     ) -> None:
         self._setup, self._config, self._agent = setup, setup.config, setup.agent
         self._streams = with_streams_of(setup, host, progress.num_sessions)
         self._progress = progress
-        self._run_dir = run_dir
+        self._run_dir, self._saved = run_dir, saved
         self._console = console
         self._listeners = listeners
 
@@ -211,13 +233,16 @@ class _Run:
         """Makes the parts of the run, and learns until something ends it."""
         config, run_dir = self._config, self._run_dir
         with owning() as stack:
-            session = stack.enter_context(open_session(self._streams, self._progress, run_dir / PROFILE_FILE))
+            opening = open_session(self._streams, self._progress, run_dir / PROFILE_FILE, self._saved)
+            session = stack.enter_context(opening)
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
             title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"
             resumed_at = None if self._progress.num_sessions == 1 else self._progress.num_steps
             reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir, resumed_at))
             reporter.options({option.path: option.value for option in options(config)})
+            checkpoints = Checkpoints(run_dir, config, session.table, reporter.say)
+            stack.callback(checkpoints.close)
             made = Assembly(session, stack, reporter.say, self._keep_choice)
             scoreboard, profiling = session.scoreboard, session.profiling
             parts = Parts(
@@ -230,6 +255,7 @@ class _Run:
                 reporter=profiling.watch(reporter, {"show": "report"}),
                 listeners=profiling.watch(self._listeners, {"tell": "report"}),
                 profiling=profiling,
+                checkpoints=profiling.watch(checkpoints, {name: "checkpoint" for name in ("begin", "look", "finish")}),
                 served=made.served,
             )
 

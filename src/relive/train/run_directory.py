@@ -30,11 +30,12 @@ from relive.errors import InvalidConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["CHECKPOINT_FILE", "CONFIG_FILE", "LOCK_FILE", "alone_in", "move_aside", "write_whole"]
+__all__ = ["CHECKPOINT_FILE", "CONFIG_FILE", "LOCK_FILE", "SAVE_FOLDER", "alone_in", "move_aside", "write_whole"]
 
 LOCK_FILE = ".lock"
 CONFIG_FILE = "config.json"
 CHECKPOINT_FILE = "checkpoint.pt"
+SAVE_FOLDER = "save"  # of checkpoints with the table
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # errors of file systems without locks
 
 
@@ -87,7 +88,8 @@ def _refuse_others(folder: Path) -> None:
 
 def _has_run(folder: Path) -> bool:
     """Whether a run uses the directory, or has left its files there."""
-    if (folder / CHECKPOINT_FILE).is_file() and (folder / CONFIG_FILE).is_file():
+    kept = (folder / CHECKPOINT_FILE, folder / SAVE_FOLDER / "CURRENT")
+    if (folder / CONFIG_FILE).is_file() and any(one.is_file() for one in kept):
         return True
     try:
         file = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)

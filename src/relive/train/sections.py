@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urlsplit
 
 from relive.agents.config import require
@@ -140,7 +141,7 @@ class LimitConfig:
     Attributes:
         max_steps: Environment steps.
         max_minutes: Wall-clock minutes, over all sessions of a resumed run.
-        checkpoint_period_s: Seconds between checkpoints.
+        checkpoint_period_s: Seconds between checkpoints. The section `checkpoint` says what they contain.
     """
 
     max_steps: int = 200_000
@@ -152,6 +153,20 @@ class LimitConfig:
         _require_minutes("limits.max_minutes", self.max_minutes)
         fits = 0 < self.checkpoint_period_s <= _LONGEST_S
         require(fits, "checkpoint_period_s", f"in (0, {_LONGEST_S:g}]", self.checkpoint_period_s)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """The contents of the checkpoints of a run.
+
+    Attributes:
+        table: Whether the table is saved with the learner, in the folder `save` of the run directory. "always": with
+            each checkpoint; a resumed run learns at once, also after SIGKILL. "end": at the end of a session, such as a
+            stop by Ctrl-C; the checkpoints before it have the learner alone. "never": a resumed run fills a new table.
+            The folder needs as much disk as the table, up to twice as much.
+    """
+
+    table: Literal["always", "end", "never"] = "always"
 
 
 def _require_minutes(what: str, minutes: float) -> None:

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 from urllib.parse import urlsplit
@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import torch
 
 from relive import Index, LocalMemory, SamplesPerInsert, SharedMemory, Table, TableConfig
+from relive import load as load_table
+from relive import saved as describe_save
 from relive.agents.agent import Agent, Spaces
 from relive.config.storage import Storage
 from relive.errors import InvalidConfig
@@ -95,17 +97,21 @@ def prepare(config: TrainConfig) -> Setup:
 
 
 @contextmanager
-def open_session(setup: Setup, progress: Progress, profile: Path) -> Iterator[Session]:
+def open_session(setup: Setup, progress: Progress, profile: Path, saved: Path | None = None) -> Iterator[Session]:
     """Makes the memory of a session, and gives it back at the end of the block, when all parts have stopped.
 
     Args:
         setup: The run.
         progress: Its progress before this session.
         profile: The file for the profile of the session, if the run is profiled.
+        saved: The folder of the save whose table the session goes on with; None: it fills a new one. The steps of the
+            run are then those that this table has counted.
     """
     config = setup.config
     with owning() as stack:
-        table = stack.enter_context(make_table(config, setup.agent))
+        table = stack.enter_context(make_table(config, setup.agent, saved))
+        if saved is not None:
+            progress.num_steps = progress.steps_before_table + table.stats().appended
         profiling = stack.enter_context(_make_profiling(config, profile))
         layout = ParameterLayout.of(setup.agent.parameters())
         board = ParameterBoard(layout, first_version=progress.parameter_version)
@@ -165,14 +171,36 @@ def limiter_of(config: TrainConfig) -> SamplesPerInsert:
     )
 
 
-def make_table(config: TrainConfig, agent: Agent) -> Table:
-    """Makes the table of one session: shared under a name of its own if other processes use it.
+def make_table(config: TrainConfig, agent: Agent, saved: Path | None = None) -> Table:
+    """Makes the table of one session, or loads it: shared under a name of its own if other processes use it.
 
-    Nothing is left of a table of this process alone, however the process ends.
+    Nothing is left of a table of this process alone, however the process ends. A table that is loaded gets the limiter
+    of the run where it has another one.
     """
     is_shared = not config.acts_inline or config.topology.learns_apart or config.serving.address is not None
     storage = SharedMemory(f"train-{os.getpid()}-{secrets.token_hex(3)}") if is_shared else LocalMemory()
-    return Table.from_config(table_config(config, agent, storage))
+    wanted = table_config(config, agent, storage)
+    if saved is None:
+        return Table.from_config(wanted)
+    max_lanes = max(wanted.max_lanes, describe_save(saved).config.max_lanes)
+    table = load_table(saved, storage, wanted.capacity, max_lanes)
+    if table.limiter() != limiter_of(config):
+        table.set_limiter(limiter_of(config))
+    return table
+
+
+def check_saved_table(config: TrainConfig, agent: Agent, saved: Path) -> None:
+    """Raises InvalidConfig if the table of a save is not one that this run would make.
+
+    Its capacity, its lanes and its limiter may be others.
+    """
+    wanted, found = table_config(config, agent, LocalMemory()), describe_save(saved).config
+    limiter = limiter_of(config)
+    indexes = [{name: replace(one, limiter=limiter) for name, one in each.index.items()} for each in (wanted, found)]
+    for what, expected, got in (("columns", wanted.spec, found.spec), ("items", *indexes)):
+        if expected != got:
+            way = f"{expected!r}; or checkpoint.table=never, which goes on with the learner and a new table"
+            raise InvalidConfig(f"{what} of the table in {saved}", way, repr(got))
 
 
 def table_config(config: TrainConfig, agent: Agent, storage: Storage) -> TableConfig:

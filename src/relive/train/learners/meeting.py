@@ -40,6 +40,7 @@ from relive.train.settings import flat
 # Options that say how a host works, and not what the run computes. All other options are equal on all hosts.
 MAY_DIFFER = (
     "acting.*",
+    "checkpoint.*",
     "environment.num_envs_per_actor",
     "limits.checkpoint_period_s",
     "logging.*",

@@ -158,6 +158,7 @@ def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial | 
         "limits.max_steps": 10**12,
         "limits.max_minutes": 1e6,
         "limits.checkpoint_period_s": 1e6,
+        "checkpoint.table": "never",
         "profile": False,
         "serving.address": None,
         "update": "handwritten",

@@ -1,9 +1,14 @@
-"""Saves and loads the checkpoint of a run: one file, which is replaced as a whole.
+"""Saves and loads the checkpoint of a run: the agent, all counters, the kept policy and the learning curve.
 
-The file has the agent (networks, optimizers, random generators), all counters, the kept policy and the learning curve.
-It does not have the table: a resumed run fills a new table before it learns again.
+A checkpoint is one of two, and each is replaced as a whole:
 
-torch writes a zip archive with a crc32 of each part, and does not compare them. `load_checkpoint` does.
+  save/           with the table: a save of the table with the learner beside it (relive.checkpoint), without pickle
+  checkpoint.pt   the learner alone: a resumed run fills a new table before it learns again
+
+The newer one counts: the one whose run has lasted longer. When a save is complete, an older checkpoint.pt is removed.
+
+torch writes checkpoint.pt as a zip archive with a crc32 of each part, and does not compare them. `load_checkpoint`
+does.
 """
 
 from __future__ import annotations
@@ -21,10 +26,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from relive.errors import InvalidConfig
-from relive.train.run_directory import CHECKPOINT_FILE, write_whole
+from relive.checkpoint import load_learner
+from relive.errors import InvalidConfig, NoSuchSave
+from relive.train.run_directory import CHECKPOINT_FILE, SAVE_FOLDER, write_whole
 
-FORMAT = 2
+FORMAT = 2  # of checkpoint.pt
+SAVE_FORMAT = 1  # of the learner in a save
 FILE_NAME = CHECKPOINT_FILE
 _UNREADABLE = (
     OSError, RuntimeError, ValueError, EOFError, LookupError, pickle.UnpicklingError, zipfile.BadZipFile, struct.error,
@@ -60,6 +67,7 @@ class Progress:
     """The counters of a run over all of its sessions, and the best policy so far."""
 
     num_steps: int = 0
+    steps_before_table: int = 0  # those of num_steps that the table has not counted: of sessions before it was made
     elapsed_s: float = 0.0
     parameter_version: int = 0
     num_evaluation_episodes: int = 0
@@ -74,6 +82,26 @@ class Progress:
     curve: list[CurvePoint] = field(default_factory=list)
 
 
+@final
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint of a run.
+
+    Attributes:
+        path: checkpoint.pt, or the folder of the save.
+        agent: Name of the agent; None: the file does not say it.
+        learner: State of the agent.
+        progress: Progress of the run.
+        has_table: Whether the path is the folder of a save, with the table.
+    """
+
+    path: Path
+    agent: str | None
+    learner: dict[str, Any]
+    progress: Progress
+    has_table: bool
+
+
 def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) -> None:
     """Writes `checkpoint.pt`: under another name first, made durable, then renamed. A reader finds the old or the new.
 
@@ -83,28 +111,67 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) 
     Cost:
         The size of the file in memory while it is written.
     """
-    counters = {name: value for name, value in vars(progress).items() if name not in ("kept_parameters", "curve")}
-    state = {
-        "format": FORMAT,
-        "learner": learner,
-        "counters": counters,
-        "curve": [asdict(point) for point in progress.curve],
-        "kept": {name: torch.from_numpy(value) for name, value in progress.kept_parameters.items()},
-    }
+    kept = {name: torch.from_numpy(value) for name, value in progress.kept_parameters.items()}
+    state = {"format": FORMAT, "learner": learner, "kept": kept, **_counters_of(progress)}
     whole = io.BytesIO()
     torch.save(state, whole)  # to memory: on a full disk torch would raise another error than the system's
     write_whole(run_dir / FILE_NAME, whole.getbuffer())
 
 
+def tree_of(agent: str, learner: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Returns the learner of a save: what checkpoint.pt has, and the name of the agent."""
+    kept = dict(progress.kept_parameters)
+    return {"format": SAVE_FORMAT, "agent": agent, "learner": learner, "kept": kept, **_counters_of(progress)}
+
+
+def _counters_of(progress: Progress) -> dict[str, Any]:
+    counters = {name: value for name, value in vars(progress).items() if name not in ("kept_parameters", "curve")}
+    return {"counters": counters, "curve": [asdict(point) for point in progress.curve]}
+
+
+def newest_checkpoint(run_dir: Path) -> Found | None:
+    """Returns the newest checkpoint of a run; None: it has none.
+
+    Raises:
+        InvalidConfig, DamagedSave: It cannot be read, or a bit of it has changed.
+
+    Cost:
+        The size of the learner in memory while it is read. The table is not read.
+    """
+    alone = _alone(run_dir) if (run_dir / FILE_NAME).exists() else None  # first: a save that ends removes it
+    saved = _saved(run_dir / SAVE_FOLDER)
+    if alone is None or (saved is not None and saved.progress.elapsed_s >= alone.progress.elapsed_s):
+        return saved
+    return alone
+
+
 def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
-    """Returns the state of the agent and the progress of the run in `run_dir`.
+    """Returns the state of the agent and the progress of the run in `run_dir`: those of the newest checkpoint.
 
     Raises:
         InvalidConfig: There is no checkpoint, or it cannot be read, or a bit of it has changed.
+        DamagedSave: The same, where it is a save.
 
     Cost:
-        The size of the file in memory while it is read.
+        The size of the learner in memory while it is read.
     """
+    found = newest_checkpoint(run_dir) or _alone(run_dir)  # which says that there is none
+    return found.learner, found.progress
+
+
+def _saved(folder: Path) -> Found | None:
+    """Reads the learner of a save; None: the folder has no save."""
+    try:
+        state = load_learner(folder)
+    except NoSuchSave:
+        return None
+    kept = state.get("kept") if isinstance(state, dict) else None
+    learner, progress = _read(state, folder, SAVE_FORMAT, dict(kept) if isinstance(kept, dict) else {})
+    return Found(folder, str(state.get("agent")), learner, progress, has_table=True)
+
+
+def _alone(run_dir: Path) -> Found:
+    """Reads checkpoint.pt."""
     path = run_dir / FILE_NAME
     try:
         whole = io.BytesIO(path.read_bytes())
@@ -114,19 +181,25 @@ def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
             raise ValueError(f"{changed} in it does not have its crc32: the file has changed since it was written")
         whole.seek(0)
         state = torch.load(whole, map_location="cpu", weights_only=True)
+        kept = state["kept"].items() if isinstance(state, dict) and "kept" in state else ()
+        parameters = {name: value.cpu().numpy() for name, value in kept}
     except _UNREADABLE as problem:
         raise InvalidConfig(
             what=f"checkpoint {path}", expected="the file that a run with at least one checkpoint has", got=str(problem)
         ) from problem
+    learner, progress = _read(state, path, FORMAT, parameters)
+    return Found(path, None, learner, progress, has_table=False)
+
+
+def _read(
+    state: Any, path: Path, expected: int, kept: dict[str, NDArray[np.float32]]
+) -> tuple[dict[str, Any], Progress]:
+    """Returns the parts of a checkpoint. Raises InvalidConfig."""
     found = state.get("format") if isinstance(state, dict) else None
-    if found != FORMAT:
-        raise InvalidConfig(what=f"format of {path}", expected=str(FORMAT), got=str(found))
+    if found != expected:
+        raise InvalidConfig(what=f"format of {path}", expected=str(expected), got=str(found))
     try:
-        progress = Progress(
-            **state["counters"],
-            kept_parameters={name: value.cpu().numpy() for name, value in state["kept"].items()},
-            curve=[CurvePoint(**point) for point in state["curve"]],
-        )
-        return state["learner"], progress
+        curve = [CurvePoint(**point) for point in state["curve"]]
+        return state["learner"], Progress(**state["counters"], kept_parameters=kept, curve=curve)
     except (KeyError, TypeError, AttributeError) as problem:
         raise InvalidConfig(f"parts of {path}", "those that a run writes", repr(problem)) from problem

@@ -1,0 +1,88 @@
+"""The state of a mixture as plain values: where its shares are, and which draws of its sources come next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from relive.errors import InvalidConfig
+from relive.over.mixed_draws import MixedDraws, Position
+from relive.over.shares import Counted, Shares
+
+__all__ = ["go_on_from", "state_of"]
+
+_VERSION = 1
+
+
+def state_of(draws: MixedDraws) -> dict[str, Any]:
+    """Returns the state after the last batch that was handed out. The caller is alone with the draws."""
+    position, shares = draws.frontier(), draws.shares
+    return {
+        "version": _VERSION,
+        "shares": dict(zip(shares.names, shares.weights, strict=True)),
+        "num_items": position.counted.num_items,
+        "of_source": list(position.counted.of_source),
+        "random": dict(position.random),
+        "streams": [_stream_of(one.table) for one in draws.sources],
+        "next_draws": list(position.numbers),
+    }
+
+
+def go_on_from(draws: MixedDraws, state: Mapping[str, Any]) -> None:
+    """Goes on from a state that `state_of` returned. Raises InvalidConfig for another; then nothing has changed."""
+    if not isinstance(state, Mapping):
+        raise InvalidConfig("state of a Mixture", "what its state_dict() returned", state)
+    if state.get("version") != _VERSION:
+        raise InvalidConfig("version of the state of a Mixture", str(_VERSION), state.get("version"))
+    shares = draws.shares
+    expected = dict(zip(shares.names, shares.weights, strict=True))
+    if state.get("shares") != expected or list(state["shares"]) != list(expected):
+        raise InvalidConfig("shares in the state of a Mixture", f"those of this one: {expected}", state.get("shares"))
+    counted = _counted(shares, state.get("num_items"), state.get("of_source"))
+    numbers = []
+    for number, one in enumerate(draws.sources):
+        stream, following = _entry(state, "streams", number, shares), _entry(state, "next_draws", number, shares)
+        is_same = following is not None and stream == _stream_of(one.table) and one.table.next_draw is not None
+        numbers.append(following if is_same else None)
+    draws.go_to(Position(counted, 0, _random(state.get("random")), tuple(numbers)))
+
+
+def _stream_of(table: Any) -> int | None:
+    """The number of a handle's random stream; None: a server, or several tables, draw for it."""
+    stream = getattr(table, "stream", None)
+    return stream if isinstance(stream, int) else None
+
+
+def _entry(state: Mapping[str, Any], name: str, number: int, shares: Shares) -> int | None:
+    entries = state.get(name)
+    if not isinstance(entries, (list, tuple)) or len(entries) != len(shares.names):
+        raise InvalidConfig(f"{name!r} in the state of a Mixture", f"one for each of {shares.names}", entries)
+    value = entries[number]
+    if value is not None and (type(value) is not int or not 0 <= value < 2**64):
+        raise InvalidConfig(f"{name!r} in the state of a Mixture", "integers >= 0, or None", value)
+    return value
+
+
+def _counted(shares: Shares, num_items: Any, of_source: Any) -> Counted:
+    """The position of the shares. Raises InvalidConfig for one that no mixture with these shares reaches."""
+    expected = "a position that the shares reach"
+    whole = [num_items, *of_source] if isinstance(of_source, (list, tuple)) else [None]
+    if any(type(one) is not int for one in whole) or not 0 <= num_items < shares.period:
+        raise InvalidConfig("'num_items' and 'of_source' in the state of a Mixture", expected, (num_items, of_source))
+    off = [shares.period * one - num_items * weight for one, weight in zip(of_source, shares.weights, strict=False)]
+    fits = len(of_source) == len(shares.weights) and sum(of_source) == num_items
+    if not fits or max(map(abs, off)) >= shares.period:
+        raise InvalidConfig("'of_source' in the state of a Mixture", expected, list(of_source))
+    return Counted(num_items, tuple(of_source))
+
+
+def _random(state: Any) -> Mapping[str, Any]:
+    """The state of a generator. Raises InvalidConfig."""
+    try:
+        generator = np.random.PCG64(0)
+        generator.state = state
+    except (TypeError, ValueError, KeyError, OverflowError) as problem:
+        raise InvalidConfig("'random' in the state of a Mixture", "a state of PCG64", str(problem)) from problem
+    return dict(state)
