@@ -117,27 +117,36 @@ class Learner:
         self._publish()
         acting.start()
         learning.start()
+        is_ended = False
         try:
             self._tell(self._parts.checkpoints.begin(self._state))  # while the actors start: there is always one
             with learning.running() as update_once:
                 ending = self._ended(update_once)
+            is_ended = True
+            self.save()
         except (NonFiniteLoss, ReplicasDiffer):
             self._end_after_error(saves=False)
             raise
-        except BaseException:
-            self._end_after_error(saves=self._not_finite(self._agent.parameters()) is None)
+        except BaseException as error:
+            if not is_ended or isinstance(error, KeyboardInterrupt):  # a second signal, before the save was shielded
+                self._end_after_error(saves=self._not_finite(self._agent.parameters()) is None)
             raise
-        self.save()
         self._look(at_once=True, is_counted=True)  # so that result and checkpoint have the same counts
         if ending is Ending.LIMIT:
             self._ratio.check(self._agent.num_updates)
         return ending
 
     def _end_after_error(self, *, saves: bool) -> None:
-        """Writes the checkpoint and shows the last figures, each if it can be. The error of the run is raised after."""
+        """Writes the checkpoint and shows the last figures, each if it can be. The error of the run is raised after.
+
+        A second signal may come before a save is shielded. It raises once (rule S3), so the step is then made again.
+        """
         for step in ([self.save] if saves else []) + [lambda: self._look(at_once=True)]:
             try:
-                step()
+                try:
+                    step()
+                except KeyboardInterrupt:
+                    step()
             except Exception as problem:
                 with suppress(OSError, ValueError):  # the output may be what failed
                     self._parts.reporter.say(f"the end of the run is not complete: {problem}")
