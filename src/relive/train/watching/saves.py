@@ -159,7 +159,8 @@ class Checkpoints:
             A checkpoint that has become complete; None: none has.
 
         Raises:
-            OSError: A checkpoint without the table cannot be written, and none with the table was tried.
+            OSError: The run directory has gone; or a checkpoint without the table cannot be written, and none with the
+                table was tried.
         """
         with uninterrupted():
             save, is_due = self._save, time.monotonic() - self._began_s >= self._config.limits.checkpoint_period_s
@@ -209,6 +210,8 @@ class Checkpoints:
     # ---- the parts of a checkpoint ---------------------------------------------------------------------------------
 
     def _open(self) -> _TableSave:
+        """Begins a save. Raises FileNotFoundError if the run directory has gone: a save would make it again."""
+        self._run_dir.stat()
         self._began_s = time.monotonic()
         self._save = _TableSave(self._table, self._folder)
         self._save.start()
