@@ -1,10 +1,10 @@
 #include "relive/table/under_way.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/records.hpp"
+#include "relive/words/row_bytes.hpp"
 #include "relive/words/testing.hpp"
 
 namespace relive {
@@ -29,7 +29,7 @@ OpenStep open_step(const Region& r, uint32_t lane_slot) {
   if (range.step_end <= range.step_begin || range.step_end > r.page_len || r.is_tail(page, range.step_end - 1))
     return {};
   const uint32_t offset = range.step_end - 1;
-  const uint32_t head = r.head_of(r.slot_of(page, offset)).load(kRelaxed);
+  const uint32_t head = load_head(r.page_base(page) + offset * r.geometry->record_stride);
   if ((head & (kTerminatedBit | kTruncatedBit)) != 0) return {};
   return {page, offset, head & kStepMask};
 }
@@ -67,7 +67,8 @@ bool is_item_open(const Region& r, uint32_t index, const OpenStep& step) {
 int64_t load_group(const Region& r, uint32_t index, const OpenStep& step) {
   const ColumnLayout& column = r.columns[r.header->indexes[index].group.column];
   int64_t value;
-  std::memcpy(&value, r.page_base(step.page) + column.offset + step.offset * column.stride, sizeof value);
+  copy_bytes(reinterpret_cast<std::byte*>(&value), r.page_base(step.page) + column.offset + step.offset * column.stride,
+             sizeof value);
   return value;
 }
 

@@ -165,12 +165,12 @@ bool mark_refused(const Region& r, const std::vector<WriterLane>& lanes, uint64_
   return is_new;
 }
 
-// One slice of a wait for the limiters.
+// One slice of a wait for the limiters. Without the lock, steps under way may be misread while their page changes hands:
+// what is found here is a hint, and the next look under the lock decides.
 Status wait_for_limiters(Table& table, LaneBlock block, size_t stored, const Deadline& deadline, UnderWay* way) {
   const Region& r = table.region();
   const Admission admission = ask_limiters(r, block, stored, way);
   if (admission.rows > 0) return {};
-  if (admission.never) return room_error(r, Code::kRequestTooLarge, admission, deadline, way);
   Counters& counters = r.header->counters;
   const LimiterWait wait{
       r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table.has_sampled(), true,
@@ -191,21 +191,23 @@ Status admit_rows(Table& table, LaneBlock block, const std::vector<WriterLane>& 
   UnderWay way(r, block);
   while (true) {
     if (table.is_closed()) return Status(Code::kTableClosed);
+    Admission admission;
     {
       Locked locked(table.door(), deadline);
       RELIVE_RETURN_IF_ERROR(locked.status());
-      int64_t rows = ask_limiters(r, block, stored, &way).rows;
-      if (rows == 0 && mark_refused(r, lanes, 1)) {  // items under way stand still with this writer: they do not count
-        locked.room_came();
-        rows = ask_limiters(r, block, stored, &way).rows;
+      admission = ask_limiters(r, block, stored, &way);
+      if (admission.rows == 0 && !admission.never && mark_refused(r, lanes, 1)) {
+        locked.room_came();  // items under way stand still with this writer: they do not count
+        admission = ask_limiters(r, block, stored, &way);
       }
-      if (rows > 0) {
+      if (admission.rows > 0) {
         (void)mark_refused(r, lanes, 0);
-        reserved->reserve(rows);
-        *upto = stored + static_cast<size_t>(rows);
+        reserved->reserve(admission.rows);
+        *upto = stored + static_cast<size_t>(admission.rows);
         return {};
       }
     }
+    if (admission.never) return room_error(r, Code::kRequestTooLarge, admission, deadline, &way);
     RELIVE_RETURN_IF_ERROR(wait_for_limiters(table, block, stored, deadline, &way));
   }
 }
