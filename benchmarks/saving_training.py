@@ -23,7 +23,7 @@ from relive.train.checkpoint import load_checkpoint
 from relive.train.setup import limiter_of
 from relive.train.watching.saves import Checkpoints
 
-WINDOW_S, NUM_QUADS, WARM_S = 5.0, 10, 10.0
+WINDOW_S, NUM_QUADS, WARM_S = 5.0, 20, 10.0
 _OFTEN: dict[str, object] = {
     "limits.checkpoint_period_s": 5.0,
     "limits.max_steps": 10**9,

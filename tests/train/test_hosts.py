@@ -257,6 +257,7 @@ def test_every_option_is_equal_or_says_how_a_host_works() -> None:
         "acting.inline",
         "acting.num_actors",
         "acting.publish_period",
+        "checkpoint.table",
         "environment.num_envs_per_actor",
         "limits.checkpoint_period_s",
         "logging.project",
