@@ -9,14 +9,14 @@ from typing import Any
 
 from conformance.cases import TOPICS
 from conformance.system import NO_WORD
-from conformance.verdicts import DIFFERS, FAILED, MET, TO_COME
+from conformance.verdicts import DIFFERS, FAILED, MET
 from conformance.words import SAME, Case, in_words
 
 __all__ = ["as_markdown", "as_text", "table"]
 
 WIDTH = 118
 MOST_SHOWN = 60  # characters of an answer
-COLUMNS = ("topic", "cases", "Reverb: as expected", "relive: the same", DIFFERS, TO_COME, "failed")
+COLUMNS = ("topic", "cases", "Reverb: as expected", "relive: the same", DIFFERS, "failed")
 
 
 def table(values: Mapping[str, Any]) -> list[list[str]]:
@@ -32,7 +32,7 @@ def table(values: Mapping[str, Any]) -> list[list[str]]:
 def _numbers(cases: list[Mapping[str, Any]]) -> list[str]:
     reverb = Counter(one["reverb"]["verdict"] for one in cases)
     relive = Counter(one["relive"]["verdict"] for one in cases)
-    numbers = [len(cases), reverb[MET], relive[MET], relive[DIFFERS], relive[TO_COME], reverb[FAILED] + relive[FAILED]]
+    numbers = [len(cases), reverb[MET], relive[MET], relive[DIFFERS], reverb[FAILED] + relive[FAILED]]
     return [str(number) for number in numbers]
 
 
@@ -88,9 +88,6 @@ def as_markdown(values: Mapping[str, Any]) -> str:
             " wait and had no effect) or `no equivalent` (the system has no such call or option)."
         ),
         _differences(values),
-        "## Still to come",
-        _prose("These cases run on Reverb. On relive, each case names the feature that it waits for."),
-        _to_come(values),
         "## How it is run",
         _list(
             "dm-reverb has an environment of its own under `benchmarks/.venvs/reverb` (tensorflow 2.15.1, numpy below"
@@ -125,17 +122,6 @@ def _difference(case: Case) -> str:
 def _short(expected: Any) -> str:
     words = "no equivalent" if expected == NO_WORD else in_words(expected)
     return words if len(words) <= MOST_SHOWN else words[: MOST_SHOWN - 3] + "..."
-
-
-def _to_come(values: Mapping[str, Any]) -> str:
-    waiting: dict[str, list[str]] = {}
-    for name, row in values["cases"].items():
-        if row["relive"]["verdict"] == TO_COME:
-            waiting.setdefault(row["relive"]["detail"], []).append(name)
-    parts = []
-    for missing, names in waiting.items():
-        parts.append(_item(f"**{missing}** ({len(names)}): {'; '.join(names)}"))
-    return "\n".join(parts)
 
 
 def _prose(text: str) -> str:

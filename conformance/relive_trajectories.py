@@ -13,7 +13,7 @@ import numpy as np
 
 import relive
 from conformance.relive_patterns import STEP_INDEX
-from conformance.system import TABLE, NotYet
+from conformance.system import TABLE
 from conformance.words import Call, Part
 
 __all__ = ["Trajectories"]
@@ -69,9 +69,7 @@ class Trajectories:
             windows[name] = (part, max(length, len(rows)), max(stride, stride_before))
 
     def explicit(self, table: str, max_items: int, lengths: Mapping[str, Any] | None) -> relive.Explicit:
-        """The items of a table; lengths: those of its signature. Raises NotYet."""
-        if not hasattr(relive, "Explicit"):
-            raise NotYet("explicit items (relive.Explicit): windows with strides and slices of single columns")
+        """The items of a table; lengths: those of its signature."""
         declared = self._windows.get(table, {"x": (Part(next(iter(self.columns), "label"), -1), 1, 1)})
         windows = {
             name: relive.Window(lengths[name][1][0] if lengths else length, (part.column,), stride)
@@ -84,11 +82,12 @@ class Trajectories:
         return {name: np.array([_taken(self.keys, part)], np.int64) for name, part in parts.items()}
 
     def shown(self, batch: relive.Batch, row: int, table: str) -> dict[str, Any]:
-        """One item of a batch, {part: values}; of a part that is one step its value, without the window's axis."""
+        """The parts of one item of a batch: {part: values}. A part of one step is a value without the window's axis."""
         found = {}
         for name, (part, _, _) in sorted(self._windows[table].items()):
             values = batch[f"{name}/{part.column}"][row][batch[f"{name}/mask"][row]].tolist()
-            found[name] = values[0] if isinstance(part.steps, int) else values
+            if values:  # otherwise another pattern of the table has this part, and the item does not
+                found[name] = values[0] if isinstance(part.steps, int) else values
         return found
 
 

@@ -20,7 +20,7 @@ from benchmarks import peers
 from conformance import page
 from conformance.cases import by_name, topic_of
 from conformance.relive_system import ReliveSystem
-from conformance.verdicts import FAILED, TO_COME, conflicts, run_case
+from conformance.verdicts import FAILED, conflicts, run_case
 
 ROOT = Path(__file__).resolve().parent.parent
 VERDICTS = ROOT / "conformance" / "verdicts.json"
@@ -132,7 +132,7 @@ def _print_cases(values: dict[str, Any]) -> None:
     for name, row in values["cases"].items():
         for system in ("reverb", "relive"):
             outcome = row[system]
-            shown = outcome.get("detail", "") if outcome["verdict"] in (FAILED, TO_COME) else outcome["observed"]
+            shown = outcome.get("detail", "") if outcome["verdict"] == FAILED else outcome["observed"]
             print(f"{name} | {system}: {outcome['verdict']}: {shown} {outcome.get('notes', '')}")
 
 

@@ -15,16 +15,12 @@ from typing import Any
 
 from conformance.words import Call, Part, Pattern, Setup
 
-__all__ = ["DONE", "NO_WORD", "REFUSED", "WAITS", "NotYet", "System", "in_order", "label_of"]
+__all__ = ["DONE", "NO_WORD", "REFUSED", "WAITS", "System", "in_order", "label_of"]
 
 DONE, WAITS, REFUSED, NO_WORD = "done", "waits", "refused", "no word"
 TABLE = "table"
 SETTLED_S = 0.25  # a call that has not come back by then waits
 PATIENCE_S = 10.0  # what was released comes back by then
-
-
-class NotYet(Exception):
-    """The case needs a feature that is planned for relive and not built yet; the message names the feature."""
 
 
 def in_order(item: Any) -> Any:

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
-from conformance.system import DONE, NotYet, System
+from conformance.system import DONE, System
 from conformance.words import SAME, Call, Case, Other, Shares, agrees, in_words
 
-__all__ = ["DIFFERS", "FAILED", "MET", "TO_COME", "Outcome", "conflicts", "counted", "run_case"]
+__all__ = ["DIFFERS", "FAILED", "MET", "Outcome", "conflicts", "counted", "run_case"]
 
 MET = "as expected"
 DIFFERS = "differs on purpose"
-TO_COME = "to come"
 FAILED = "failed"
 BY_CHANCE = (Shares, Other)
 
@@ -22,7 +21,7 @@ BY_CHANCE = (Shares, Other)
 @final
 @dataclass(frozen=True)
 class Outcome:
-    """verdict: MET, DIFFERS, TO_COME or FAILED. detail: what is missing, or what was expected and not given.
+    """verdict: MET, DIFFERS or FAILED. detail: the call of a failure, with its expected and its given result.
 
     observed: what the calls gave, in order; draws by chance, where they were as expected, as the shares asked for.
     """
@@ -50,8 +49,6 @@ def run_case(case: Case, name: str, system: System) -> Outcome:
             observed.append(in_words(expected) if isinstance(expected, BY_CHANCE) else given)
             if call.verb == "open" and given != DONE:  # without tables there is nothing to call
                 break
-    except NotYet as missing:
-        return Outcome(TO_COME, str(missing))
     except Exception as error:  # whatever a system does, the other cases go on
         return Outcome(FAILED, f"{type(error).__name__}: {error}", observed, system.notes)
     finally:
@@ -69,7 +66,7 @@ def _calls(case: Case) -> Iterator[Call]:
 
 def conflicts(case: Case, reverb: Mapping[str, Any], relive: Mapping[str, Any]) -> list[str]:
     """Calls expected to give the same that gave different things, where both systems ran to their end."""
-    if FAILED in (reverb["verdict"], relive["verdict"]) or relive["verdict"] == TO_COME:
+    if FAILED in (reverb["verdict"], relive["verdict"]):
         return []
     pairs = zip(_calls(case), reverb["observed"], relive["observed"], strict=False)  # one may end with its opening
     return [

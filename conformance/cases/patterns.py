@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.calls import contents, counted, end_episode, fields, one, patterns, size, step, two
+from conformance.calls import contents, counted, end_episode, fields, flush, one, patterns, size, step, two
 from conformance.cases.trajectory_rules import WHOLE_ROWS
 from conformance.sources import PATTERNS, STRUCTURED_WRITER
 from conformance.words import Call, Case, Column, Condition, Pattern, TdError
@@ -317,13 +317,28 @@ CASES = (
         STRUCTURED_WRITER,
         one(),
         (
-            patterns([Pattern({"x": a[-2:]}), Pattern({"x": b[-1:]}, (Condition("step_index", "==", 99),))]),
+            patterns([Pattern({"y": b[-1:]}, (Condition("step_index", "==", 99),)), Pattern({"x": a[-2:]})]),
             step(a=0, b=0),
             step(partial=True, a=1),
             step(b=10),
             end_episode(),
             contents().gives([{"x": [0, 1]}]),
         ),
+    ),
+    Case(
+        "an item of a pattern can be drawn before the rest of its step comes",
+        "With partial steps, trajectories can be made of the fields that are available first.",
+        STRUCTURED_WRITER,
+        one(),
+        (
+            patterns([Pattern({"y": b[-1:]}, (Condition("step_index", "==", 99),)), Pattern({"x": a[-2:]})]),
+            step(a=0, b=0),
+            step(partial=True, a=1),
+            flush(),
+            contents().gives([{"x": [0, 1]}], relive=[]),
+        ),
+        differs="In relive, a draw may ask for any column of an item's rows. An item is therefore made with its step,"
+        " and can be drawn when all late columns of its rows have come.",
     ),
     Case(
         "a column that a step leaves out keeps its pattern from applying",
