@@ -1,6 +1,6 @@
 """Saves and loads: rates beside those of the disk and of memory, in one run. Writes benchmarks/results/saving.json.
 
-usage: python -m benchmarks.saving [--folder DIR] [--gigabytes 2.0] [--training-only]
+usage: python -m benchmarks.saving [--folder DIR] [--gigabytes 2.0] [--only PART ...]
 
 The folder's file system is the one that is measured: `dd oflag=direct bs=8M` and a save write to it, in turns. The page
 cache is dropped before each reading if this process may do so; the output says whether it did.
@@ -205,33 +205,34 @@ def increments(folder: Path, num_bytes: float) -> dict[str, Any]:
     return found
 
 
+PARTS: dict[str, Callable[[Path, float], Any]] = {
+    "rates_gb_s": rates,
+    "beside": lambda folder, num_bytes: beside(folder, num_bytes / 4),
+    "locked": lambda folder, num_bytes: locked(),
+    "increments": increments,
+    "file_appends": lambda folder, num_bytes: file_appends(folder),
+    "training": lambda folder, num_bytes: {
+        "save every 5 s": saving_training.with_saves(folder),
+        "resumed": saving_training.resumed(folder),
+    },
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default=None, help="where to write (default: a temporary folder)")
     parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--training-only", action="store_true", help="measure runs only, and keep the other figures")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, help="measure these parts, and keep the figures of the others"
+    )
     given = parser.parse_args()
     machine = describe()
+    found = {"part": "saving"} if given.only is None else json.loads((RESULTS / "saving.json").read_text())
+    if given.only is None or "rates_gb_s" in given.only:
+        found |= {"machine": machine, "dropped_caches": drop_caches()}
     with tempfile.TemporaryDirectory(dir=given.folder) as made:
-        folder, num_bytes = Path(made), given.gigabytes * 1e9
-        if given.training_only:
-            found = json.loads((RESULTS / "saving.json").read_text())
-        else:
-            found = {
-                "part": "saving",
-                "machine": machine,
-                "dropped_caches": drop_caches(),
-                "rates_gb_s": rates(folder, num_bytes),
-                "beside": beside(folder, num_bytes / 4),
-                "locked": locked(),
-                "increments": increments(folder, num_bytes),
-                "file_appends": file_appends(folder),
-            }
-        found["training"] = {
-            "machine": machine,
-            "save every 5 s": saving_training.with_saves(folder),
-            "resumed": saving_training.resumed(folder),
-        }
+        for name in given.only or PARTS:
+            found[name] = {"machine": machine, **PARTS[name](Path(made), given.gigabytes * 1e9)}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "saving.json").write_text(json.dumps(found, indent=1) + "\n")
     sys.stdout.write(json.dumps(found, indent=1) + f"\nsaved in {RESULTS / 'saving.json'}\n")

@@ -33,8 +33,13 @@ void* operator new(size_t num_bytes) {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
+// As the library's sorts allocate. These allocations never fail here.
+void* operator new(size_t num_bytes, const std::nothrow_t&) noexcept {
+  return std::malloc(num_bytes > 0 ? num_bytes : 1);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
 
 namespace {
 

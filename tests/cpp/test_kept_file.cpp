@@ -126,7 +126,7 @@ TEST(waits_of_another_boot_go_on) {
   CHECK(attached(path, &table).ok());
   size_t num_waiting = 0;
   for (const LeafArea& area : leaf_areas(table->region(), 0)) {
-    if (area.name != kWaitsArea) continue;
+    if (std::string(area.name) != kWaitsArea) continue;
     const auto* const since = reinterpret_cast<const double*>(area.at);
     for (uint64_t slot = 0; slot < table->region().geometry->num_slots; ++slot)
       if (std::isfinite(since[slot]) && since[slot] >= 0.0) {

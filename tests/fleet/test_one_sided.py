@@ -488,7 +488,7 @@ def test_regions_that_are_not_read(table: relive.Table, shm_name: Any) -> None:
     for name, value in (("num_pages", 1 << 40), ("words_offset", -8), ("page_len", 7), ("frame_bytes", 1 << 50)):
         with pytest.raises(errors.BadMessage):
             PeerLayout.from_told(told | {"geometry": told["geometry"] | {name: value}})
-    for nonsense in ({}, {"geometry": {"format_version": 13}}, {"geometry": None}, told | {"columns": [{}]}):
+    for nonsense in ({}, {"geometry": {"format_version": 14}}, {"geometry": None}, told | {"columns": [{}]}):
         with pytest.raises(errors.BadMessage):
             PeerLayout.from_told(nonsense)
     spec = relive.StepSpec(
@@ -533,5 +533,5 @@ def test_a_reader_whose_bytes_do_not_come_is_spoiled(torn: Torn) -> None:
 
 def test_the_peer_is_this_format() -> None:
     with relive.Table(STATELESS, 400) as table:
-        assert layout_of(table.core)["geometry"]["format_version"] == 13
+        assert layout_of(table.core)["geometry"]["format_version"] == 14
         assert isinstance(LocalPeer(table).progress, str)
