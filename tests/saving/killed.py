@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -157,33 +158,59 @@ def live_in_a_folder(folder: str, round_: int) -> None:
 # ---- the proof -----------------------------------------------------------------------------------------------------
 
 
-def prove(table: relive.Table, rounds: Sequence[tuple[int, int]], at_least: int, updated: int) -> int:
-    """Checks a table that a killed process left, and returns its newest row (-1: it has none).
+@dataclass(frozen=True)
+class Promise:
+    """The rows that a killed process must leave.
 
-    Args:
-        table: the table.
+    Attributes:
         rounds: (first row, round) of each process, in order: a row of a later process replaced one that was lost.
+        missing: rows that an earlier proof found to be incomplete.
         at_least: the newest row that was acknowledged.
         updated: the newest row whose new priority was acknowledged.
+        is_save: whether the table comes from a save. Its newest rows may then be incomplete between complete ones:
+            late columns may be in a save although they came after its moment.
     """
+
+    rounds: Sequence[tuple[int, int]]
+    missing: frozenset[int]
+    at_least: int
+    updated: int
+    is_save: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest row of a table (-1: it has none), and the rows before it that are incomplete."""
+
+    newest: int = -1
+    missing: frozenset[int] = frozenset()
+
+
+def prove(table: relive.Table, promise: Promise) -> Found:
+    """Checks a table that a killed process left."""
     table.check()
     pages = list(table.keys())
     if not pages:
-        assert at_least < 0, f"row {at_least} was acknowledged, and the table is empty"
-        return -1
+        assert promise.at_least < 0, f"row {promise.at_least} was acknowledged, and the table is empty"
+        return Found()
     batch = table.gather(np.concatenate(pages), columns=COLUMNS)
     assert batch.present is not None and batch.present.all()
     numbers = np.sort(batch["number"])
-    newest = int(numbers[-1])
-    assert newest >= at_least, f"row {at_least} was acknowledged, and row {newest} is the newest"
-    missing = np.setdiff1d(np.arange(numbers[0], newest + 1), numbers)
-    assert not len(missing), f"rows {missing[:9]} are missing, row {newest} is the newest"
+    oldest, newest = int(numbers[0]), int(numbers[-1])
+    assert newest >= promise.at_least, f"row {promise.at_least} was acknowledged, and row {newest} is the newest"
+    assert oldest <= max(newest - CAPACITY // 2, 0), "old rows are missing"
     assert len(np.unique(numbers)) == len(numbers), f"rows {numbers[:-1][np.diff(numbers) == 0][:9]} are there twice"
-    assert numbers[0] <= max(newest - CAPACITY // 2, 0), "old rows are missing"
-    for problem in problems_of(batch, rounds):
+    for problem in problems_of(batch, promise.rounds):
         raise AssertionError(problem)
-    prove_priorities(table, newest, int(numbers[0]), updated)
-    return newest
+    last = last_update(table, numbers)
+    assert last >= promise.updated, (
+        f"new priorities were acknowledged up to row {promise.updated}, and end at row {last}"
+    )
+    missing = frozenset(range(oldest, newest)).difference(numbers.tolist())
+    lost = sorted(missing - promise.missing)
+    complete = max(last + OLD, promise.at_least) if promise.is_save else newest  # at the moment of the save, at least
+    assert not lost or lost[0] > complete, f"rows {lost[:9]} are missing, row {newest} is the newest"
+    return Found(newest, missing)
 
 
 def problems_of(batch: relive.Batch, rounds: Sequence[tuple[int, int]]) -> Iterator[str]:
@@ -208,26 +235,29 @@ def problems_of(batch: relive.Batch, rounds: Sequence[tuple[int, int]]) -> Itera
             yield f"{at}: its end is wrong"
 
 
-def prove_priorities(table: relive.Table, newest: int, oldest: int, updated: int) -> None:
-    """Checks the sum of the priorities, and drawn items against the priority that their row must have.
+def last_update(table: relive.Table, numbers: np.ndarray) -> int:
+    """Checks the sum of the priorities, and drawn items, against the priorities that these rows must have.
 
-    A process that was killed may not have come to the last update. Late columns may be in a save although they came
+    A process that was killed may not have come to its last update. Late columns may be in a save although they came
     after its moment: the newest row is then up to LATE rows newer than the one that was complete at that moment.
+
+    Returns:
+        The newest row that has its new priority.
     """
-    numbers = np.arange(oldest, newest + 1)
+    newest = int(numbers[-1])
     total = table.stats().indexes["default"].total_mass
-    for last in range(newest - OLD, newest - OLD - LATE - 2, -1):  # the last row that may have its new priority
+    for last in range(newest - OLD, newest - OLD - LATE - 2, -1):
         priorities = np.where(numbers <= last, new_priority(numbers), first_priority(numbers))
         if np.isclose(total, priorities.sum(), rtol=1e-9):
-            assert last >= updated, f"the priority of row {updated} was acknowledged, and row {last} has the last one"
             break
     else:
         raise AssertionError(f"the priorities have the sum {total}, and the newest row is {newest}")
     for _ in range(4):
         batch = table.sample(512, columns=("number",))
         drawn = batch.probabilities * total
-        right = np.isclose(drawn, priorities[batch["number"] - oldest], rtol=1e-9)
+        right = np.isclose(drawn, priorities[np.searchsorted(numbers, batch["number"])], rtol=1e-9)
         assert right.all(), f"rows {batch['number'][~right][:5]}: {drawn[~right][:5]}, the newest row is {newest}"
+    return last
 
 
 if __name__ == "__main__":

@@ -12,13 +12,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import relive
-from saving.killed import CAPACITY, COMPLETED, INDEX, OLD, OPENS, RECORD, SAVED, SPEC, UPDATED, prove
+from saving.killed import (
+    CAPACITY,
+    COMPLETED,
+    INDEX,
+    OLD,
+    OPENS,
+    RECORD,
+    SAVED,
+    SPEC,
+    UPDATED,
+    Found,
+    Promise,
+    prove,
+)  # fmt: skip
 from saving.test_file import restart
 
 NUM_KILLS = int(os.environ.get("RELIVE_KILLS", "8"))
@@ -73,82 +86,65 @@ def killed(kind: str, folder: Path, round_: int, chance: random.Random) -> dict[
 
 
 class Rounds:
-    """The rows of each round that count: those before the first row of a later one."""
+    """The rounds so far. of: (first row, round) of the rows that count. found: the rows that the next process finds."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._kind, self._folder, self._chance = kind, folder, random.Random(5)
         self.of: list[tuple[int, int]] = []
+        self.found = Found()
 
-    def begin(self, first: int, round_: int) -> None:
-        self.of = [*(one for one in self.of if one[0] < first), (first, round_)]
+    def kill(self) -> Iterator[dict[bytes, int]]:
+        """Kills one process after the other. Returns the acknowledgements of each."""
+        for round_ in range(NUM_KILLS):
+            first = self.found.newest + 1
+            self.of = [*(one for one in self.of if one[0] < first), (first, round_)]
+            yield killed(self._kind, self._folder, round_, self._chance)
 
+    def promise(self, row: int, updated: int, *, is_save: bool) -> Promise:
+        """The promise after `row` and the new priority of `updated` were acknowledged."""
+        return Promise(self.of, self.found.missing, max(row, self.found.newest), updated, is_save)
 
-def kill_again_and_again(kind: str, folder: Path, after: Callable[[int, dict[bytes, int], Rounds, int], int]) -> None:
-    """after(round, told, rounds, newest) checks the folder and returns the newest row that the next process finds."""
-    chance, rounds, newest = random.Random(5), Rounds(), -1
-    for round_ in range(NUM_KILLS):
-        rounds.begin(newest + 1, round_)
-        told = killed(kind, folder, round_, chance)
-        newest = after(round_, told, rounds, newest)
-
-
-def newest_save(folder: Path, rounds: Rounds, at_least: int, saved: int = -1) -> int:
-    """Checks the newest save of a folder.
-
-    Args:
-        folder: the folder.
-        rounds: the rows that count.
-        at_least: the newest row that must be in the save.
-        saved: the row that was complete when the last acknowledged save began.
-
-    Returns:
-        The newest row of the save; -1: there is no save, or it has no rows.
-    """
-    try:
-        table = relive.load(folder)
-    except relive.errors.NoSuchSave:
-        assert at_least < 0
-        return -1
-    with table:
-        assert table.loaded is not None
-        newest = prove(table, rounds.of, at_least, saved - OLD - 1)
-        beside = table.loaded.beside.get("completed")
-        assert beside is None or int(beside) <= newest
-        return newest
+    def prove_save(self, saved: int) -> Found:
+        """Checks the newest save. saved: the row that was complete when the last acknowledged save began."""
+        promise = self.promise(saved, saved - OLD - 1, is_save=True)
+        try:
+            table = relive.load(self._folder)
+        except relive.errors.NoSuchSave:
+            assert promise.at_least < 0
+            return Found()
+        with table:
+            assert table.loaded is not None
+            found = prove(table, promise)
+            beside = table.loaded.beside.get("completed")
+            assert beside is None or int(beside) <= found.newest
+            return found
 
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_kills_of_a_process_that_saves_again_and_again(tmp_path: Path) -> None:
     folder = tmp_path / "save"
-
-    def after(round_: int, told: dict[bytes, int], rounds: Rounds, newest: int) -> int:
-        saved = told.get(SAVED, -1)
-        return newest_save(folder, rounds, max(saved, newest), saved)
-
-    kill_again_and_again("save", folder, after)
+    rounds = Rounds("save", folder)
+    for told in rounds.kill():
+        rounds.found = rounds.prove_save(told.get(SAVED, -1))
     with relive.load(folder) as table:
-        facts = table.save(folder, keep=2)
-        assert facts.num_steps == len(table)
+        assert table.save(folder, keep=2).num_steps == len(table)
     left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert sum(name.startswith("cuts/") for name in left) == 2, left
-    assert not {name for name in left if name.endswith((".new", ".tmp"))}, left
+    assert not {name for name in left if name.endswith(".new")}, left
 
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_kills_of_a_process_whose_table_lives_in_a_folder(tmp_path: Path) -> None:
-    """After every fourth kill the machine restarts, too, and what came after the last save is lost."""
+    """After every fourth kill the machine restarts, too, and the rows after the last save are lost."""
     folder = tmp_path / "table"
-
-    def after(round_: int, told: dict[bytes, int], rounds: Rounds, newest: int) -> int:
+    rounds = Rounds("file", folder)
+    for number, told in enumerate(rounds.kill()):
         saved = told.get(SAVED, -1)
-        in_save = newest_save(folder, rounds, max(saved, newest), saved)
-        at_least, updated = max(told.get(COMPLETED, -1), newest), told.get(UPDATED, -1)
-        if round_ % 4 == 3 and (folder / "region").exists():
+        in_save = rounds.prove_save(saved)
+        promise = rounds.promise(told.get(COMPLETED, -1), told.get(UPDATED, -1), is_save=False)
+        if number % 4 == 3 and (folder / "region").exists():
             restart(folder)
-            at_least, updated = in_save, saved - OLD - 1
-        storage = relive.File(folder, None)
-        with relive.Table(SPEC, CAPACITY, INDEX, seed=9, storage=storage) as table:
-            newest = prove(table, rounds.of, at_least, updated)
-        assert newest_save(folder, rounds, newest) == newest
-        return newest
-
-    kill_again_and_again("file", folder, after)
+            promise = rounds.promise(in_save.newest, saved - OLD - 1, is_save=True)
+        with relive.Table(SPEC, CAPACITY, INDEX, seed=9, storage=relive.File(folder, None)) as table:
+            rounds.found = prove(table, promise)
+        assert rounds.prove_save(-1) == rounds.found
