@@ -26,7 +26,7 @@ demo: setup ## a whole training run on CartPole-v1 through a shared table
 	@$(VENV)/bin/relive train dqn --env CartPole-v1 --actors 2 --run-dir $(DEMO_FOLDER) $(DEMO_ARGUMENTS)
 	@for picture in $(DEMO_FOLDER)/*.png; do if [ -e "$$picture" ]; then echo "learning curve: $$picture"; fi; done
 
-test: setup ## style, types, Python, C++, other Pythons, the portable build (12 minutes on 2 cores)
+test: setup ## style, types, Python, C++, other Pythons, the portable build (20 minutes on 2 cores)
 	@$(RUN) scripts/run_tests.py --others "$(OTHERS)"
 
 test-all: setup ## before a release: adds the tests marked thorough, and all of the core's on other Pythons
