@@ -64,6 +64,7 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.SaveInUse("runs/save"),
     errors.SaveOutrun("runs/save", 1 << 30, 4 << 30),
     errors.SaveCancelled("runs/save"),
+    errors.SavesNotAllowed("pong"),
     errors.CheckFailed("D5 live_steps <= capacity", "101 > 100"),
 ]
 
