@@ -23,7 +23,7 @@ from fleet.tools import config_of, fill
 from relive import errors
 from relive.fleet import ShardOwner, attach
 from relive.fleet.saved import ShardsFolder
-from relive.saving.files import DiskFiles
+from relive.saving.disk_files import DiskFiles
 from relive.saving.folder import SaveFolder, Segment
 
 pytestmark = needs_shared_memory

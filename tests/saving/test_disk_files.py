@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, ReliveError, SaveInUse, StorageFull, SystemFailure
-from relive.saving.files import DiskFiles, _locks
+from relive.saving.disk_files import DiskFiles, _locks
 from relive.saving.folder import IMAGE, SaveFolder
 from saving.tools import read, save
 
@@ -336,7 +336,7 @@ def saves_twice():  # registered first, so it runs after the finalizers of weakr
         files.close()
     print("twice")
 import relive
-from relive.saving.files import DiskFiles
+from relive.saving.disk_files import DiskFiles
 DiskFiles(sys.argv[1], makes=False).close()
 """
     done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=60)

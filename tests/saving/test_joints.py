@@ -16,7 +16,7 @@ import relive
 from relive import _core, errors
 from relive.core.request import DrawRequest
 from relive.saving import copying
-from relive.saving.files import DiskFiles
+from relive.saving.disk_files import DiskFiles
 from saving.test_save import SPEC, made, write
 
 ROWS = relive.StepSpec(

@@ -21,7 +21,7 @@ from contract.tools import contents, plain_spec, prioritized, step, write_steps
 
 import relive
 from relive import errors
-from relive.saving.files import DiskFiles
+from relive.saving.disk_files import DiskFiles
 from relive.saving.folder import Segment
 from relive.service import RemoteSaving, RemoteTable, Server, ServerOptions, Streaming, connect, serve
 from service.hosts import Host

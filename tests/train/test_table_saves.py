@@ -21,7 +21,7 @@ from rich.console import Console  # noqa: E402
 import relive  # noqa: E402
 import relive.checkpoint  # noqa: E402
 from relive.errors import DamagedSave, InvalidConfig, StorageFull  # noqa: E402
-from relive.saving.files import DiskFiles  # noqa: E402
+from relive.saving.disk_files import DiskFiles  # noqa: E402
 from relive.train import Callback, NonFiniteLoss, RunResult, Snapshot, TrainConfig, load_policy, preset, train  # noqa: E402
 from relive.train.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.learner import Learner  # noqa: E402

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from relive.core.closing import Closing
-from relive.errors import DamagedSave, FormatMismatch, InvalidConfig, NoSuchSave
+from relive.errors import DamagedSave, InvalidConfig, NoSuchSave
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.saving.copying import SaveFacts
-from relive.saving.current import CURRENT, FOLDER, OF_SHARDS, line_of, read_line
-from relive.saving.files import DiskFiles
+from relive.saving.current import CURRENT, FOLDER, OF_SHARDS, id_in, line_of, read_line, told_by_current
+from relive.saving.disk_files import DiskFiles
 from relive.saving.named import is_visible_name
 
 __all__ = ["MOST_KEPT", "SavedShard", "SavedShards", "ShardsFolder", "saved"]
@@ -200,22 +200,12 @@ def _id_of(files: DiskFiles, path: str) -> str:
             expected = "a folder of ShardedTable.save"
             raise InvalidConfig("save of shards", expected, f"{path}, a save of one table") from None
         raise NoSuchSave(path) from None
-    lowest = told.get("lowest_reader")
-    if not isinstance(lowest, int) or not isinstance(told.get("folder"), str):
-        raise DamagedSave(path, OF_SHARDS, "its format and its id", told)
-    if lowest > FORMAT:
-        raise FormatMismatch("format of the save of shards", FORMAT, lowest)
-    return str(told["folder"])
+    return id_in(told, path, OF_SHARDS, FORMAT)
 
 
 def _kept(files: DiskFiles, path: str, folder: str) -> list[SavedShards]:
     """Returns the saves that the folder keeps, the newest first. Raises NoSuchSave, DamagedSave."""
-    try:
-        told = read_line(files, CURRENT, path)
-    except FileNotFoundError:
-        raise NoSuchSave(path) from None
-    if told.get("folder") != folder:
-        raise DamagedSave(path, CURRENT, f"a file of the folder {folder}", told.get("folder"))
+    told = told_by_current(files, path, folder)
     try:
         saves = [_from_list(path, one) for one in told["saves"]]
     except (KeyError, TypeError, ValueError) as error:

@@ -11,7 +11,10 @@ from relive import _core
 from relive.errors import DamagedSave, FormatMismatch, InvalidConfig, NoSuchSave, SystemFailure
 from relive.saving.files import Files, is_no_file
 
-__all__ = ["CURRENT", "FOLDER", "FORMAT", "OF_SHARDS", "KeptCut", "line_of", "read_current", "read_folder", "read_line"]
+__all__ = [
+    *("CURRENT", "FOLDER", "FORMAT", "OF_SHARDS", "KeptCut", "id_in", "line_of", "read_current", "read_folder"),
+    *("read_line", "told_by_current"),
+]
 
 FORMAT = 1  # of the folder; raised when an earlier reader would misread it
 FOLDER, CURRENT = "relive-save.json", "CURRENT"
@@ -75,22 +78,44 @@ def read_folder(files: Files, path: str) -> str:
         if OF_SHARDS in files.names():
             raise InvalidConfig("save of a table", "a folder of Table.save", f"{path}, a save of shards") from None
         raise NoSuchSave(path) from None
+    return id_in(told, path, FOLDER, FORMAT)
+
+
+def id_in(told: Mapping[str, Any], path: str, name: str, known: int) -> str:
+    """Returns the id of a folder from its file `name`.
+
+    Args:
+        told: The contents of the file.
+        path: The folder.
+        name: The file.
+        known: The highest format that this version reads.
+
+    Raises:
+        DamagedSave: The file has no format or no id.
+        FormatMismatch: The folder needs a later reader.
+    """
     lowest = told.get("lowest_reader")
     if not isinstance(lowest, int) or not isinstance(told.get("folder"), str):
-        raise DamagedSave(path, FOLDER, "its format and its id", told)
-    if lowest > FORMAT:
-        raise FormatMismatch("format of the save", FORMAT, lowest)
+        raise DamagedSave(path, name, "its format and its id", told)
+    if lowest > known:
+        raise FormatMismatch("format of the save", known, lowest)
     return str(told["folder"])
 
 
-def read_current(files: Files, path: str, folder: str) -> list[KeptCut]:
-    """Returns the saves that a folder keeps, the newest first. Raises NoSuchSave, DamagedSave."""
+def told_by_current(files: Files, path: str, folder: str) -> dict[str, Any]:
+    """Returns the contents of CURRENT. folder: the id of the folder. Raises NoSuchSave, DamagedSave."""
     try:
         told = read_line(files, CURRENT, path)
     except FileNotFoundError:
         raise NoSuchSave(path) from None
     if told.get("folder") != folder:
         raise DamagedSave(path, CURRENT, f"a file of the folder {folder}", told.get("folder"))
+    return told
+
+
+def read_current(files: Files, path: str, folder: str) -> list[KeptCut]:
+    """Returns the saves that a folder keeps, the newest first. Raises NoSuchSave, DamagedSave."""
+    told = told_by_current(files, path, folder)
     try:
         cuts = [KeptCut(_number(number), tuple(map(_number, segments))) for number, segments in told["cuts"]]
     except (KeyError, TypeError, ValueError) as error:

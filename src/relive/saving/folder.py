@@ -26,7 +26,8 @@ from relive import _core
 from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, StorageFull, SystemFailure
 from relive.saving.current import CURRENT, FOLDER, FORMAT, KeptCut, line_of, read_current, read_folder
 from relive.saving.cut_file import Section, write_cut
-from relive.saving.files import ALIGN, DiskFiles, Files
+from relive.saving.disk_files import DiskFiles
+from relive.saving.files import ALIGN, Files
 from relive.saving.reader import IMAGE, MOST_SEGMENTS, CutReader, bytes_of_json
 
 __all__ = ["DOOR", "IMAGE", "CommittedCut", "SaveFolder", "Segment", "remove_all"]

@@ -23,7 +23,7 @@ from relive import _core
 from relive.config.table_config import TableConfig
 from relive.core.ending import at_end, start_thread
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, SaveInUse, TableClosed
-from relive.saving.files import DiskFiles
+from relive.saving.disk_files import DiskFiles
 from relive.saving.place import Place
 from relive.saving.saving import Saving, facts_of
 
@@ -158,7 +158,7 @@ class Keeper:
                 if not must or self._is_over:
                     return error
                 time.sleep(_RETRY_S)
-            except (ReliveError, OSError) as error:
+            except Exception as error:  # any error of a save is for the caller that waits for it, and for stats()
                 self._problem = str(error)
                 return error
             else:
@@ -243,7 +243,7 @@ class Keeper:
             try:
                 opened.enter_context(self.place.door(max(ends_s, time.monotonic() + _CLOSING_S)))
                 if self._core.is_last_writer():
-                    if self._state() != self._seen:
+                    if self.place.reason or self._state() != self._seen:
                         self.sync(max(ends_s - time.monotonic(), _CLOSING_S))
                     if self.place.reason:
                         self._core.set_keeps_file(False)  # the save has all; the region's memory becomes free

@@ -65,6 +65,11 @@ class LoadedCore:
     facts: Mapping[str, Any]
     beside: Mapping[str, bytes]
 
+    @property
+    def own_cut(self) -> str | None:
+        """The cut, if its pages have the same names here: a save into its folder need not write them again."""
+        return self.cut if self.keeps_keys else None
+
 
 def entropy() -> int:
     """Returns 64 bits of chance, where the new keys of a loaded table begin. No two loads may have the same."""

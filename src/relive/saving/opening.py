@@ -113,7 +113,7 @@ def remove_file(folder: str, *, force: bool) -> None:
 
     Args:
         folder: The folder.
-        force: Also while processes are attached to the table, and also if its files are damaged.
+        force: Also while processes are attached to the table, and also if its region is damaged.
 
     Raises:
         NoSuchTable: None lives there.
@@ -242,10 +242,9 @@ def _attached(
 
 def _new(core: _core.CoreTable, config: TableConfig, place: Place, loaded: LoadedCore | None) -> KeptCore:
     """Keeps a region that was just made. A region that cannot be saved once is removed again."""
-    keeps_keys = loaded is not None and loaded.keeps_keys
     try:
         keeper = Keeper(core, config, place, place.among_hosts(alone=True))
-        keeper.begin(loaded.cut if loaded is not None and keeps_keys else None, is_new=True)
+        keeper.begin(loaded.own_cut if loaded is not None else None, is_new=True)
     except BaseException:
         core.set_keeps_file(False)
         core.close()

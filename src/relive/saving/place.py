@@ -20,7 +20,7 @@ from relive import _core
 from relive.config.storage import SHARED_MEMORY_FOLDER
 from relive.errors import DeadlineExceeded, InUse, NoSuchSave, SaveInUse
 from relive.saving.current import FOLDER, read_folder
-from relive.saving.files import DiskFiles
+from relive.saving.disk_files import DiskFiles
 from relive.saving.folder import DOOR, SaveFolder
 
 __all__ = ["Place"]

@@ -14,7 +14,8 @@ from relive import _core
 from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, SystemFailure
 from relive.saving.current import read_current, read_folder
 from relive.saving.cut_file import SectionPlace, read_section, read_table
-from relive.saving.files import DiskFiles, Files, is_no_file
+from relive.saving.disk_files import DiskFiles
+from relive.saving.files import Files, is_no_file
 from relive.saving.memory import memory_for
 
 __all__ = ["IMAGE", "CutReader", "bytes_of_json", "open_newest"]

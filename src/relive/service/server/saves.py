@@ -67,7 +67,7 @@ class Saves:
         """
         path = self.path_of(asked.name)
         table, loaded = self._table, self._table.loaded
-        since = loaded.cut if loaded is not None and loaded.keeps_keys else None
+        since = loaded.own_cut if loaded is not None else None
         saved = SavedCore(table.core, table.config, since, table.timeout_s)
         save = SavingApart(saved, path, asked.beside, asked.keep)
         with self._changed:
