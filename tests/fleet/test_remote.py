@@ -134,7 +134,7 @@ def test_a_shard_comes_back_although_ctrl_c_met_the_start_of_its_search(
     places = [one.own(number, config_of(name)) for number, (one, name) in enumerate(zip(owners, names, strict=True))]
     with attach(places, path="service") as table:
         keys = np.concatenate([fill(table, 0, 0, 50), fill(table, 1, 100, 50)])
-        os.kill(owners[1].process.pid, signal.SIGSTOP)
+        stop_process(owners[1].process.pid)
 
         def interrupted(thread: threading.Thread) -> None:
             raise KeyboardInterrupt

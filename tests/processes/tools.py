@@ -162,7 +162,8 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
 
 
 def stop_process(pid: int) -> None:
-    """Stops a process, and waits until it stands still: the signal alone lets it run for a moment."""
+    """Stops a process, and waits until all its threads stand still: the signal alone lets them run for a moment."""
     os.kill(pid, signal.SIGSTOP)
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+    threads = list(Path(f"/proc/{pid}/task").iterdir())
+    while any((one / "stat").read_text().rpartition(")")[2].split()[0] != "T" for one in threads):
         time.sleep(0.001)

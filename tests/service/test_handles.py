@@ -19,6 +19,7 @@ from processes.shm import needs_shared_memory
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
 from fleet.owning import Owners
+from processes.tools import stop_process
 
 import relive
 from relive import errors
@@ -306,7 +307,7 @@ def test_a_handle_with_many_writers_on_a_hung_server_closes_once(
         return finish(connection, stream, until)
 
     monkeypatch.setattr(Connection, "finish", noting)
-    os.kill(owners.process.pid, signal.SIGSTOP)
+    stop_process(owners.process.pid)
     try:
         if streaming:
             for writer in writers:

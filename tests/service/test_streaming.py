@@ -19,6 +19,7 @@ from contract.tools import contents, plain_spec, prioritized, state, step, write
 import relive
 from relive import errors
 from relive.service import RemoteTable, Server, StreamedKeys, Streaming, connect, serve
+from processes.tools import stop_process
 from service.hosts import Host
 
 SLOW = Streaming(linger_s=30.0)  # nothing leaves unless it must
@@ -334,7 +335,7 @@ def test_a_server_that_hangs_is_told_in_time(host: Host, shm_name: Any) -> None:
         writer = remote.writer(streaming=Streaming())
         keys = [writer.append(**step(t, t + 1)) for t in range(3)]
         writer.flush()
-        os.kill(host.process.pid, signal.SIGSTOP)
+        stop_process(host.process.pid)
         try:
             start = time.monotonic()
             lost = writer.append(**step(3, 4))
