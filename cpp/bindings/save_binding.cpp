@@ -178,7 +178,7 @@ void bind_save(nb::module_& module) {
       .def("pages", [](CoreSaver& self) { return image_array(self.saver().pages()); })
       .def("end", &CoreSaver::end)
       .def_prop_ro("bytes_missing", [](CoreSaver& self) { return self.saver().bytes_missing(); })
-      .def_prop_ro("most_image_bytes", [](CoreSaver& self) { return most_image_bytes(self.table().region()); })
+      .def_prop_ro("most_image_bytes", [](CoreSaver& self) { return self.saver().form().most_image_bytes(); })
       .def_prop_ro("num_steps", [](CoreSaver& self) { return self.saver().num_steps(); });
   nb::class_<CoreLoader>(module, "CoreLoader")
       .def(nb::init<const nb::dict&, nb::object, const nb::dict&, const nb::list&, uint64_t>(), nb::arg("config"),

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 from relive.checks.names import names_arguments
-from relive.checks.values import flag
+from relive.checks.values import flag, integer
 from relive.config.storage import Storage
 from relive.errors import InvalidConfig
 from relive.saving.copying import SaveFacts
-from relive.saving.reader import open_newest
+from relive.saving.reader import open_save
 from relive.saving.saving import Saving
 from relive.saving.trees import tree_from_bytes, tree_to_bytes
 from relive.table.open import load as load_table
@@ -101,9 +101,10 @@ def load(
     capacity: int | None = None,
     max_lanes: int | None = None,
     timeout_s: float | None = None,
+    number: int | None = None,
 ) -> Checkpoint:
-    """Loads the newest checkpoint of a folder. The arguments and errors are those of relive.load."""
-    table = load_table(path, storage, capacity, max_lanes, timeout_s)
+    """Loads a checkpoint of a folder. The arguments and errors are those of relive.load."""
+    table = load_table(path, storage, capacity, max_lanes, timeout_s, number)
     try:
         blobs = table.loaded.beside if table.loaded is not None else {}
         parts = [
@@ -116,13 +117,17 @@ def load(
 
 
 @names_arguments
-def load_learner(path: str | os.PathLike[str]) -> Any:
-    """Loads the learner of the newest checkpoint of a folder, without its table. None: none was saved.
+def load_learner(path: str | os.PathLike[str], number: int | None = None) -> Any:
+    """Loads the learner of a checkpoint, without its table. None: none was saved.
+
+    Args:
+        path: The folder.
+        number: The number of the save; None: the newest.
 
     Raises:
         NoSuchSave, DamagedSave, FormatMismatch, StorageFull: as for relive.saved.
     """
-    with open_newest(os.fspath(path)) as reader:
+    with open_save(os.fspath(path), cut=None if number is None else integer("number", number, 1)) as reader:
         if _LEARNER not in reader.blob_names():
             return None
         return tree_from_bytes(reader.blob(_LEARNER), os.fspath(path))

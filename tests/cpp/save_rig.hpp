@@ -50,8 +50,8 @@ inline NameShape shape_of(const Region& r) {
 }
 
 // One round of images. Its buffer has room for three of the largest, so that calls of fill() end in the middle.
-inline void fill_round(const Region& r, Saver& saver, std::vector<KeptImage>* images) {
-  std::vector<std::byte> buffer(3 * most_image_bytes(r));
+inline void fill_round(Saver& saver, std::vector<KeptImage>* images) {
+  std::vector<std::byte> buffer(3 * saver.form().most_image_bytes());
   while (true) {
     std::vector<SavedImage> got;
     CHECK(saver.fill(buffer.data(), buffer.size(), &got).ok());
@@ -72,10 +72,10 @@ Save save_while(Table& table, Change&& change) {
   Saver saver(table);
   CHECK(saver.begin(nullptr, 0).ok());
   std::vector<KeptImage> images;
-  fill_round(r, saver, &images);
+  fill_round(saver, &images);
   change(0);
   saver.next_round();
-  fill_round(r, saver, &images);
+  fill_round(saver, &images);
   CHECK(saver.cut(Deadline::after(10.0)).ok());
   save.areas = saver.areas();
   for (const SavedArea& area : saver.areas()) save.bytes.emplace_back(area.at, area.at + area.num_bytes());
@@ -83,7 +83,7 @@ Save save_while(Table& table, Change&& change) {
   save.num_steps = saver.num_steps();
   const std::vector<SavedImage> pages = saver.pages();
   change(1);
-  fill_round(r, saver, &images);
+  fill_round(saver, &images);
   saver.end();
   for (const SavedImage& page : pages) {
     for (KeptImage& image : images)

@@ -125,14 +125,15 @@ class CheckerWorker final : public Worker {
   std::string changed_bytes() {
     const Region& r = table().region();
     if (r.bulk) return {};
-    image_.resize(most_image_bytes(r));
+    const ImageForm form(r);
+    image_.resize(form.most_image_bytes());
     seen_.resize(r.geometry->num_pages);
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       const uint64_t word = r.words[page].load();
       if (Region::state_of(word) != PageState::kClosed) continue;
       const uint32_t rows = Range::unpack(r.pages[page].range.load()).step_end;
       const uint64_t ref = r.ref_of(page, word), ticket = r.pages[page].ticket.load();
-      if (copy_out(r, page, {rows, rows}, ref, image_.data(), image_.size()) == 0) return "an image has no room";
+      if (copy_out(form, {page}, {rows, rows}, ref, image_.data(), image_.size()) == 0) return "an image has no room";
       ImageHead head;
       std::memcpy(&head, image_.data(), sizeof head);
       Seen& before = seen_[page];

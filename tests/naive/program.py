@@ -155,6 +155,7 @@ class Driver:
         self.counter = 0
         self.version = 0
         self.num_loads = 0
+        self.storage = table.config.storage
 
     def apply(self, op: Op) -> None:
         getattr(self, f"_{op.kind}")(op)
@@ -225,8 +226,12 @@ class Driver:
         self.lanes[op.writer] = [self.twin.open_lane() for _ in self.lanes[op.writer]]
 
     def _reload(self, op: Op) -> None:
-        """The table is saved with its writers open. The programme continues with the loaded table."""
-        self.table = loaded = saved_and_loaded(self.table)
+        """The table is saved with its writers open. The programme continues with the loaded table.
+
+        A tiered table is loaded into memory, and the next time on to the disk again.
+        """
+        on_disk = isinstance(self.storage, relive.Tiered) and self.num_loads % 2 == 1
+        self.table = loaded = saved_and_loaded(self.table, self.storage if on_disk else None)
         self.num_loads += 1
         for lanes in self.lanes:
             for lane in lanes:
@@ -360,11 +365,11 @@ class Driver:
         return np.asarray(keys).reshape(len(steps), len(named))
 
 
-def saved_and_loaded(table: relive.Table) -> relive.Table:
+def saved_and_loaded(table: relive.Table, storage: relive.Tiered | None = None) -> relive.Table:
     """Saves a table, loads it again with the same keys, and closes the first one with its writers."""
     with tempfile.TemporaryDirectory() as folder:
         table.save(folder)
-        loaded = relive.load(folder)
+        loaded = relive.load(folder, storage=storage)
     assert loaded.loaded is not None and loaded.loaded.keeps_keys
     loaded.check()
     table.close()

@@ -12,7 +12,7 @@ import pytest
 from relive.errors import SaveInUse, StorageFull, SystemFailure
 from relive.saving import folder, reader
 from relive.saving.current import line_of, read_current
-from relive.saving.reader import open_newest
+from relive.saving.reader import open_save
 from saving.power import Disk, File, MemoryFiles
 from saving.tools import leftovers, number_of, read, save
 from saving.watched import Fail, Hook, Names, watched
@@ -153,10 +153,10 @@ def test_files_that_no_save_has_named_stay() -> None:
 def test_a_reader_of_the_save_before() -> None:
     """If a newer save removes files under a reader, the reader goes on with its open files, or starts again."""
     hook = Hook()
-    open_newest("memory", watched(saved_twice(), hook)).close()
+    open_save("memory", watched(saved_twice(), hook)).close()
     for at in range(len(hook.calls)):
         disk = saved_twice()
-        with open_newest("memory", watched(disk, _Saves(disk, at))) as found:
+        with open_save("memory", watched(disk, _Saves(disk, at))) as found:
             assert found.facts["number"] in (2, 3)
             if found.facts["number"] == 3:
                 assert number_of(found) == 3
@@ -165,7 +165,7 @@ def test_a_reader_of_the_save_before() -> None:
 def test_a_reader_keeps_the_blobs_of_its_save() -> None:
     """A newer save removes them as it removes the pages: neither may be reported as damage."""
     disk = saved_twice()
-    with open_newest("memory", MemoryFiles(disk)) as found:
+    with open_save("memory", MemoryFiles(disk)) as found:
         save(MemoryFiles(disk), 3)
         assert not any("beside/2/" in path for path in disk.paths())
         assert number_of(found) == 2
@@ -179,7 +179,7 @@ def test_a_reader_holds_few_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
     one.commit([], np.zeros(0, folder.IMAGE), {}, blobs, 1)
     one.close()
     files = MemoryFiles(disk)
-    with open_newest("memory", files) as found:
+    with open_save("memory", files) as found:
         assert len(files.handles) == 1 + 3
         for _ in range(2):
             assert {name: found.blob(name) for name in found.blob_names()} == blobs

@@ -13,7 +13,7 @@ from conftest import SOAK
 from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, ReliveError
 from relive.saving.current import line_of
 from relive.saving.folder import SaveFolder
-from relive.saving.reader import open_newest
+from relive.saving.reader import open_save
 from saving.hostile import ENTRY, HEAD, HEAD_BYTES, RANDOM, WISE, Contents, change_section, sections_of, with_sections
 from saving.power import Disk, File, Folder, MemoryFiles
 from saving.tools import PATH, blob, save, section
@@ -74,7 +74,7 @@ def read_all(disk: Disk, *, is_told: bool = False) -> None:
         disk: The disk.
         is_told: Whether the number that the save tells is the number of a save that was made.
     """
-    with open_newest(PATH, MemoryFiles(disk)) as reader:
+    with open_save(PATH, MemoryFiles(disk)) as reader:
         number = reader.facts.get("number")
         for name, index, data in reader.state():
             if is_told and (name, index) == ("numbers", 0):

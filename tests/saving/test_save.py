@@ -321,15 +321,11 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
             relive.saved(tmp_path / path)
 
 
-def test_handles_that_cannot_save(tmp_path: Path) -> None:
+def test_a_closed_handle_cannot_save(tmp_path: Path) -> None:
     table, _ = made()
     table.close()
     with pytest.raises(errors.TableClosed):
         table.save(tmp_path)
-    spec = relive.StepSpec({"image": relive.ArraySpec((64, 64), "uint8")})
-    with relive.Table(spec, 10_000, storage=relive.Tiered(str(tmp_path), 1 << 24)) as tiered:
-        with pytest.raises(errors.InvalidConfig, match="Tiered"):
-            tiered.save(tmp_path / "save")
 
 
 def _save_in_a_child(table: relive.Table, path: str, told: Any) -> None:
@@ -360,3 +356,39 @@ def test_a_table_that_is_closed_while_it_saves(tmp_path: Path) -> None:
     assert saving.wait().num_steps == 420
     with relive.load(tmp_path) as copy:
         assert copy.gather(keys).present.all()
+
+
+def test_each_save_that_is_kept_can_be_loaded(tmp_path: Path) -> None:
+    with relive.Table(SPEC, 1_000, relive.Index()) as table, table.writer() as writer:
+        for number in range(1, 5):
+            write(writer, 10 * number, 10, ends=5)
+            table.save(tmp_path, {"note": b"%d" % number}, keep=3)
+    found = relive.saved(tmp_path)
+    assert found.number == 4 and found.kept == (4, 3, 2)
+    for number in found.kept:
+        one = relive.saved(tmp_path, number)
+        assert (one.number, one.num_steps, one.kept) == (number, 10 * number, found.kept)
+        with relive.load(tmp_path, number=number) as copy:
+            assert len(copy) == 10 * number and copy.loaded is not None
+            assert copy.loaded.beside["note"] == b"%d" % number
+    for call in (relive.load, relive.saved):
+        with pytest.raises(errors.NoSuchSave) as caught:
+            call(tmp_path, number=1)
+        assert (caught.value.number, caught.value.kept) == (1, (4, 3, 2))
+        with pytest.raises(errors.InvalidConfig):
+            call(tmp_path, number=0)
+
+
+def test_a_table_of_an_older_save_saves_into_the_same_folder(tmp_path: Path) -> None:
+    with relive.Table(SPEC, 1_000, relive.Index()) as table, table.writer() as writer:
+        for number in range(1, 4):
+            write(writer, 10 * number, 10, ends=5)
+            table.save(tmp_path, keep=3)
+    with relive.load(tmp_path, number=2) as copy, copy.writer() as writer:
+        write(writer, 500, 5, ends=5)
+        copy.save(tmp_path, keep=3)
+        assert [relive.saved(tmp_path, one).num_steps for one in relive.saved(tmp_path).kept] == [25, 30, 20]
+        with relive.load(tmp_path) as again:
+            assert sorted(again.gather(np.concatenate(list(again.keys())))["action"].tolist()) == sorted(
+                copy.gather(np.concatenate(list(copy.keys())))["action"].tolist()
+            )

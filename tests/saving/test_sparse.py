@@ -12,7 +12,7 @@ import pytest
 
 import relive
 from relive.errors import StorageFull
-from relive.saving.reader import IMAGE, open_newest
+from relive.saving.reader import IMAGE, open_save
 from saving.hostile import HEAD, change_section, sections_of, with_sections
 from saving.test_power_tables import SPEC
 from saving.tools import read, save
@@ -106,5 +106,5 @@ def test_many_sections_that_are_too_long_together(tmp_path: Path) -> None:
         section[3], at = at, at + section[4]
     cut.write_bytes(with_sections(sections, head, places=False))
     os.truncate(cut, begin + 500 * each)
-    with open_newest(str(tmp_path)) as reader, pytest.raises(StorageFull):
+    with open_save(str(tmp_path)) as reader, pytest.raises(StorageFull):
         reader.state()

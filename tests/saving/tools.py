@@ -10,7 +10,7 @@ import numpy as np
 from relive.errors import NoSuchSave
 from relive.saving.files import Files
 from relive.saving.folder import IMAGE, CommittedCut, SaveFolder
-from relive.saving.reader import CutReader, open_newest
+from relive.saving.reader import CutReader, open_save
 from saving.power import Disk, MemoryFiles
 
 NUM_PAGES = 6
@@ -83,7 +83,7 @@ def number_of(reader: CutReader) -> int:
 def read(files: Files | None, path: str = PATH) -> int:
     """Returns the number of the newest save; 0: there is none."""
     try:
-        reader = open_newest(path, files)
+        reader = open_save(path, files)
     except NoSuchSave:
         return 0
     with reader:
@@ -92,7 +92,7 @@ def read(files: Files | None, path: str = PATH) -> int:
 
 def leftovers(disk: Disk) -> set[str]:
     """The files of a folder that keeps one save and that this save does not name."""
-    with open_newest(PATH, MemoryFiles(disk)) as reader:
+    with open_save(PATH, MemoryFiles(disk)) as reader:
         named = {f"segments/{segment}.pages" for segment in reader.images["segment"]}
         named |= {f"cuts/{reader.number}.cut", f"beside/{reader.number}/model"}
     return disk.paths() - named - {"relive-save.json", "CURRENT", "lock"}

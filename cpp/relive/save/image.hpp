@@ -3,6 +3,10 @@
 //
 //   header | records | rows of each large column | marks | pending priorities of further indexes | start cells
 //
+// The rows lie as in a frame of a table without tiers, whatever the storage of this table is. A tiered table arranges
+// its columns otherwise, so its rows are copied column by column; where other tables have start cells, an image of a
+// tiered table has a cell for each step.
+//
 // Owner:   the caller owns the bytes of an image.
 // Locking: copy_out() takes no lock: the page must be CLOSED or pinned, and the caller compares its word and ticket
 //          afterwards (rule J5). copy_in() writes a region that no other process has seen.
@@ -45,19 +49,43 @@ struct ImageRows {
   LastRow last{0, 0, 0};  // a row that the image shows as it was at the cut, whatever it has become since
 };
 
-// The most bytes that an image of this table has.
-uint64_t most_image_bytes(const Region& r);
+// How the rows of a region's pages lie in images. Borrows the region and the layout.
+class ImageForm final {
+ public:
+  // plain: the layout without tiers; null: that of the region.
+  explicit ImageForm(const Region& r, const Layout* plain = nullptr);
+  bool is_regions() const { return plain_ == nullptr; }
+  const Region& region() const { return r_; }
+  const ColumnLayout& column(uint32_t c) const { return plain_ == nullptr ? r_.columns[c] : plain_->columns[c]; }
+  uint64_t record_stride() const { return record_stride_; }
+  uint64_t large_stride() const { return large_stride_; }  // bytes of a row in large columns
+  uint64_t cell_stride() const { return cell_stride_; }    // 0: there are no start cells
+  uint64_t image_bytes(uint64_t num_rows, uint64_t num_cells) const;
+  uint64_t most_image_bytes() const { return image_bytes(r_.page_len, r_.page_len); }
+
+ private:
+  const Region& r_;
+  const Layout* const plain_;
+  uint64_t record_stride_, large_stride_, cell_stride_;
+};
+
+// A page of a region. bulk: its bulk frame, or a copy of it; null: the table has no bulk.
+struct PagePlace {
+  uint64_t page;
+  std::byte* bulk = nullptr;
+};
 
 // Copies a page. Returns the bytes used, 0 if `room` is too small.
-size_t copy_out(const Region& r, uint64_t page, const ImageRows& rows, uint64_t ref, std::byte* to, size_t room);
+size_t copy_out(const ImageForm& form, const PagePlace& from, const ImageRows& rows, uint64_t ref, std::byte* to,
+                size_t room);
 
 // The start cells of an image that copy_out() has made.
 uint32_t cells_of(const std::byte* image);
 
-// The reason why an image of num_bytes bytes cannot be one of this region's; null if it can.
-const char* wrong_image(const Region& r, const std::byte* image, size_t num_bytes);
+// The reason why an image of num_bytes bytes cannot be one of this form; null if it can.
+const char* wrong_image(const ImageForm& form, const std::byte* image, size_t num_bytes);
 
 // Copies an image that is sound into a page that has a frame. Takes start cells from *next_cell on.
-void copy_in(Held& held, uint64_t page, const std::byte* image, uint64_t* next_cell);
+void copy_in(Held& held, const ImageForm& form, const PagePlace& to, const std::byte* image, uint64_t* next_cell);
 
 }  // namespace relive

@@ -6,6 +6,7 @@
 
 #include "relive/index/leaf_areas.hpp"
 #include "relive/index/leaves.hpp"
+#include "relive/pages/bulk.hpp"
 #include "relive/pages/cells.hpp"
 #include "relive/pages/changed_rows.hpp"
 #include "relive/pages/max_items.hpp"
@@ -13,6 +14,7 @@
 #include "relive/pages/publish.hpp"
 #include "relive/save/image.hpp"
 #include "relive/save/sound.hpp"
+#include "relive/tiers/tier.hpp"
 
 namespace relive {
 namespace {
@@ -20,6 +22,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 // A load takes this part of all generations for keys of steps that were appended after the save (rule J4).
 constexpr uint64_t kPartOfGenerations = 1024;
+constexpr size_t kSpilledAtOnce = 64;  // pages
 
 uint64_t num_generations(const Region& r) { return uint64_t{1} << (kLeafBits - r.geometry->slot_bits); }
 
@@ -54,6 +57,7 @@ Status Loader::make(const TableConfig& asked, const std::string& path, const Sav
     RELIVE_RETURN_IF_ERROR(Table::make(config, path, used, &loader->table_));
   }
   const Region& r = loader->table_->region();
+  loader->form_.emplace(r, loader->table_->plain_layout());
   if (state.shape.max_lanes > r.geometry->max_lanes)
     return Status(Code::kInvalidConfig)
         .with_text("what", "max_lanes")
@@ -230,7 +234,7 @@ void Loader::place_lanes() {
 
 Status Loader::put(uint64_t page, const std::byte* image, size_t num_bytes) {
   Region& r = table_->region();
-  if (const char* wrong = wrong_image(r, image, num_bytes); wrong != nullptr) return damaged(wrong);
+  if (const char* wrong = wrong_image(*form_, image, num_bytes); wrong != nullptr) return damaged(wrong);
   ImageHead head;
   std::memcpy(&head, image, sizeof head);
   const uint64_t word = entries<uint64_t>("page words", 0)[page];
@@ -238,16 +242,38 @@ Status Loader::put(uint64_t page, const std::byte* image, size_t num_bytes) {
   if (head.ref != (Region::generation_of(word) << state_.shape.page_bits() | page) || head.num_rows < range.step_end)
     return damaged("an image of another page");
   if (has_image_[page] != 0) return damaged("two images of one page");
-  if (head.num_cells != 0) {
+  if (head.num_cells != 0 && r.cells) {
     const CellGeometry& cells = *r.cells.geometry;
     if (num_cells_ + head.num_cells > cells.num_cells) return damaged("more start cells than there are");
     RELIVE_RETURN_IF_ERROR(
         table_->storage().commit(cells.cells_offset + num_cells_ * cells.stride, head.num_cells * cells.stride));
     num_cells_ += head.num_cells;
   }
+  PagePlace to{names_->page(page)};
+  if (r.bulk) {
+    RELIVE_RETURN_IF_ERROR(take_bulk_frame(to.page));
+    to.bulk = r.bulk.frame(r.bulk.place(to.page).number);
+  }
   Alone alone(table_->door());
-  copy_in(alone.held(), names_->page(page), image, &next_cell_);
+  copy_in(alone.held(), *form_, to, image, &next_cell_);
   has_image_[page] = 1;
+  if (r.bulk && Region::state_of(r.words[to.page].load(kRelaxed)) == PageState::kClosed)
+    offer_for_spill(alone.held(), to.page);
+  return {};
+}
+
+// Spills pages that are loaded until a frame is free.
+Status Loader::take_bulk_frame(uint64_t page) {
+  while (!take_bulk(Alone(table_->door()).held(), page)) {
+    size_t count = 0;
+    RELIVE_RETURN_IF_ERROR(table_->tier()->spill_some(kSpilledAtOnce, table_->own_deadline(), &count));
+    if (count == 0)
+      return Status(Code::kInvalidConfig)
+          .with_text("what", "ram_bytes of Tiered")
+          .with_text("expected", "memory for every page that was open in the save, one for each lane or two")
+          .with_int("got", static_cast<int64_t>(table_->region().bulk.geometry->num_frames *
+                                                table_->region().bulk.geometry->frame_bytes));
+  }
   return {};
 }
 

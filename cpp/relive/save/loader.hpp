@@ -1,7 +1,7 @@
 // A new table from a save (rule J6): first its state, then the images of its pages in any order, then recovery.
 //
 // Owner:   a Loader owns the table until finish(). No other process sees the table before that.
-// Locking: none: no other process has the region. One thread.
+// Locking: none: no other process has the region, and a tier does not spill by itself yet. One thread.
 // Cost:    make() O(slots); put() one pass over the image for its sum and one to copy it; finish() a recovery and a
 //          check of the whole table.
 #pragma once
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "relive/save/areas.hpp"
+#include "relive/save/image.hpp"
 #include "relive/save/names.hpp"
 #include "relive/table/table.hpp"
 
@@ -57,6 +58,7 @@ class Loader final {
   void place_records();
   void place_lanes();
   void settle();
+  Status take_bulk_frame(uint64_t page);
   const LoadedArea* area(const std::string& name, uint32_t index) const;
   template <class T>
   const T* entries(const char* name, uint32_t index) const {
@@ -66,6 +68,7 @@ class Loader final {
   const SavedState& state_;
   std::unique_ptr<Table> table_;
   std::optional<SavedNames> names_;
+  std::optional<ImageForm> form_;   // of the loaded table
   std::vector<uint8_t> has_image_;  // of each saved page
   uint64_t num_pages_in_use_ = 0;   // of the loaded table
   uint64_t next_cell_ = 0;

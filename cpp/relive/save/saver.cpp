@@ -8,6 +8,7 @@
 #include "relive/pages/late.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/publish.hpp"
+#include "relive/tiers/tier.hpp"
 #include "relive/words/row_bytes.hpp"
 
 namespace relive {
@@ -33,11 +34,7 @@ Status Saver::begin(const SavedImage* known, size_t count) {
   const Entered entered(table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   const Region& r = table_.region();
-  if (r.bulk)
-    return Status(Code::kInvalidConfig)
-        .with_text("what", "storage of a table to save")
-        .with_text("expected", "LocalMemory() or SharedMemory(name)")
-        .with_text("got", "Tiered, with columns on disk");
+  form_.emplace(r, table_.plain_layout());
   known_.assign(r.geometry->num_pages, Known{});
   for (size_t k = 0; k < count; ++k)
     if (known[k].page < known_.size()) known_[known[k].page] = {known[k].ref, known[k].ticket};
@@ -92,7 +89,7 @@ bool Saver::is_missing(uint64_t page, uint64_t word, uint64_t ticket) const {
 
 uint64_t Saver::bytes_missing() const {
   const Region& r = table_.region();
-  const uint64_t bytes_a_row = most_image_bytes(r) / r.page_len;
+  const uint64_t bytes_a_row = form_->most_image_bytes() / r.page_len;
   uint64_t bytes = 0;
   for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
     const uint64_t word = r.words[page].load(std::memory_order_acquire);
@@ -102,7 +99,34 @@ uint64_t Saver::bytes_missing() const {
   return bytes;
 }
 
-std::optional<SavedImage> Saver::copy_closed(uint64_t page, std::byte* to, size_t room, bool* is_full) {
+// The bulk of a page: its bulk frame, or a copy that is read from the disk. A page that goes or moves meanwhile may show
+// any bytes, so a caller without a pin compares the page's word afterwards.
+Status Saver::read_bulk(uint64_t page, std::byte** bulk) {
+  const Bulk& of = table_.region().bulk;
+  if (!of) return {};
+  const BulkPlace place = of.place(page);
+  if (place.kind == BulkKind::kRam) *bulk = of.frame(place.number);
+  if (place.kind != BulkKind::kDisk) return {};
+  const auto num_bytes = static_cast<size_t>(of.geometry->frame_bytes);
+  if (bulk_ == nullptr) RELIVE_RETURN_IF_ERROR(Storage::create_local(num_bytes, &bulk_));
+  *bulk = bulk_->base();
+  return table_.tier()->file().read(place.number * num_bytes, {{*bulk, num_bytes}});
+}
+
+Status Saver::copy_page(uint64_t page, const ImageRows& rows, uint64_t ref, std::byte* to, size_t room,
+                        Copied* copied) {
+  const bool has_bulk = static_cast<bool>(table_.region().bulk);
+  copied->is_full = has_bulk && room < form_->most_image_bytes();  // the disk is read once
+  if (copied->is_full) return {};
+  PagePlace place{page};
+  RELIVE_RETURN_IF_ERROR(read_bulk(page, &place.bulk));
+  if (has_bulk && place.bulk == nullptr) return {};  // the page went
+  copied->num_bytes = copy_out(*form_, place, rows, ref, to, room);
+  copied->is_full = copied->num_bytes == 0;
+  return {};
+}
+
+Status Saver::copy_closed(uint64_t page, std::byte* to, size_t room, Copied* copied) {
   const Region& r = table_.region();
   const uint64_t word = r.words[page].load(std::memory_order_acquire);
   const uint64_t ticket = r.pages[page].ticket.load(std::memory_order_acquire);
@@ -110,14 +134,14 @@ std::optional<SavedImage> Saver::copy_closed(uint64_t page, std::byte* to, size_
   const uint32_t step_end = Range::unpack(r.pages[page].range.load(std::memory_order_acquire)).step_end;
   if (step_end > r.page_len) return {};
   const uint64_t ref = r.ref_of(page, word);
-  const size_t num_bytes = copy_out(r, page, {step_end, step_end}, ref, to, room);
-  *is_full = num_bytes == 0;
+  RELIVE_RETURN_IF_ERROR(copy_page(page, {step_end, step_end}, ref, to, room, copied));
   acquire_fence();
   const bool is_same =
       r.words[page].load(kRelaxed) >> kStateBits == word >> kStateBits && r.pages[page].ticket.load(kRelaxed) == ticket;
-  if (num_bytes == 0 || !is_same) return {};
+  if (copied->num_bytes == 0 || !is_same) return {};
   known_[page] = {ref, ticket};
-  return SavedImage{page, ref, ticket, 0, num_bytes, cells_of(to)};
+  copied->image = SavedImage{page, ref, ticket, 0, copied->num_bytes, cells_of(to)};
+  return {};
 }
 
 // The rows of a page at the cut, and the frozen cell after them.
@@ -137,21 +161,21 @@ ImageRows Saver::rows_of_cut(uint64_t page, uint64_t word) const {
   return rows;
 }
 
-std::optional<SavedImage> Saver::copy_of_cut(uint64_t page, std::byte* to, size_t room, bool* is_full) {
+Status Saver::copy_of_cut(uint64_t page, std::byte* to, size_t room, Copied* copied) {
   const Region& r = table_.region();
   const uint64_t word = words_[page];
   if (!is_missing(page, word, tickets_[page])) return {};
   const bool is_closed = Region::state_of(word) == PageState::kClosed;
   const uint64_t ref = r.ref_of(page, word);
   const uint64_t ticket = is_closed ? tickets_[page] : 0;
-  const size_t num_bytes = copy_out(r, page, rows_of_cut(page, word), ref, to, room);
-  *is_full = num_bytes == 0;
-  if (num_bytes == 0) return {};
+  RELIVE_RETURN_IF_ERROR(copy_page(page, rows_of_cut(page, word), ref, to, room, copied));
+  if (copied->num_bytes == 0) return {};
   acquire_fence();
   const bool is_same = ticket != 0 && r.pages[page].ticket.load(kRelaxed) == ticket &&
                        r.header->changing_page.load(kRelaxed) != page + 1;
   if (is_same) known_[page] = {ref, ticket};
-  return SavedImage{page, ref, is_same ? ticket : 0, 0, num_bytes, cells_of(to)};
+  copied->image = SavedImage{page, ref, is_same ? ticket : 0, 0, copied->num_bytes, cells_of(to)};
+  return {};
 }
 
 Status Saver::fill(std::byte* to, size_t room, std::vector<SavedImage>* images) {
@@ -162,14 +186,14 @@ Status Saver::fill(std::byte* to, size_t room, std::vector<SavedImage>* images) 
   }
   const uint64_t num_pages = known_.size();
   for (size_t used = 0; next_page_ < num_pages; ++next_page_) {
-    bool is_full = false;
-    std::optional<SavedImage> image = is_cut() ? copy_of_cut(next_page_, to + used, room - used, &is_full)
-                                               : copy_closed(next_page_, to + used, room - used, &is_full);
-    if (is_full) return {};
-    if (!image) continue;
-    image->offset = used;
-    used += image->num_bytes;
-    images->push_back(*image);
+    Copied copied;
+    RELIVE_RETURN_IF_ERROR(is_cut() ? copy_of_cut(next_page_, to + used, room - used, &copied)
+                                    : copy_closed(next_page_, to + used, room - used, &copied));
+    if (copied.is_full) return {};
+    if (!copied.image) continue;
+    copied.image->offset = used;
+    used += copied.image->num_bytes;
+    images->push_back(*copied.image);
   }
   return {};
 }

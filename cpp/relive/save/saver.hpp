@@ -9,7 +9,7 @@
 // Owner:   a Saver belongs to one thread at a time and borrows its Table. It owns the copied state.
 // Locking: cut() is one critical section; nothing else takes the table lock but the end of the pin.
 // Cost:    cut() copies 10 bytes for each slot and index, and more where an index has trees beside its leaves. Memory:
-//          as much, and 24 bytes for each page.
+//          as much, 24 bytes for each page, and of a tiered table the large columns of one page.
 #pragma once
 
 #include <memory>
@@ -43,7 +43,8 @@ class Saver final {
   // known: the images that the save has of this very region, by page.
   Status begin(const SavedImage* known, size_t count);
   // Copies the next images of this round, or of the cut, into a buffer. Nothing more came: the round is over. Room for
-  // one image of the largest size (most_image_bytes()) is always enough.
+  // one image of the largest size (ImageForm::most_image_bytes()) is always enough. Reads the disk for pages of a tiered
+  // table that are there, and returns the error of such a read.
   Status fill(std::byte* to, size_t room, std::vector<SavedImage>* images);
   void next_round() { next_page_ = 0; }
   // Bytes of the pages that a cut would have to copy now, those of open pages included.
@@ -51,6 +52,7 @@ class Saver final {
   Status cut(const Deadline& deadline);
   void end();
 
+  const ImageForm& form() const { return *form_; }  // after begin()
   bool is_cut() const { return !words_.empty(); }
   double cut_s() const { return cut_s_; }  // for which cut() had the lock
   // After cut(): the state, in the order of saved_areas(), and the images that the cut consists of must name these.
@@ -70,12 +72,22 @@ class Saver final {
   void copy_state(Held& held);
   void note_last_rows(Held& held);
   bool is_missing(uint64_t page, uint64_t word, uint64_t ticket) const;
-  std::optional<SavedImage> copy_closed(uint64_t page, std::byte* to, size_t room, bool* is_full);
-  std::optional<SavedImage> copy_of_cut(uint64_t page, std::byte* to, size_t room, bool* is_full);
+  // The result for one page: no image, an image, or the buffer is full.
+  struct Copied {
+    std::optional<SavedImage> image;
+    bool is_full = false;
+    size_t num_bytes = 0;
+  };
+  Status copy_closed(uint64_t page, std::byte* to, size_t room, Copied* copied);
+  Status copy_of_cut(uint64_t page, std::byte* to, size_t room, Copied* copied);
+  Status copy_page(uint64_t page, const ImageRows& rows, uint64_t ref, std::byte* to, size_t room, Copied* copied);
+  Status read_bulk(uint64_t page, std::byte** bulk);
   ImageRows rows_of_cut(uint64_t page, uint64_t word) const;
 
   Table& table_;
-  std::vector<Known> known_;  // of each page
+  std::optional<ImageForm> form_;
+  std::unique_ptr<Storage> bulk_;  // of one page, read from the disk
+  std::vector<Known> known_;       // of each page
   uint64_t next_page_ = 0;
   std::vector<SavedArea> live_, areas_;
   std::vector<std::vector<std::byte>> memory_;

@@ -40,6 +40,16 @@ void offer_frames(Region& r, uint64_t count) {
   r.header->frames_committed.store(count, kRelaxed);
 }
 
+// The layout that a tiered table would have with the same pages in memory alone.
+Status make_plain_layout(TableConfig config, uint32_t page_len, std::unique_ptr<const Layout>* out) {
+  config.tier = {};
+  config.page_len = page_len;
+  auto layout = std::make_unique<Layout>();
+  RELIVE_RETURN_IF_ERROR(make_layout(config, layout.get()));
+  *out = std::move(layout);
+  return {};
+}
+
 // Removes a region of that name that no process is attached to (rule J2).
 Status replace_leftover(const std::string& path) {
   std::unique_ptr<Storage> leftover;
@@ -97,6 +107,7 @@ Status Table::make(const TableConfig& asked, const std::string& path, uint64_t n
   table->door_.scratch.reserve(layout.geometry);
   offer_frames(table->region_, frames);
   if (is_local && table->region_.cells) offer_cells(Alone(table->door_).held(), 0, g.cells.num_cells);
+  if (config.tier.is_tiered()) RELIVE_RETURN_IF_ERROR(make_plain_layout(config, g.page_len, &table->plain_layout_));
   if (has_bulk(layout.bulk))
     RELIVE_RETURN_IF_ERROR(Tier::create(config.tier, layout.bulk, table->door_, &table->tier_));
   Participant& me = table->region_.participants[0];
@@ -113,6 +124,7 @@ Status Table::make(const TableConfig& asked, const std::string& path, uint64_t n
 }
 
 Status Table::publish() {
+  if (tier_ != nullptr) return tier_->start();
   if (is_local()) return {};
   Status published = storage_->publish();
   for (int tries = 0; published.code() == Code::kNameTaken && tries < 8; ++tries) {

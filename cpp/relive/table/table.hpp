@@ -67,6 +67,8 @@ class Table final {
   Door& door() { return door_; }
   Storage& storage() const { return *storage_; }
   Tier* tier() { return tier_.get(); }  // null: the table is not tiered
+  // The layout that a tiered table would have without tiers. The pointer is null for all other tables.
+  const Layout* plain_layout() const { return plain_layout_.get(); }
   uint32_t participant() const { return me_; }
   bool is_local() const { return storage_->is_local(); }
   bool is_alone() const;        // no other participant is attached
@@ -118,6 +120,7 @@ class Table final {
 
   Region region_;
   std::unique_ptr<Storage> storage_;
+  std::unique_ptr<const Layout> plain_layout_;
   std::unique_ptr<Tier> tier_;
   std::string path_;
   Access access_ = Access::kReadWrite;

@@ -31,6 +31,13 @@ class Waiting {
   std::atomic<uint32_t>* count_;
 };
 
+// The limit of threads is reached.
+Status no_thread(const std::system_error& problem) {
+  return Status(Code::kSystemError)
+      .with_text("what", "starting a thread of a tier")
+      .with_int("errno", problem.code().value());
+}
+
 }  // namespace
 
 Status Tier::create(const TierConfig& config, const BulkGeometry& geometry, Door& door, std::unique_ptr<Tier>* out) {
@@ -43,15 +50,19 @@ Status Tier::create(const TierConfig& config, const BulkGeometry& geometry, Door
   try {
     tier->staging_ =
         std::make_unique<Staging>(door.region, *tier->file_, tier->memory_->base() + frames, config.num_io_threads);
-    tier->spill_thread_ = std::thread([raw = tier.get()] { raw->spill_loop(); });
-  } catch (const std::system_error& problem) {  // the limit of threads
+  } catch (const std::system_error& problem) {
     tier->stop();
-    return Status(Code::kSystemError)
-        .with_text("what", "starting a thread of a tier")
-        .with_int("errno", problem.code().value());
+    return no_thread(problem);
   }
   *out = std::move(tier);
   return {};
+}
+
+Status Tier::start() try {
+  spill_thread_ = std::thread([this] { spill_loop(); });
+  return {};
+} catch (const std::system_error& problem) {
+  return no_thread(problem);
 }
 
 void Tier::stop() {

@@ -39,11 +39,13 @@ struct TierCounters {
 
 class Tier final {
  public:
-  // Makes the page file and the memory, binds the region's bulk, and starts the threads.
+  // Makes the page file and the memory, binds the region's bulk, and starts the threads that read.
   static Status create(const TierConfig& config, const BulkGeometry& geometry, Door& door, std::unique_ptr<Tier>* out);
   ~Tier() { stop(); }
   Tier(const Tier&) = delete;
   Tier& operator=(const Tier&) = delete;
+  // Starts the thread that spills: before it, no other thread takes the table lock.
+  Status start();
   void stop();
 
   Staging& staging() { return *staging_; }

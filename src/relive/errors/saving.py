@@ -20,11 +20,16 @@ def _short(value: object) -> object:
 
 @final
 class NoSuchSave(ReliveError, FileNotFoundError):
-    """The folder has no finished save."""
+    """The folder has no finished save, or none of this number. kept: the numbers of those that it has."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, number: int | None = None, kept: Sequence[int] = ()) -> None:
         self.path = path
-        super().__init__(f"{path} has no save: no Table.save has ended there")
+        self.number = number
+        self.kept = tuple(kept)
+        if number is None:
+            super().__init__(f"{path} has no save: no Table.save has ended there")
+        else:
+            super().__init__(f"{path} has no save {number}; it keeps {', '.join(map(str, self.kept))}")
 
 
 @final

@@ -19,7 +19,7 @@ from relive.errors import DamagedSave, ReliveError
 from relive.saving.current import FORMAT
 from relive.saving.files import ALIGN, Files
 from relive.saving.memory import memory_for
-from relive.saving.reader import CutReader, open_newest
+from relive.saving.reader import CutReader, open_save
 
 __all__ = ["LoadedCore", "SavedTable", "describe", "load_core"]
 
@@ -41,6 +41,7 @@ class SavedTable:
         num_bytes: Bytes of its pages.
         beside: Names of the blobs that were saved beside it.
         format: The format of the save.
+        kept: The numbers of all saves that the folder keeps, the newest first.
     """
 
     path: str
@@ -50,6 +51,7 @@ class SavedTable:
     num_bytes: int
     beside: tuple[str, ...]
     format: int
+    kept: tuple[int, ...]
 
 
 @final
@@ -76,9 +78,9 @@ def entropy() -> int:
     return secrets.randbits(64)
 
 
-def describe(path: str, files: Files | None = None) -> SavedTable:
-    """Returns the facts of the newest save of a folder. Cost: its facts and its list of images are read."""
-    with open_newest(path, files) as reader:
+def describe(path: str, files: Files | None = None, number: int | None = None) -> SavedTable:
+    """Returns the facts of a save; None: of the newest one. Cost: its facts and its list of images are read."""
+    with open_save(path, files, number) as reader:
         config, _ = _config_of(reader, None, None, None)
         return SavedTable(
             path,
@@ -88,6 +90,7 @@ def describe(path: str, files: Files | None = None) -> SavedTable:
             int(reader.images["num_bytes"].sum()),
             tuple(reader.blob_names()),
             FORMAT,
+            reader.kept_numbers(),
         )
 
 
@@ -99,10 +102,10 @@ def load_core(
     files: Files | None = None,
     region: str | None = None,
     *,
-    cut: str | None = None,
+    cut: str | int | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> LoadedCore:
-    """Makes a table from the newest save of a folder, or from the save whose cut has this name.
+    """Makes a table from a save of a folder.
 
     Args:
         path: The folder.
@@ -111,12 +114,12 @@ def load_core(
         max_lanes: At least the saved ones.
         files: The files of the folder; None: those on disk.
         region: The path of the new region, if the storage does not tell it.
-        cut: The name of the cut to load; None: the newest.
+        cut: The number of the save to load, or the name of its cut; None: the newest.
         more: Options of the core in place of those that the configuration gives.
 
     Raises the errors of `relive.load`.
     """
-    with open_newest(path, files, cut) as reader:
+    with open_save(path, files, cut) as reader:
         config, saved_capacity = _config_of(reader, storage, capacity, max_lanes)
         shape = {name: _whole(reader, name) for name in ("num_pages", "page_shift", "slot_bits", "max_lanes", "shard")}
         grows = saved_capacity <= config.capacity <= MOST_GROWTH * saved_capacity

@@ -27,7 +27,7 @@ from relive.saving.folder import DOOR, remove_all
 from relive.saving.keeping import Keeper
 from relive.saving.loading import LoadedCore, describe, load_core
 from relive.saving.place import Place
-from relive.saving.reader import open_newest
+from relive.saving.reader import open_save
 
 __all__ = ["KeptCore", "attach_file", "load_file", "open_file", "remove_file", "rows_of"]
 
@@ -92,8 +92,8 @@ def attach_file(storage: File, stream: int | None, timeout_s: float | None, read
         return _new(loaded.core, loaded.config, place, loaded)
 
 
-def load_file(path: str, storage: File, capacity: int | None, max_lanes: int | None) -> KeptCore:
-    """Loads the newest save of a folder into another folder, where the table then lives.
+def load_file(path: str, storage: File, capacity: int | None, max_lanes: int | None, **how: Any) -> KeptCore:
+    """Loads a save of a folder into another folder, where the table then lives. `how`: as for load_core.
 
     Raises:
         NameTaken: A table lives there, or the folder has saves.
@@ -104,7 +104,7 @@ def load_file(path: str, storage: File, capacity: int | None, max_lanes: int | N
     with place.door(ends_s):
         if _is_there(place) or _newest_region(place) is not None:
             raise NameTaken(place.folder, attached_pids(place.region))
-        loaded = load_core(path, storage, capacity, max_lanes, region=place.region)
+        loaded = load_core(path, storage, capacity, max_lanes, region=place.region, **how)
         return replace(_new(loaded.core, loaded.config, place, None), loaded=loaded)
 
 
@@ -174,7 +174,7 @@ def _file_of(config: TableConfig) -> File:
 def _newest_region(place: Place) -> str | None:
     """Returns the region that the newest save is of; None: there is no save."""
     try:
-        with open_newest(place.folder) as reader:
+        with open_save(place.folder) as reader:
             return str(reader.facts.get("region"))
     except NoSuchSave:
         return None

@@ -18,7 +18,7 @@ from relive.saving.disk_files import DiskFiles
 from relive.saving.files import Files, is_no_file
 from relive.saving.memory import memory_for
 
-__all__ = ["IMAGE", "CutReader", "bytes_of_json", "open_newest"]
+__all__ = ["IMAGE", "CutReader", "bytes_of_json", "open_save"]
 
 # An image of a page: what it shows, and where it lies.
 IMAGE = np.dtype([(name, "<u8") for name in ("page", "ref", "ticket", "offset", "num_bytes", "num_cells", "segment")])
@@ -38,11 +38,11 @@ def bytes_of_json(value: Mapping[str, Any]) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
-def open_newest(path: str, files: Files | None = None, cut: str | None = None) -> CutReader:
-    """Opens the newest save of a folder, or the save whose cut has this name.
+def open_save(path: str, files: Files | None = None, cut: str | int | None = None) -> CutReader:
+    """Opens a save of a folder: the newest one, that of a number, or the one whose cut has a name.
 
     Raises:
-        NoSuchSave: The folder has none.
+        NoSuchSave: The folder has none, or none of this number.
         DamagedSave, FormatMismatch: It cannot be read, or the folder has no cut of this name.
         StorageFull: The machine has less memory than its list of images needs.
     """
@@ -51,7 +51,9 @@ def open_newest(path: str, files: Files | None = None, cut: str | None = None) -
     except FileNotFoundError:
         raise NoSuchSave(path) from None
     try:
-        return _newest_of(opened, path) if cut is None else _named(opened, path, cut)
+        if cut is None:
+            return _newest_of(opened, path)
+        return _numbered(opened, path, cut) if isinstance(cut, int) else _named(opened, path, cut)
     except BaseException:
         opened.close()
         raise
@@ -68,6 +70,13 @@ def _newest_of(files: Files, path: str) -> CutReader:
         except DamagedSave as error:
             tried, problem = newest, error  # unless a newer save has removed its files meanwhile
     raise problem
+
+
+def _numbered(files: Files, path: str, number: int) -> CutReader:
+    kept = [one.number for one in read_current(files, path, read_folder(files, path))]
+    if number not in kept:
+        raise NoSuchSave(path, number, kept)
+    return CutReader(files, path, number)
 
 
 def _named(files: Files, path: str, cut: str) -> CutReader:
@@ -103,6 +112,11 @@ class CutReader:
         except BaseException:
             self.close()
             raise
+
+    def kept_numbers(self) -> tuple[int, ...]:
+        """Returns the numbers of the saves that the folder keeps now, the newest first."""
+        kept = read_current(self._files, self.path, read_folder(self._files, self.path))
+        return tuple(one.number for one in kept)
 
     def _open(self, *names: str) -> int:
         try:

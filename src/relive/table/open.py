@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast, final
 
 from relive import _core
 from relive.checks.names import names_arguments
-from relive.checks.values import flag, is_name, timeout
+from relive.checks.values import flag, integer, is_name, timeout
 from relive.config.spec import StepSpec
 from relive.config.storage import (
     MAX_NAME_BYTES,
@@ -97,8 +97,9 @@ def load(
     capacity: int | None = None,
     max_lanes: int | None = None,
     timeout_s: float | None = None,
+    number: int | None = None,
 ) -> Table:
-    """A new table from the newest save of a folder (Table.save).
+    """A new table from a save of a folder (Table.save).
 
     Lanes that were open at the save have ended, and items in flight are given back. With the same capacity, or one up
     to 8 times as large, the keys of the save name the same rows (`table.loaded.keeps_keys`), and no key that was given
@@ -110,9 +111,10 @@ def load(
         capacity: In steps; None: the saved one.
         max_lanes: At least that of the saved table; None: the saved one.
         timeout_s: The default deadline of this handle's calls, in seconds; None: the saved table's.
+        number: The number of the save, one of `saved(path).kept`; None: the newest.
 
     Raises:
-        NoSuchSave: The folder has no save.
+        NoSuchSave: The folder has no save, or none of this number.
         DamagedSave: A file of the save is damaged, or missing.
         FormatMismatch: A later version of relive wrote it.
         NameTaken, StorageFull, SystemFailure, CapacityTooSmall: as for Table.
@@ -121,19 +123,25 @@ def load(
     Cost: the save is read once; then a recovery and a check of the whole table.
     """
     given = None if timeout_s is None else timeout(timeout_s)
-    return load_table(os.fspath(path), storage, capacity, max_lanes, given)
+    chosen = None if number is None else integer("number", number, 1)
+    return load_table(os.fspath(path), storage, capacity, max_lanes, given, cut=chosen)
 
 
 @names_arguments
-def saved(path: str | os.PathLike[str]) -> SavedTable:
-    """Describes the newest save of a folder without loading it.
+def saved(path: str | os.PathLike[str], number: int | None = None) -> SavedTable:
+    """Describes a save of a folder without loading it.
+
+    Args:
+        path: The folder.
+        number: The number of the save, one of the `kept` of the newest; None: the newest.
 
     Raises:
         NoSuchSave, DamagedSave, FormatMismatch: as for `load`.
         StorageFull: This machine has less memory than the save's list of pages needs.
     """
     loading = importlib.import_module("relive.saving.loading")
-    return cast("SavedTable", loading.describe(os.fspath(path)))
+    chosen = None if number is None else integer("number", number, 1)
+    return cast("SavedTable", loading.describe(os.fspath(path), number=chosen))
 
 
 @names_arguments

@@ -270,11 +270,11 @@ def load_table(
     timeout_s: float | None,
     **how: Any,
 ) -> Table:
-    """A new table from the newest save of a folder. relive.load lists the errors. `how`: as for load_core."""
+    """A new table from a save of a folder. relive.load lists the errors. `how`: as for load_core."""
     loading = importlib.import_module("relive.saving.loading")  # imported here: programs that load nothing lack it
     if isinstance(storage, File):
         opening = importlib.import_module("relive.saving.opening")
-        return _kept(opening.load_file(path, storage, capacity, max_lanes), timeout_s)
+        return _kept(opening.load_file(path, storage, capacity, max_lanes, **how), timeout_s)
     if isinstance(storage, SharedMemory) and storage.overwrite:
         _close_own(storage.path)
     try:
