@@ -35,7 +35,8 @@ from relive.train.learners.follower import Slice, state_hash  # noqa: E402
 from relive.train.learners.host_group import EndedElsewhere, HostGroup  # noqa: E402
 from relive.train.learners.meeting import HostMeeting, HostOptions, equal_options, host_number  # noqa: E402
 from relive.train.settings import changed, options  # noqa: E402
-from relive.train.watching.checkpoint import load_checkpoint  # noqa: E402
+from relive.train.watching.checkpoint import joint_names, load_checkpoint  # noqa: E402
+from relive.train.watching.joint_saves import newest_common  # noqa: E402
 from relive.train.watching.result import Ending  # noqa: E402
 from train.test_topology import AGENTS, ROWS, SMALL, batch_of, made, tensors  # noqa: E402
 
@@ -257,7 +258,6 @@ def test_every_option_is_equal_or_says_how_a_host_works() -> None:
         "acting.inline",
         "acting.num_actors",
         "acting.publish_period",
-        "checkpoint.table",
         "environment.num_envs_per_actor",
         "limits.checkpoint_period_s",
         "logging.project",
@@ -370,6 +370,54 @@ def test_a_host_that_ends_at_a_random_moment(hosts: Any, tmp_path: Path, how: st
         assert second.answer() == (ended, num_updates, []), f"moment {moment}"
     for path in shared_files(f"train-{second.process.pid}-"):  # nothing of a killed process removes its memory
         path.unlink()
+
+
+# ---- saves -----------------------------------------------------------------------------------------------------------
+
+
+def save_often(number: int, folder: Path, dies_after: float) -> Any:
+    """The second host dies at a moment of a run with many saves; then both resume. What each had, and goes on from."""
+    run = folder / "run" if number == 0 else folder / "run-host1"
+    resumes = (folder / "dies").exists()
+    often = {"limits.checkpoint_period_s": 0.05, "checkpoint.table": "always", "limits.max_steps": 10**6}
+    begun: list[tuple[int, int]] = []
+    ends_s = time.monotonic() + 60.0
+
+    def ends(steps: int, updates: int) -> bool:
+        begun.append((steps, updates))
+        if resumes:
+            return updates >= begun[0][1] + 20
+        if number and updates > 60 and len(joint_names(run)) >= 2 and (folder / "dies").exists() is False:
+            (folder / "dies").touch()
+            threading.Timer(dies_after, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        return time.monotonic() > ends_s
+
+    before = list(joint_names(run))
+    try:
+        train(inline(**often), folder / "run", stop_when=ends, resume=resumes)
+    except HostGone:
+        pass
+    return before, begun[0], list(joint_names(run))
+
+
+@pytest.mark.parametrize("turn", range(10 if os.environ.get("RELIVE_SOAK") else 1))
+def test_hosts_resume_from_the_newest_save_that_all_have(hosts: Any, tmp_path: Path, turn: int) -> None:
+    dies_after = float(np.random.default_rng().uniform(0.0, 0.3))
+    first, second = hosts(save_often, tmp_path, dies_after)
+    none, _, mine = first.answer()
+    assert none == [] and 2 <= len(mine) <= 3
+    second.process.join()
+    for path in shared_files(f"train-{second.process.pid}-"):
+        path.unlink()
+    theirs = list(joint_names(tmp_path / "run-host1"))
+    expected = newest_common([mine, theirs])
+    assert expected is not None, (mine, theirs)
+    told = answers(hosts(save_often, tmp_path, dies_after))
+    for before, (steps, updates), after in told:
+        assert expected in before and int(expected.split("-")[1]) == updates
+        assert steps >= updates, "the steps of the table that was saved"
+        assert expected.split("-")[0] not in after[0], "a session of its own"
+    assert told[0][2][0] == told[1][2][0], "both end with a save of one update"
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------

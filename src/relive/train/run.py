@@ -30,7 +30,7 @@ from relive.train.settings import changed, options
 from relive.train.setup import Setup, check_saved_table, learner_threads, open_session, prepare
 from relive.train.signals import owning, stop_signals
 from relive.train.watching.callbacks import Callback, Listeners
-from relive.train.watching.checkpoint import Progress, newest_checkpoint
+from relive.train.watching.checkpoint import Found, Progress, joint_checkpoint, joint_names, newest_checkpoint
 from relive.train.watching.curve import draw_curve
 from relive.train.watching.loggers import logging_of
 from relive.train.watching.profile import PROFILE_FILE, show_profile
@@ -120,7 +120,7 @@ def train(
             if not resume and (run_dir is None if moving_aside is None else moving_aside):
                 move_aside(folder, console)
             stack.enter_context(alone_in(folder))
-            progress, saved = _begun(setup, folder, resume)
+            progress, saved = _begun(setup, folder, resume, stopping)
             run = _Run(setup, host, progress, folder, saved, console, listeners)
             listeners.tell(lambda one: one.on_start(config, folder))
             is_over = progress.solved and config.topology.num_hosts == 1  # of several hosts the first one says so
@@ -169,13 +169,14 @@ def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: boo
     return config, Path(os.path.abspath(folder or default_run_dir(config)))
 
 
-def _begun(setup: Setup, run_dir: Path, resume: bool) -> tuple[Progress, Path | None]:
-    """Restores the agent. A refused run leaves no directory.
+def _begun(setup: Setup, run_dir: Path, resume: bool, stopping: Callable[[], bool]) -> tuple[Progress, Found | None]:
+    """Restores the agent. A refused run leaves no directory. Blocks until all hosts of the run are here.
 
     Returns:
-        The progress to go on from, and the folder of the save with the table; None: the session fills a new table.
+        The progress to go on from, and the save with the table; None: the session fills a new table.
     """
     written = run_dir / CONFIG_FILE
+    number = _common_save(setup, run_dir, resume, stopping)
     progress, saved = Progress(), None
     if not resume:
         if written.exists():
@@ -187,25 +188,39 @@ def _begun(setup: Setup, run_dir: Path, resume: bool) -> tuple[Progress, Path | 
     elif not written.exists():
         raise InvalidConfig(what="run directory", expected="one that holds a run, to resume it", got=str(run_dir))
     else:
-        progress, saved = _restored(setup, run_dir)
+        progress, saved = _restored(setup, run_dir, number)
     progress.num_sessions += 1
     return progress, saved
 
 
-def _restored(setup: Setup, run_dir: Path) -> tuple[Progress, Path | None]:
-    """Restores the agent from the newest checkpoint, if there is one. Raises InvalidConfig, DamagedSave."""
-    found, config = newest_checkpoint(run_dir), setup.config
+def _common_save(setup: Setup, run_dir: Path, resume: bool, stopping: Callable[[], bool]) -> int | None:
+    """Returns the number of the newest save that all hosts of the run have; None: there is none, or only one host."""
+    if setup.met is None:
+        return None
+    names = joint_names(run_dir) if resume and setup.config.checkpoint.table != "never" else {}
+    name = setup.met.common_save(tuple(names), stopping)
+    return None if name is None else names[name]
+
+
+def _restored(setup: Setup, run_dir: Path, number: int | None) -> tuple[Progress, Found | None]:
+    """Restores the agent from the save of this number, or else from the newest checkpoint, if there is one.
+
+    Raises:
+        InvalidConfig, DamagedSave: It cannot be read, or belongs to another run.
+    """
+    config = setup.config
+    found = newest_checkpoint(run_dir) if number is None else joint_checkpoint(run_dir, number)
     if found is None:
         return Progress(), None
     if found.agent not in (None, config.agent.name):
         raise InvalidConfig(f"agent of the learner in {found.path}", f"{config.agent.name!r}", found.agent)
     has_table = found.has_table and config.checkpoint.table != "never"
     if has_table:
-        check_saved_table(config, setup.agent, found.path)
+        check_saved_table(config, setup.agent, found)
     else:
         found.progress.steps_before_table = found.progress.num_steps
     setup.agent.load_state_dict(found.learner)
-    return found.progress, found.path if has_table else None
+    return found.progress, found if has_table else None
 
 
 @final
@@ -218,7 +233,7 @@ class _Run:
         host: int,
         progress: Progress,
         run_dir: Path,
-        saved: Path | None,
+        saved: Found | None,
         console: Console,
         listeners: Listeners,
     ) -> None:
@@ -241,7 +256,8 @@ class _Run:
             resumed_at = None if self._progress.num_sessions == 1 else self._progress.num_steps
             reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir, resumed_at))
             reporter.options({option.path: option.value for option in options(config)})
-            checkpoints = Checkpoints(run_dir, config, session.table, reporter.say)
+            joint = None if self._setup.met is None else self._setup.met.saves
+            checkpoints = Checkpoints(run_dir, config, session.table, reporter.say, joint)
             stack.callback(checkpoints.close)
             made = Assembly(session, stack, reporter.say, self._keep_choice)
             scoreboard, profiling = session.scoreboard, session.profiling

@@ -30,7 +30,7 @@ from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import INFERENCE, LEARNER, SERVER, actor_name, learner_name
 from relive.train.sections import where_to_serve
 from relive.train.signals import owning
-from relive.train.watching.checkpoint import Progress
+from relive.train.watching.checkpoint import Found, Progress
 from relive.train.watching.profile import Profiling
 
 
@@ -97,15 +97,15 @@ def prepare(config: TrainConfig) -> Setup:
 
 
 @contextmanager
-def open_session(setup: Setup, progress: Progress, profile: Path, saved: Path | None = None) -> Iterator[Session]:
+def open_session(setup: Setup, progress: Progress, profile: Path, saved: Found | None = None) -> Iterator[Session]:
     """Makes the memory of a session, and gives it back at the end of the block, when all parts have stopped.
 
     Args:
         setup: The run.
         progress: Its progress before this session.
         profile: The file for the profile of the session, if the run is profiled.
-        saved: The folder of the save whose table the session goes on with; None: it fills a new one. The steps of the
-            run are then those that this table has counted.
+        saved: The save whose table the session goes on with; None: it fills a new one. The steps of the run are then
+            those that this table has counted.
     """
     config = setup.config
     with owning() as stack:
@@ -171,7 +171,7 @@ def limiter_of(config: TrainConfig) -> SamplesPerInsert:
     )
 
 
-def make_table(config: TrainConfig, agent: Agent, saved: Path | None = None) -> Table:
+def make_table(config: TrainConfig, agent: Agent, saved: Found | None = None) -> Table:
     """Makes the table of one session, or loads it: shared under a name of its own if other processes use it.
 
     Nothing is left of a table of this process alone, however the process ends. A table that is loaded gets the limiter
@@ -182,25 +182,25 @@ def make_table(config: TrainConfig, agent: Agent, saved: Path | None = None) -> 
     wanted = table_config(config, agent, storage)
     if saved is None:
         return Table.from_config(wanted)
-    max_lanes = max(wanted.max_lanes, describe_save(saved).config.max_lanes)
-    table = load_table(saved, storage, wanted.capacity, max_lanes)
+    max_lanes = max(wanted.max_lanes, describe_save(saved.path, saved.number).config.max_lanes)
+    table = load_table(saved.path, storage, wanted.capacity, max_lanes, number=saved.number)
     if table.limiter() != limiter_of(config):
         table.set_limiter(limiter_of(config))
     return table
 
 
-def check_saved_table(config: TrainConfig, agent: Agent, saved: Path) -> None:
+def check_saved_table(config: TrainConfig, agent: Agent, saved: Found) -> None:
     """Raises InvalidConfig if the table of a save is not one that this run would make.
 
     Its capacity, its lanes and its limiter may be others.
     """
-    wanted, found = table_config(config, agent, LocalMemory()), describe_save(saved).config
+    wanted, found = table_config(config, agent, LocalMemory()), describe_save(saved.path, saved.number).config
     limiter = limiter_of(config)
     indexes = [{name: replace(one, limiter=limiter) for name, one in each.index.items()} for each in (wanted, found)]
     for what, expected, got in (("columns", wanted.spec, found.spec), ("items", *indexes)):
         if expected != got:
             way = f"{expected!r}; or checkpoint.table=never, which goes on with the learner and a new table"
-            raise InvalidConfig(f"{what} of the table in {saved}", way, repr(got))
+            raise InvalidConfig(f"{what} of the table in {saved.path}", way, repr(got))
 
 
 def table_config(config: TrainConfig, agent: Agent, storage: Storage) -> TableConfig:

@@ -5,15 +5,16 @@ agent.batch_size / (number of hosts) items.
 
 Protocol, the same on every host, after all have met (learners/meeting.py):
 
-  H0  All hosts take over the state of the first host's agent before the first update, also in a resumed run. If the
-      first host says that the run is solved, all end.
+  H0  All hosts take over the state of the first host's agent before the first update, also in a resumed run, and the
+      name of the session. If the first host says that the run is solved, all end.
   H1  Before an update each host says that it has a batch, or that its run ends, and why. No host goes on before all
-      have spoken. If one ends, all end: each has said so once, and the batch at hand is not used.
+      have spoken. If one ends, all end: each has said so once, and the batch at hand is not used. Else the saves of
+      all hosts go on with the words about them (watching/joint_saves.py).
   H2  Else all update. Each gradient is the mean over the hosts, with the same bits on all of them: each number is added
       up in one place and copied from there.
   H3  Every hash_period updates, the word of H1 comes with the crc32 of the state: ReplicasDiffer if one differs.
   H4  If a host is silent for deadline_s, or its connection ends, the run ends on all hosts with HostGone, after a
-      checkpoint. Start all hosts again: they go on from the first host's checkpoint. An agent with several gradients
+      checkpoint. Start all hosts again: they go on from the newest save that all have. An agent with several gradients
       an update (critics, then the actor) may have made the first of these steps, and the checkpoint has it. Half an
       update is a smaller loss than all updates since the last checkpoint, and H0 gives it to all hosts.
 """
@@ -21,6 +22,7 @@ Protocol, the same on every host, after all have met (learners/meeting.py):
 from __future__ import annotations
 
 import io
+import secrets
 from typing import Any, final
 
 import numpy as np
@@ -87,13 +89,14 @@ class HostGroup(Part):
         whole = io.BytesIO()
         if self.number == 0 and not solved:
             torch.save(self._agent.state_dict(), whole)
-        size = torch.tensor([whole.getbuffer().nbytes], dtype=torch.int64, device=self._met.device)
-        self._met.done(dist.broadcast(size, 0, group=self._met.group, async_op=True))
-        if not int(size):
+        mine = [whole.getbuffer().nbytes, secrets.randbits(62)]
+        words = torch.tensor(mine, dtype=torch.int64, device=self._met.device)
+        self._met.done(dist.broadcast(words, 0, group=self._met.group, async_op=True))
+        size, session = (int(word) for word in words)
+        self._met.saves.session = f"{session:016x}"
+        if not size:
             return True
-        state = torch.frombuffer(bytearray(whole.getvalue() or bytes(int(size))), dtype=torch.uint8).to(
-            self._met.device
-        )
+        state = torch.frombuffer(bytearray(whole.getvalue() or bytes(size)), dtype=torch.uint8).to(self._met.device)
         self._met.done(dist.broadcast(state, 0, group=self._met.group, async_op=True))
         if self.number:
             told = torch.load(io.BytesIO(state.cpu().numpy().tobytes()), weights_only=True)
@@ -136,10 +139,10 @@ class HostGroup(Part):
         compares = updates % self._hash_period == 0 and updates != self._num_hashed
         crc = state_hash(self._agent) if compares else 0
         self._num_hashed = updates
-        mine = [_ENDINGS.index(ending), crc, -crc]
+        mine = [_ENDINGS.index(ending), crc, -crc, *self._met.saves.word()]
         words = torch.tensor(mine, dtype=torch.int64, device=self._met.device)
         self._met.done(dist.all_reduce(words, dist.ReduceOp.MAX, group=self._met.group, async_op=True))
-        told, most, least = (int(word) for word in words)
+        told, most, least, *of_saves = (int(word) for word in words)
         if most != -least:
             self._is_over = True
             raise ReplicasDiffer(self.number, updates, most if crc != most else -least, crc)
@@ -147,3 +150,4 @@ class HostGroup(Part):
         if found is not None:
             self._is_over = True
             raise EndedElsewhere(found)
+        self._met.saves.hear(*of_saves)

@@ -23,7 +23,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, final
@@ -36,11 +36,11 @@ from relive.errors import InvalidConfig
 from relive.train.config import TrainConfig
 from relive.train.errors import HostGone, HostsDiffer
 from relive.train.settings import flat
+from relive.train.watching.joint_saves import JointSaves, newest_common
 
 # Options that say how a host works, and not what the run computes. All other options are equal on all hosts.
 MAY_DIFFER = (
     "acting.*",
-    "checkpoint.*",
     "environment.num_envs_per_actor",
     "limits.checkpoint_period_s",
     "logging.*",
@@ -157,6 +157,7 @@ class HostMeeting:
         count: Hosts.
         device: torch's device of the tensors that travel.
         group: The group of the hosts, for collectives of such tensors.
+        saves: What this host says and hears about saves.
     """
 
     def __init__(self, options: HostOptions, stopping: Callable[[], bool] = _never) -> None:
@@ -174,6 +175,7 @@ class HostMeeting:
             Until all hosts have come, at most five minutes, or the deadline if that is shorter.
         """
         self.number, self.count = host_number(options.count), options.count
+        self.saves = JointSaves(is_first=self.number == 0)
         self.device = torch.device(options.device if options.device.startswith("cuda") else "cpu")
         self._deadline_s = options.deadline_s
         self._join(stopping)
@@ -198,6 +200,17 @@ class HostMeeting:
                 expected, got = first.get(path, "no such option"), theirs.get(path, "no such option")
                 if expected != got:
                     raise HostsDiffer(path, expected, got, number)
+
+    def common_save(self, names: Sequence[str], stopping: Callable[[], bool] = _never) -> str | None:
+        """Returns the name of the newest save that all hosts have; None: there is none.
+
+        Blocks until all hosts are at this call. The errors are those of `compare`, without HostsDiffer.
+
+        Args:
+            names: Of the saves that this host keeps, the newest first.
+            stopping: Whether a signal asked the run to end.
+        """
+        return newest_common([json.loads(one) for one in self._gathered(json.dumps(list(names)).encode(), stopping)])
 
     def done(self, work: Any, stopping: Callable[[], bool] = _never) -> None:
         """Waits for a transfer: rule M4. Raises HostGone, and KeyboardInterrupt if `stopping` says so."""

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from relive import saved
 from relive.checkpoint import load_learner
 from relive.errors import InvalidConfig, NoSuchSave
 from relive.train.run_directory import CHECKPOINT_FILE, SAVE_FOLDER, write_whole
@@ -93,6 +94,7 @@ class Found:
         learner: State of the agent.
         progress: Progress of the run.
         has_table: Whether the path is the folder of a save, with the table.
+        number: The number of that save; None: the newest.
     """
 
     path: Path
@@ -100,6 +102,7 @@ class Found:
     learner: dict[str, Any]
     progress: Progress
     has_table: bool
+    number: int | None = None
 
 
 def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) -> None:
@@ -118,10 +121,37 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) 
     write_whole(run_dir / FILE_NAME, whole.getbuffer())
 
 
-def tree_of(agent: str, learner: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Returns the learner of a save: what checkpoint.pt has, and the name of the agent."""
+def tree_of(agent: str, learner: dict[str, Any], progress: Progress, joint_name: str = "") -> dict[str, Any]:
+    """Returns the learner of a save: what checkpoint.pt has, the name of the agent, and that of the hosts' save."""
+    names = {"agent": agent, "joint_name": joint_name}
     kept = dict(progress.kept_parameters)
-    return {"format": SAVE_FORMAT, "agent": agent, "learner": learner, "kept": kept, **_counters_of(progress)}
+    return {"format": SAVE_FORMAT, **names, "learner": learner, "kept": kept, **_counters_of(progress)}
+
+
+def joint_names(run_dir: Path) -> dict[str, int]:
+    """Returns {name: number} of the saves of all hosts that this host keeps, the newest first.
+
+    Raises:
+        DamagedSave: A save cannot be read.
+
+    Cost:
+        Each learner is read.
+    """
+    folder = run_dir / SAVE_FOLDER
+    try:
+        numbers = saved(folder).kept
+    except NoSuchSave:
+        return {}
+    found = {number: load_learner(folder, number) for number in numbers}
+    named = {number: state.get("joint_name") for number, state in found.items() if isinstance(state, dict)}
+    return {name: number for number, name in named.items() if isinstance(name, str) and name}
+
+
+def joint_checkpoint(run_dir: Path, number: int) -> Found:
+    """Returns the checkpoint that has this number. Raises NoSuchSave, DamagedSave, InvalidConfig."""
+    found = _saved(run_dir / SAVE_FOLDER, number)
+    assert found is not None
+    return found
 
 
 def _counters_of(progress: Progress) -> dict[str, Any]:
@@ -159,15 +189,17 @@ def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
     return found.learner, found.progress
 
 
-def _saved(folder: Path) -> Found | None:
+def _saved(folder: Path, number: int | None = None) -> Found | None:
     """Reads the learner of a save; None: the folder has no save."""
     try:
-        state = load_learner(folder)
+        state = load_learner(folder, number)
     except NoSuchSave:
+        if number is not None:
+            raise
         return None
     kept = state.get("kept") if isinstance(state, dict) else None
     learner, progress = _read(state, folder, SAVE_FORMAT, dict(kept) if isinstance(kept, dict) else {})
-    return Found(folder, str(state.get("agent")), learner, progress, has_table=True)
+    return Found(folder, str(state.get("agent")), learner, progress, has_table=True, number=number)
 
 
 def _alone(run_dir: Path) -> Found:

@@ -30,6 +30,7 @@ from relive.train.config import TrainConfig
 from relive.train.run_directory import CHECKPOINT_FILE, SAVE_FOLDER
 from relive.train.signals import in_a_hurry, uninterrupted
 from relive.train.watching.checkpoint import Progress, save_checkpoint, tree_of
+from relive.train.watching.joint_saves import KEPT, JointSaves
 
 _MOST_S = 600.0
 _HURRY_S = 5.0
@@ -86,14 +87,14 @@ class _TableSave:
         """Whether the cut can be made, or the save has failed."""
         return not self._opening.is_alive()
 
-    def cut(self, blob: bytes, num_updates: int) -> None:
+    def cut(self, blob: bytes, num_updates: int, keep: int) -> None:
         """Rule C2. Call it when the save is open."""
         self.num_updates = num_updates
         if self._saving is None or self._problem is not None:
             return
         try:
             self._saving.make_cut(None, _LOCK_S)
-            self._saving.finish_behind({_BLOB: blob}, 1)
+            self._saving.finish_behind({_BLOB: blob}, keep)
         except (ReliveError, OSError) as problem:
             self._problem = problem
 
@@ -136,8 +137,25 @@ class Checkpoints:
         path: The newest checkpoint; None: there is none yet.
     """
 
-    def __init__(self, run_dir: Path, config: TrainConfig, table: Table, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        config: TrainConfig,
+        table: Table,
+        say: Callable[[str], None],
+        joint: JointSaves | None = None,
+    ) -> None:
+        """Makes the checkpoints of a session.
+
+        Args:
+            run_dir: Directory of the run.
+            config: Its options.
+            table: Its table.
+            say: Shows a line.
+            joint: Lets the hosts of the run save at one update; None: the run has one host.
+        """
         self._run_dir, self._config, self._table, self._say = run_dir, config, table, say
+        self._joint = joint
         self._folder, self._file = run_dir / SAVE_FOLDER, run_dir / CHECKPOINT_FILE
         self._is_loaded = table.loaded is not None
         self._save: _TableSave | None = None
@@ -167,11 +185,13 @@ class Checkpoints:
             if self._config.checkpoint.table != "always":
                 return self._write_alone(state) if is_due else None
             if save is None:
-                if is_due:
+                if is_due if self._joint is None else self._joint.begins(is_due):
                     self._open()
             elif save.num_updates < 0:
-                if save.is_open:
+                if save.is_open and self._joint is None:
                     self._cut(save, state)
+                elif save.is_open and self._joint is not None:
+                    self._joint.can_cut(lambda: self._cut(save, state))
             elif save.is_over:
                 return self._ended(save, state, is_last=False)
             return None
@@ -219,9 +239,13 @@ class Checkpoints:
 
     def _cut(self, save: _TableSave, state: Callable[[], State]) -> None:
         """Takes the cut. An error of the learner, such as NonFiniteLoss, ends the save and is raised."""
+        joint = self._joint
         try:
-            now = state()
-            save.cut(tree_to_bytes(tree_of(self._config.agent.name, now.learner, now.progress)), now.num_updates)
+            with uninterrupted():
+                now = state()
+                name = "" if joint is None else joint.name(now.num_updates)
+                learner = tree_of(self._config.agent.name, now.learner, now.progress, name)
+                save.cut(tree_to_bytes(learner), now.num_updates, 1 if joint is None else KEPT)
         except BaseException:
             save.give_up()
             self._save = None
