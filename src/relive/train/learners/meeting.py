@@ -157,7 +157,7 @@ class HostMeeting:
         count: Hosts.
         device: torch's device of the tensors that travel.
         group: The group of the hosts, for collectives of such tensors.
-        saves: What this host says and hears about saves.
+        saves: The words about saves between this host and the others.
     """
 
     def __init__(self, options: HostOptions, stopping: Callable[[], bool] = _never) -> None:
@@ -207,7 +207,7 @@ class HostMeeting:
         Blocks until all hosts are at this call. The errors are those of `compare`, without HostsDiffer.
 
         Args:
-            names: Of the saves that this host keeps, the newest first.
+            names: The names of the saves of this host, the newest first.
             stopping: Whether a signal asked the run to end.
         """
         return newest_common([json.loads(one) for one in self._gathered(json.dumps(list(names)).encode(), stopping)])

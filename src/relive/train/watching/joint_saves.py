@@ -4,8 +4,8 @@ Protocol, with the words that hosts exchange before each update (learners/host_g
 
   S1  The first host says that a checkpoint is due. Each host that hears it opens a save of its own table.
   S2  Each host says whether it can make its cut: its save is open, and the one before is complete.
-  S3  All hosts make their cut at the first word at which all can, before the update. So the cuts are of one update, and
-      whoever has a save has, or soon has, the one before it on every other host.
+  S3  All hosts make their cut at the first word at which all can, before the update. So the cuts are of one update. By
+      then the save before is complete on all hosts.
   S4  A save has the name of its moment: the session, which the first host names by chance, and the number of updates.
       The last saves of a session have a name, too: hosts that end together end at one update.
   S5  Hosts that resume compare the names of the saves that they keep (KEPT of them: the last common one, the one that a
@@ -23,7 +23,7 @@ KEPT = 3  # saves that a host keeps
 
 @final
 class JointSaves:
-    """What one host says and hears about saves. One thread uses it.
+    """The words of one host about saves, and those that it hears. One thread uses it.
 
     Attributes:
         session: Name of the session by rule S4; "" before the first host has said it.
