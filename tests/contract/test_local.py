@@ -28,6 +28,7 @@ from contract.ragged import RaggedSuite
 from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
+from contract.steps import BatchOrderSuite, NextStepSuite, PrioritiesSuite, StepsSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, Opening, plain_spec, write_steps
 from contract.where import WhereSuite
@@ -96,6 +97,18 @@ class TestAbandon(Local, AbandonSuite): ...
 
 
 class TestReading(Local, ReadingSuite): ...
+
+
+class TestBatchOrder(Local, BatchOrderSuite): ...
+
+
+class TestNextStep(Local, NextStepSuite): ...
+
+
+class TestPriorities(Local, PrioritiesSuite): ...
+
+
+class TestSteps(Local, StepsSuite): ...
 
 
 class TestWhere(Local, WhereSuite): ...
