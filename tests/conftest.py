@@ -25,6 +25,7 @@ pytest.register_assert_rewrite(
     "contract.writing",
     "contract.items",
     "contract.reading",
+    "contract.steps",
     "contract.limits",
     "contract.changes",
     "contract.explicit",

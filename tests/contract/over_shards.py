@@ -31,6 +31,7 @@ from contract.own_samplers import OwnSamplersSuite
 from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
+from contract.steps import BatchOrderSuite, NextStepSuite, PrioritiesSuite, StepsSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, prioritized, write_steps
 from contract.where_index import WhereIndexSuite
@@ -115,6 +116,10 @@ SUITES: tuple[type, ...] = (
     LateSuite,
     LateItemsSuite,
     LateLimitsSuite,
+    BatchOrderSuite,
+    NextStepSuite,
+    PrioritiesSuite,
+    StepsSuite,
     BadInputSuite,
     BadTypesSuite,
 )

@@ -39,6 +39,7 @@ from contract.ragged import RaggedSuite
 from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
+from contract.steps import BatchOrderSuite, NextStepSuite, PrioritiesSuite, StepsSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, Opening, plain_spec, write_steps
 from contract.where import WhereSuite
@@ -121,6 +122,18 @@ class TestRemoteAbandon(Remote, AbandonSuite): ...
 
 
 class TestRemoteReading(Remote, ReadingSuite): ...
+
+
+class TestRemoteBatchOrder(Remote, BatchOrderSuite): ...
+
+
+class TestRemoteNextStep(Remote, NextStepSuite): ...
+
+
+class TestRemotePriorities(Remote, PrioritiesSuite): ...
+
+
+class TestRemoteSteps(Remote, StepsSuite): ...
 
 
 class TestRemoteWhere(Remote, WhereSuite): ...

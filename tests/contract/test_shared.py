@@ -30,6 +30,7 @@ from contract.ragged import RaggedSuite
 from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
+from contract.steps import BatchOrderSuite, NextStepSuite, PrioritiesSuite, StepsSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, Opening, plain_spec, write_steps
 from contract.where import WhereSuite
@@ -191,6 +192,18 @@ class TestSequences(Shared, SequencesSuite): ...
 
 
 class TestReading(Shared, ReadingSuite): ...
+
+
+class TestBatchOrder(Shared, BatchOrderSuite): ...
+
+
+class TestNextStep(Shared, NextStepSuite): ...
+
+
+class TestPriorities(Shared, PrioritiesSuite): ...
+
+
+class TestSteps(Shared, StepsSuite): ...
 
 
 class TestWhere(Shared, WhereSuite): ...

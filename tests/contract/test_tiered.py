@@ -33,6 +33,7 @@ from contract.ragged import RaggedSuite
 from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
+from contract.steps import BatchOrderSuite, NextStepSuite, PrioritiesSuite, StepsSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, Opening, plain_spec, write_steps
 from contract.where import WhereSuite
@@ -130,6 +131,18 @@ class TestAbandon(OnDisk, AbandonSuite):
 
 
 class TestReading(OnDisk, ReadingSuite): ...
+
+
+class TestBatchOrder(OnDisk, BatchOrderSuite): ...
+
+
+class TestNextStep(OnDisk, NextStepSuite): ...
+
+
+class TestPriorities(OnDisk, PrioritiesSuite): ...
+
+
+class TestSteps(OnDisk, StepsSuite): ...
 
 
 class TestWhere(OnDisk, WhereSuite): ...

@@ -87,7 +87,7 @@ def test_columns_are_tensors_nested_as_declared(table: relive.Table) -> None:
         )  # fmt: skip
         with DeviceReader(nested, DEVICE) as reader:
             batch = reader.gather([int(key)])
-            assert set(batch) == {"observation", "flag", "next_observation", "discount"} and len(batch) == 4
+            assert set(batch) == {"observation", "flag", "next_observation", "discount"} and len(batch.keys()) == 4
             assert isinstance(batch["observation"]["two"], tuple) and "observation/two/0" in batch
             assert torch.equal(batch["observation"]["two"][1][0], torch.from_numpy(frame + 1).to(DEVICE))
             assert batch["flag"].dtype == torch.bool and batch["flag"].tolist() == [True]

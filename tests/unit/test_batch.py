@@ -37,7 +37,7 @@ def test_is_a_mapping_of_top_level_columns() -> None:
     batch = make_batch()
     assert isinstance(batch, Mapping)
     assert list(batch) == ["observation", "action", "reward", "next_observation", "discount"]
-    assert len(batch) == 5 and batch.num_items == 4
+    assert len(batch) == batch.num_items == 4 and len(batch.keys()) == 5
     assert dict(batch.items())["reward"] is batch["reward"]
     assert batch.get("nobody") is None and batch.get("reward") is batch["reward"]
 

@@ -104,7 +104,7 @@ def test_columns_by_name_and_by_group(table: relive.Table) -> None:
     assert [str(array.dtype) for array in derived.flat().values()] == [
         "int64", "bool", "int64", "int64", "int64", "int64", "bool", "bool", "float32",
     ]  # fmt: skip
-    for bad in ("rewards", "next_reward", "next_core", "observation/", "observation/nobody", "priority", ""):
+    for bad in ("rewards", "next_rewards", "next_core", "observation/", "observation/nobody", "priorities", ""):
         with pytest.raises(errors.UnknownColumn):
             table.sample(2, columns=[bad])
 

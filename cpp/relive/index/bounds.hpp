@@ -22,6 +22,9 @@ class Bounds final : public IndexView {
   bool has_order(uint64_t slot) const { return orders().leaf(slot) != orders().identity(); }
   // Whether sampler and remover see the item of a slot at the same priority, if both look at priorities (rule R3).
   bool is_of_one_priority(uint64_t slot) const;
+  // The priority of the item of a slot: in the remover's leaf as exact as it came, or else from the sampler's leaf. NaN
+  // if neither tells, or if the item is used up. May be called at any time, also while the exponent changes.
+  float priority(uint64_t slot) const;
   // The item that the remover chooses, kNoLeaf if there is none.
   static uint64_t next_to_go(Held& held, uint32_t index);
 

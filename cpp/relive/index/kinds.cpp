@@ -97,6 +97,16 @@ double leaf_at(const Kind& kind, double exponent, const Standing& standing) {
   }
 }
 
+// The inverse of powers() for one priority. Exact for exponents >= 1/16, as in raise_masses().
+float priority_of_mass(double exponent, double mass) {
+  if (!(exponent > 0.0)) return std::numeric_limits<float>::quiet_NaN();
+  if (mass <= kLeastMass) return 0.0f;
+  double root = mass;
+  if (exponent != 1.0) powers_of(&mass, 1, 1.0, 1.0 / exponent, &root);
+  return static_cast<float>(std::clamp(root, static_cast<double>(std::numeric_limits<float>::denorm_min()),
+                                       static_cast<double>(std::numeric_limits<float>::max())));
+}
+
 template <size_t kCount, class Number>
 bool find(const Kind (&kinds)[kCount], const std::string& name, Number* number, std::string* known) {
   for (size_t row = 0; row < kCount; ++row) {
@@ -177,8 +187,19 @@ bool draws_as_it_removes(const IndexConfig& config) {
   return kind_of(config.sampling).has_priorities && kind_of(config.removal).leaf == LeafKind::kPriority;
 }
 
+float priority_of_sampling(const IndexConfig& config, double exponent, double leaf) {
+  const Kind& kind = kind_of(config.sampling);
+  if (!kind.has_priorities) return std::numeric_limits<float>::quiet_NaN();
+  if (kind.leaf == LeafKind::kPriority) return standing_of(kind, leaf).priority;
+  if (kind.masses_of == &powers) return priority_of_mass(exponent, leaf);
+  return leaf <= kLeastMass ? 0.0f : static_cast<float>(leaf);
+}
+
 float priority_of_removal(const IndexConfig& config, double removal_leaf) {
-  return standing_of(kind_of(config.removal), removal_leaf).priority;
+  const Kind& kind = kind_of(config.removal);
+  if (kind.leaf == LeafKind::kPriority) return standing_of(kind, removal_leaf).priority;
+  if (!kind.has_priorities) return std::numeric_limits<float>::quiet_NaN();
+  return priority_of_mass(config.removal_exponent, removal_leaf);
 }
 
 bool has_exponent(const IndexConfig& config) {

@@ -73,6 +73,9 @@ double removal_leaf(const IndexConfig& config, const Standing& standing);
 bool draws_as_it_removes(const IndexConfig& config);
 double sampling_leaf_of(const IndexConfig& config, double removal_leaf);
 void sampling_leaves_of(const IndexConfig& config, const double* removal_leaves, size_t count, double* leaves);
+// The priority from which a leaf of the sampler was made, with the exponent that made it. NaN if the leaf does not tell:
+// the sampler ignores priorities, or the exponent is 0.
+float priority_of_sampling(const IndexConfig& config, double exponent, double leaf);
 // The priority from which such a leaf of the remover was made.
 float priority_of_removal(const IndexConfig& config, double removal_leaf);
 

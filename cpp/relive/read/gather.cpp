@@ -2,8 +2,10 @@
 #include "relive/read/gather.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
+#include "relive/index/bounds.hpp"
 #include "relive/read/hindsight.hpp"
 #include "relive/read/records.hpp"
 #include "relive/read/rows.hpp"
@@ -88,6 +90,34 @@ void copy_column(const Region& r, const Listed& listed, const ColumnLayout& colu
   run([num_bytes](std::byte* to, const std::byte* from) { copy_bytes(to, from, num_bytes); });
 }
 
+// A step column at the bootstrap row: zeros if the episode has ended, or if its next step is not written yet.
+void copy_next_step(const Region& r, const Listed& listed, const Output& output, std::byte* out) {
+  const ColumnLayout& column = r.columns[output.column];
+  for (size_t k = 0; k < listed.count; ++k) {
+    const Window& w = *listed.windows[k];
+    const RowPlace row = listed.boots[k];
+    std::byte* const to = out + listed.rows[k] * column.num_bytes;
+    if (has_step(r, w, listed.runs, int64_t{r.offset_of(w.slot)} + w.num_steps)) {
+      copy_bytes(to, row.base + column.offset + row.offset * column.stride, column.num_bytes);
+    } else {
+      std::memset(to, 0, column.num_bytes);
+    }
+  }
+}
+
+// A start column that only some rows have: zeros for the others.
+void copy_cell(const Region& r, const Listed& listed, const ColumnLayout& column, std::byte* out) {
+  for (size_t k = 0; k < listed.count; ++k) {
+    const uint32_t cell = load_head(listed.records[k] + kCellWord);
+    std::byte* const to = out + listed.rows[k] * column.num_bytes;
+    if (cell < r.cells.state->committed.load(std::memory_order_acquire)) {
+      copy_bytes(to, r.cells.at(cell) + column.offset, column.num_bytes);
+    } else {
+      std::memset(to, 0, column.num_bytes);
+    }
+  }
+}
+
 // The newest frame is last. Before the episode's first frame, the stack repeats that frame or has zeros.
 void copy_stack(const Region& r, const Window& w, const Run* runs, const Output& output, StackPad pad, size_t batch,
                 std::byte* out) {
@@ -117,8 +147,7 @@ void fill(const Listed& listed, std::byte* out, Value&& value) {
 }
 
 void fill_derived(const Region& r, const GatherPlan& plan, const Output& output, const Listed& listed, std::byte* out) {
-  const IndexConfig& config = r.header->indexes[plan.index];
-  const double gamma = config.gamma;
+  const double gamma = config_of(r, plan).gamma;
   const bool walked = plan.needs_walk || plan.needs_end;
   const auto window = [&](size_t k) -> const Window& { return *listed.windows[k]; };
   const auto head = [&](size_t k) { return load_head(listed.records[k]); };
@@ -154,6 +183,17 @@ void fill_derived(const Region& r, const GatherPlan& plan, const Output& output,
       const int64_t now = r.header->policy_version.load(std::memory_order_relaxed);
       return fill<int64_t>(listed, out, [&](size_t k) { return now - version(k); });
     }
+    case Source::kHasNext:
+      return fill<uint8_t>(listed, out, [&](size_t k) {
+        const Window& w = window(k);
+        return r.geometry->has_state != 0 && has_step(r, w, listed.runs, int64_t{r.offset_of(w.slot)} + w.num_steps);
+      });
+    case Source::kPriority:
+      if (plan.are_steps) return fill<float>(listed, out, [&](size_t) { return std::nanf(""); });
+      return fill<float>(listed, out, [&](size_t k) { return Bounds(r, plan.index).priority(window(k).slot); });
+    case Source::kAge:
+      return fill<int64_t>(listed, out,
+                           [&](size_t k) { return age_of(r, plan.index, window(k).slot, window(k).word); });
     case Source::kRelabelled:
       return fill<uint8_t>(listed, out, [&](size_t k) { return plan.has_goals && window(k).goal != kOwnGoal; });
     default:
@@ -165,7 +205,11 @@ void copy_listed(const Region& r, const GatherPlan& plan, const Listed& listed, 
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
     if (output.stack > 1 || output.is_bulk) continue;
-    if (output.source == Source::kColumn || output.source == Source::kNext) {
+    if (output.of_step) {
+      copy_next_step(r, listed, output, out[o]);
+    } else if (output.source == Source::kColumn && r.columns[output.column].area == Area::kCell) {
+      copy_cell(r, listed, r.columns[output.column], out[o]);
+    } else if (output.source == Source::kColumn || output.source == Source::kNext) {
       copy_column(r, listed, r.columns[output.column], output.source == Source::kNext, out[o]);
     } else {
       fill_derived(r, plan, output, listed, out[o]);

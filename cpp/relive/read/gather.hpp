@@ -21,7 +21,7 @@ inline constexpr size_t kBlock = 32;  // windows whose rows are prefetched befor
 
 enum class Source : uint32_t {
   kColumn,    // a declared column at the window's first row, stacked if the index says so
-  kNext,      // a state column at the bootstrap row
+  kNext,      // a column at the bootstrap row; of a step column zeros if no step is there
   kReward,    // n-step return over the window
   kDiscount,  // product of gamma x discount over the window
   kTerminated,
@@ -37,7 +37,10 @@ enum class Source : uint32_t {
   kOffsets,     // ragged sequences: first row of each item, and the end of the last (written by ragged.hpp)
   kNumRows,     // sequences: number of rows of an item (requested by ragged.hpp only)
   kItemColumn,  // explicit items: an own column of the item
-  kRelabelled   // hindsight: whether the goal was replaced
+  kRelabelled,  // hindsight: whether the goal was replaced
+  kHasNext,     // transitions: whether a step is at the bootstrap row
+  kPriority,    // of the item, NaN if it is not known (index/bounds.hpp)
+  kAge          // rises in the order in which items came (table/listing.hpp)
 };
 
 struct Output {
@@ -51,12 +54,15 @@ struct Output {
   uint32_t num_windows = 1;   // groups of episodes: windows of all members from `window` on, concatenated
   bool is_of_member = false;  // groups: one value for each member instead of one for each row
   uint32_t stack = 1;
+  bool of_step = false;    // kNext of a step column
   bool is_bulk = false;    // large column of a tiered table: a row source that knows the tier copies it
   uint64_t row_bytes = 0;  // sequences: bytes of one row; 0 if the item has one value for all rows
 };
 
 struct GatherPlan {
-  uint32_t index = 0;
+  uint32_t index = 0;  // Region::steps(): the items are the steps themselves
+  bool are_steps = false;
+  bool needs_late = false;  // of steps: a late column is an output
   std::vector<Output> outputs;
   bool needs_walk = false;   // the length of the window may differ from one step
   uint32_t before = 0;       // rows before the window's first that its stacks may reach
@@ -73,8 +79,9 @@ struct GatherPlan {
   bool has_goals = false;    // hindsight (hindsight.hpp)
 };
 
-// names: declared columns, next_<state>, discount and the derived columns; for explicit items read/records.hpp lists
-// them. Returns kInvalidConfig for any other name.
+// names: declared columns, next_<state>, discount and the derived columns; of transitions and steps also next_<step>,
+// if the table has states; for explicit items read/records.hpp lists them. Returns kInvalidConfig for any other name.
+// index: Region::steps() for the steps as they were written, one a key, whatever the indexes are.
 Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>& names, GatherPlan* plan);
 
 // The position of the axis of items in an output's array, relative to the axes of Output::shape.
@@ -175,6 +182,21 @@ inline RowPlace row_at(const Region& r, const Window& w, const Run* runs, int64_
   if (static_cast<uint64_t>(offset) < r.page_len) return {w.base, row};
   return {run_at(r, w, runs, offset).base, row};
 }
+
+// The configuration of the plan's index; that of plain transitions, without gamma, if the items are steps.
+const IndexConfig& config_of(const Region& r, const GatherPlan& plan);
+
+// Whether a step is committed at the row of a window, if the window's runs reach it. offset: as for row_at().
+inline bool has_step(const Region& r, const Window& w, const Run* runs, int64_t offset) {
+  const uint64_t page = run_at(r, w, runs, offset).page;
+  const auto row = static_cast<uint32_t>(offset & (r.page_len - 1));
+  const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));
+  return row < range.step_end && !r.is_tail(page, row);
+}
+
+// Rises in the order in which items came: rows by the order in which their pages were opened, then by their place in
+// the page; records by generation, then by number. word: of the leaf's page or record.
+uint64_t age_of(const Region& r, uint32_t index, uint64_t leaf, uint64_t word);
 
 // The functions below process the windows of windows[which[0 .. count)] that are ok.
 

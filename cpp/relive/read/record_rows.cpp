@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "relive/index/bounds.hpp"
 #include "relive/read/records.hpp"
 #include "relive/read/rows.hpp"
 
@@ -9,6 +10,11 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// Whether an output has one value for the item, which no row of it has.
+bool is_of_item(const Output& output) {
+  return output.source == Source::kItemColumn || output.source == Source::kPriority || output.source == Source::kAge;
+}
 
 // The copy of one output of one window of an item.
 struct Copy {
@@ -154,7 +160,7 @@ void copy_record_rows(const Region& r, const GatherPlan& plan, const Window* win
   const double gamma = r.header->indexes[plan.index].gamma;
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
-    if (output.source == Source::kItemColumn || output.is_bulk) continue;
+    if (is_of_item(output) || output.is_bulk) continue;
     for (size_t k = 0; k < count; ++k) {
       const Window& w = windows[which[k]];
       if (!w.ok) continue;
@@ -187,11 +193,22 @@ void copy_record_values(const Region& r, const GatherPlan& plan, const Window* w
   const Records& records = r.records[plan.index];
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
-    if (output.source != Source::kItemColumn) continue;
-    const uint64_t offset = records.columns[output.column].offset;
+    if (!is_of_item(output)) continue;
+    const bool is_column = output.source == Source::kItemColumn;
+    const uint64_t offset = is_column ? records.columns[output.column].offset : 0;
     for (size_t k = 0; k < count; ++k) {
       const Window& w = windows[which[k]];
-      if (w.ok) copy_bytes(out[o] + w.row * output.item_bytes, records.values_of(w.slot) + offset, output.item_bytes);
+      if (!w.ok) continue;
+      std::byte* const to = out[o] + w.row * output.item_bytes;
+      if (is_column) {
+        copy_bytes(to, records.values_of(w.slot) + offset, output.item_bytes);
+      } else if (output.source == Source::kPriority) {
+        const float priority = Bounds(r, plan.index).priority(w.slot);
+        std::memcpy(to, &priority, sizeof priority);
+      } else {
+        const auto age = static_cast<int64_t>(age_of(r, plan.index, w.slot, w.word));
+        std::memcpy(to, &age, sizeof age);
+      }
     }
   }
 }

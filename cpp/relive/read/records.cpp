@@ -107,6 +107,11 @@ bool find_member_output(const Region& r, const Records& records, const std::stri
 }
 
 Status find_output(const Region& r, const Records& records, const std::string& name, Output* out) {
+  if (name == "priority" || name == "/age") {
+    const bool is_age = name == "/age";
+    *out = output_of(name, is_age ? "<i8" : "<f4", is_age ? Source::kAge : Source::kPriority, is_age ? 8 : 4);
+    return {};
+  }
   if (records.are_groups()) {
     if (find_member_output(r, records, name, out)) return {};
     return Status(Code::kInvalidConfig)

@@ -69,7 +69,7 @@ bool walk(const Region& r, const IndexConfig& config, bool needs_end, Window& w,
 bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs) {
   const uint32_t offset = r.offset_of(w.slot);
   if (plan.needs_walk || plan.needs_end) {
-    if (!walk(r, r.header->indexes[plan.index], plan.needs_end, w, runs)) return false;
+    if (!walk(r, config_of(r, plan), plan.needs_end, w, runs)) return false;
   } else {
     if (r.geometry->has_state != 0 && offset + 1 >= r.page_len && !add_next(r, w, runs)) return false;
     w.episode_step = load_head(w.base + offset * r.geometry->record_stride) & kStepMask;

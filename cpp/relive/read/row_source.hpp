@@ -30,6 +30,7 @@ class FrameSource final : public RowSource {
 
 // Finds out by key which of windows[which[0 .. count)] stand for an item now; reads the page's word before the leaf's
 // state (rule G2). Moves these to the front of which and returns their number.
-size_t look_up(const Region& r, uint32_t index, const int64_t* keys, Window* windows, uint32_t* which, size_t count);
+size_t look_up(const Region& r, const GatherPlan& plan, const int64_t* keys, Window* windows, uint32_t* which,
+               size_t count);
 
 }  // namespace relive

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "relive/index/bounds.hpp"
 #include "relive/read/window_walk.hpp"
 
 namespace relive {
@@ -35,6 +36,8 @@ constexpr Derived kDerived[] = {
     {"staleness", "<i8", 8, Source::kStaleness, false, 0},
     {"num_steps", "<i8", 8, Source::kNumSteps, false, 0},
     {"offsets", "<i8", 8, Source::kOffsets, false, 0},
+    {"priority", "<f4", 4, Source::kPriority, false, 0},
+    {"/age", "<i8", 8, Source::kAge, false, 0},
 };
 
 // item_bytes: of the most rows that an item may have.
@@ -290,7 +293,7 @@ void fill_steps(const SequenceRows& rows, const GatherPlan& plan, const Output& 
 }
 
 // One value for each item.
-void fill_item(const SequenceRows& rows, const Output& output, std::byte* to) {
+void fill_item(const SequenceRows& rows, uint32_t index, const Output& output, std::byte* to) {
   const Region& r = rows.r;
   const auto store = [&to](int64_t number) {
     std::memcpy(to, &number, sizeof number);
@@ -316,6 +319,13 @@ void fill_item(const SequenceRows& rows, const Output& output, std::byte* to) {
       return store(int64_t{r.header->policy_version.load(kRelaxed)} - lowest);
     case Source::kNumRows:
       return store(rows.num_rows);
+    case Source::kAge:
+      return store(static_cast<int64_t>(age_of(r, index, rows.w.slot, rows.w.word)));
+    case Source::kPriority: {
+      const float priority = Bounds(r, index).priority(rows.w.slot);
+      std::memcpy(to, &priority, sizeof priority);
+      return;
+    }
     case Source::kOffsets:
       return;  // of the batch, not of an item
     default:
@@ -329,7 +339,7 @@ void copy_output(const SequenceRows& rows, const GatherPlan& plan, const Output&
     return copy_start(rows, output, place.first);
   if (output.source == Source::kColumn || output.source == Source::kNext)
     return copy_cells(rows, plan, output, batch, place);
-  if (output.row_bytes == 0) return fill_item(rows, output, place.first);
+  if (output.row_bytes == 0) return fill_item(rows, plan.index, output, place.first);
   zero_rows(output, place, 0, rows.in_front);
   fill_steps(rows, plan, output, place);
   zero_rows(output, place, rows.in_front + rows.num_steps, rows.end);

@@ -16,7 +16,7 @@ Status gather_round(const Region& r, const ByKey& asked, RowSource& source, ByKe
   Window* const windows = s->windows.data();
   uint32_t* const which = s->which.data();
   s->runs.clear();
-  const size_t tried = look_up(r, asked.plan.index, asked.keys, windows, which, *left);
+  const size_t tried = look_up(r, asked.plan, asked.keys, windows, which, *left);
   RELIVE_RETURN_IF_ERROR(source.read(asked.plan, windows, which, tried, asked.batch, &s->runs, asked.out));
   RELIVE_FAIL_POINT(sample_gathered);
   acquire_fence();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/page_rows.hpp"
 #include "relive/words/testing.hpp"
 
 namespace relive {
@@ -18,14 +19,6 @@ struct Candidates {
   bool passes[kTogether];
   size_t count = 0;
 };
-
-// Rows by the order in which their pages were opened, then by their place in the page; records by generation, then by
-// number.
-uint64_t age_of(const Region& r, const ItemMap& map, uint64_t leaf, uint64_t word) {
-  if (map.is_explicit) return Region::generation_of(word) * map.num_leaves + leaf;
-  const uint64_t order = r.pages[r.page_of(leaf)].order.load(std::memory_order_relaxed);
-  return order << r.page_shift | r.offset_of(leaf);
-}
 
 void take(const Region& r, uint32_t index, const Where* where, Candidates* from, DrawScratch* scratch, Listing* out) {
   const ItemMap& map = r.map(index);
@@ -51,7 +44,8 @@ Status list_items(Table& table, uint32_t index, uint64_t first, uint64_t count, 
   RELIVE_RETURN_IF_ERROR(entered.status());
   const Region& r = table.region();
   const ItemMap& map = r.map(index);
-  const Leaves leaves(r, index);
+  const bool are_steps = index == r.steps();
+  const Leaves leaves(r, are_steps ? 0 : index);
   const double sign = leaves.kind().reduction == Reduction::kMin ? 1.0 : -1.0;
   const uint64_t begin = std::min(first, map.num_leaves), end = begin + std::min(count, map.num_leaves - begin);
   DrawScratch scratch;
@@ -63,11 +57,13 @@ Status list_items(Table& table, uint32_t index, uint64_t first, uint64_t count, 
       if (!map.is_explicit) leaf |= r.page_len - 1;  // a free page has no items
       continue;
     }
-    if (!leaves.is_drawable(leaves.state(leaf))) continue;
+    if (are_steps ? !r.is_step(r.page_of(leaf), r.offset_of(leaf)) || is_removed(r, leaf)
+                  : !leaves.is_drawable(leaves.state(leaf)))
+      continue;
     some.leaves[some.count] = leaf;
     some.words[some.count] = word;
-    some.ages[some.count] = age_of(r, map, leaf, word);
-    some.ranks[some.count] = sign * leaves.mass(leaf);
+    some.ages[some.count] = age_of(r, index, leaf, word);
+    some.ranks[some.count] = are_steps ? 0.0 : sign * leaves.mass(leaf);
     if (++some.count == kTogether) take(r, index, where, &some, &scratch, out);
   }
   take(r, index, where, &some, &scratch, out);

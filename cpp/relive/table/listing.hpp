@@ -22,7 +22,8 @@ struct Listing {
   uint64_t next_leaf = 0;  // the leaf to continue with; 0: all leaves are listed
 };
 
-// The items of the leaves [first, first + count). where: a condition; null: every item passes.
+// The items of the leaves [first, first + count). where: a condition; null: every item passes. index: Region::steps() for
+// the steps, whether they are items or not.
 Status list_items(Table& table, uint32_t index, uint64_t first, uint64_t count, const Where* where, Listing* out);
 
 }  // namespace relive

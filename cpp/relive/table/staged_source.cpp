@@ -73,7 +73,11 @@ void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, cons
     const int64_t newest = int64_t{r.offset_of(w.slot)} + ahead;
     const uint32_t before = w.episode_step + ahead;
     std::byte* to = out == nullptr ? nullptr : out[o] + w.row * output.item_bytes;
-    const bool pads_zeros = r.header->indexes[plan.index].stack_pad == StackPad::kZeros;
+    const bool pads_zeros = output.stack > 1 && r.header->indexes[plan.index].stack_pad == StackPad::kZeros;
+    if (output.of_step && !has_step(r, w, runs.data(), newest)) {
+      if (to != nullptr) std::memset(to, 0, num_bytes);
+      continue;
+    }
     for (uint32_t back = output.stack; back-- > 0;) {
       if (output.stack > 1 && back > before && pads_zeros) {
         if (to != nullptr) std::memset(to, 0, num_bytes);

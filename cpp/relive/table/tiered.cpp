@@ -88,7 +88,7 @@ void StagedReader::expect_rows(const GatherPlan& asked, PlannedBatch& batch) {
     windows[i].slot = r.leaf_of_key(plan.index, batch.keys[i]);
     windows[i].row = static_cast<uint32_t>(i);
   }
-  const size_t found = look_up(r, plan.index, batch.keys.data(), windows.data(), which.data(), which.size());
+  const size_t found = look_up(r, plan, batch.keys.data(), windows.data(), which.data(), which.size());
   locate(r, plan, windows.data(), which.data(), found);
   resolve(r, plan, windows.data(), which.data(), found, &runs);
   list_units(r, plan, windows.data(), which.data(), found, runs, &batch.expected);

@@ -80,6 +80,7 @@ void Region::bind(std::byte* memory) {
   r->num_given_apart_ = 0;
   r->has_groups_ = false;
   for (uint32_t i = 0; i < g.num_indexes; ++i) bind_index(i);
+  r->maps_[g.num_indexes] = {r->words, 0, g.num_slots, g.page_shift, false};
 }
 
 void Region::bind_index(uint32_t index) {

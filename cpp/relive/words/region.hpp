@@ -361,7 +361,9 @@ struct Region {
   // Whether the key may have come from this region, as the key of a row or of an explicit item.
   bool is_own_key(int64_t key) const;
   bool is_row_key(int64_t key) const { return is_key_in(0, geometry->num_slots, key); }
-  // Whether the key may be that of an item of this index.
+  // The number that stands for the steps themselves where a call takes the number of an index: each row is an item.
+  uint32_t steps() const { return num_indexes; }
+  // Whether the key may be that of an item of this index, or of a step.
   bool is_item_key(uint32_t index, int64_t key) const {
     return is_key_in(maps_[index].first, maps_[index].num_leaves, key);
   }
@@ -469,7 +471,7 @@ struct Region {
   Tree dues_[kNumDues][kMaxIndexes];  // of the timed, the aged and the latest indexes
   std::atomic<uint16_t>* states_[kMaxIndexes] = {};
   std::atomic<uint32_t>* given_[kMaxIndexes] = {};
-  ItemMap maps_[kMaxIndexes] = {};
+  ItemMap maps_[kMaxIndexes + 1] = {};  // of each index; after the last one, of the steps
   uint32_t row_indexes_[kMaxIndexes] = {};
   uint32_t record_indexes_[kMaxIndexes] = {};
   uint32_t num_row_indexes_ = 0;

@@ -8,8 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.errors import ReliveError
+from relive.errors.base import plain
 
-__all__ = ["EnvironmentClosed", "ResetNeeded", "tell"]
+__all__ = ["DatasetUnreadable", "EnvironmentClosed", "ResetNeeded", "tell"]
+
+
+@final
+class DatasetUnreadable(ReliveError, ValueError):
+    """A file or folder does not have the form of the format in which it is to be read."""
+
+    def __init__(self, path: object, expected: str, got: object) -> None:
+        self.path = str(path)
+        self.expected = expected
+        self.got = plain(got)
+        super().__init__(f"{self.path} cannot be read: expected {expected}, got {self.got}; name the format by format=")
 
 
 @final

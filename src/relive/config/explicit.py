@@ -150,9 +150,12 @@ class Explicit(ItemsKind):
         """The items' own columns, because the rows of one item may be steps of several lanes."""
         return self.columns
 
-    def batch_names(self, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...]) -> tuple[str, ...]:
+    def batch_names(
+        self, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...], others: tuple[str, ...] = ()
+    ) -> tuple[str, ...]:
         """The named columns. The name of a window stands for the columns that it has when none is named."""
         known = {column.name: column.is_usual for column in self.batch_columns(spec)}
+        known |= dict.fromkeys(others, False)
         if asked is None:
             return tuple(name for name, is_usual in known.items() if is_usual)
         flat: dict[str, None] = {}

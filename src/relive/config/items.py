@@ -11,7 +11,7 @@ import numpy as np
 from relive.checks.names import names_arguments
 from relive.checks.values import finite, flag, integer
 from relive.config.kinds import ItemsKind, OneTableOnly, WindowShape
-from relive.config.spec import DERIVED_NAMES, ArraySpec, StepSpec
+from relive.config.spec import DERIVED_NAMES, ArraySpec, StepSpec, next_step_names
 from relive.errors import InvalidConfig, SpecError, UnknownColumn
 
 __all__ = ["ITEMS", "AtEnd", "Episodes", "Items", "Layout", "Pad", "Sequences", "StackPad", "TooLong", "Transitions"]
@@ -65,12 +65,18 @@ def _check_timed(items: Any, spec: StepSpec) -> None:
 class _OverLanes(ItemsKind):
     """Items that follow from the steps of a lane. Their columns are those of the steps."""
 
-    def batch_names(self, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...]) -> tuple[str, ...]:
+    def batch_names(
+        self, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...], others: tuple[str, ...] = ()
+    ) -> tuple[str, ...]:
         """The named columns with groups expanded, and the columns without which a batch could not be read."""
         if asked is None:
             return (*self._usual_names(spec), *more)
         states = () if self.is_grouped else tuple(f"next_{name}" for name in spec.state_columns)
-        known = (*spec.columns, *states, "discount", *self._masks, "terminated", "truncated", *DERIVED_NAMES, *more)
+        ends = ("terminated", "truncated")
+        known = (
+            *(*spec.columns, *states, *self._next_steps(spec), "discount", *self._masks, *ends, *DERIVED_NAMES),
+            *(*more, *others),
+        )
         flat: dict[str, None] = {}
         for name in asked:
             matches = [one for one in known if one == name or one.startswith(f"{name}/")]
@@ -82,6 +88,10 @@ class _OverLanes(ItemsKind):
         if self.is_ragged:
             flat["offsets"] = None  # without them the rows of an item are not known
         return tuple(flat)
+
+    def _next_steps(self, spec: StepSpec) -> tuple[str, ...]:
+        """The columns of the step after a transition, and whether there is one."""
+        return () if self.has_time else next_step_names(spec)
 
     def _usual_names(self, spec: StepSpec) -> tuple[str, ...]:
         if self.has_time:

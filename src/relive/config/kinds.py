@@ -302,8 +302,16 @@ class ItemsKind(ABC):
         return None
 
     @abstractmethod
-    def batch_names(self, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...]) -> tuple[str, ...]:
-        """The flat names of a batch's columns. asked None: the usual ones. more: names that the sampler adds.
+    def batch_names(
+        self, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...], others: tuple[str, ...] = ()
+    ) -> tuple[str, ...]:
+        """The flat names of a batch's columns.
+
+        Args:
+            spec: the columns of a step.
+            asked: the names that the call asks for; None: the usual ones.
+            more: names that the sampler adds.
+            others: names that may be asked for, because the index has priorities.
 
         Raises UnknownColumn.
         """

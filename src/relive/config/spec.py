@@ -337,6 +337,14 @@ class StepSpec:
         return self._expand_stacks(stack, "stack")
 
 
+def next_step_names(spec: StepSpec) -> tuple[str, ...]:
+    """next_<step> of each step column that is not late, and has_next. None if no state follows a step."""
+    if not spec.state_columns:
+        return ()
+    steps = (name for name, column in spec.columns.items() if column.kind == "step" and not column.late)
+    return (*(f"next_{name}" for name in steps), "has_next")
+
+
 # ---- nesting -------------------------------------------------------------------------------------------------------
 
 

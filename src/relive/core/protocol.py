@@ -41,6 +41,10 @@ class ReplayDraw(Protocol):
         """float64[B]: the probability of each item in the draw."""
         ...
 
+    def weights(self, beta: float, normalize: Literal["batch"] | None = "batch") -> Any:
+        """Importance weights float32[B]: (N p) ** -beta, over their maximum in the draw unless normalize is None."""
+        ...
+
 
 @runtime_checkable
 class ReplayBatch(Protocol):
@@ -71,6 +75,10 @@ class ReplayBatch(Protocol):
     def __contains__(self, name: object) -> bool: ...
 
     def __iter__(self) -> Iterator[str]: ...
+
+    def __len__(self) -> int:
+        """B."""
+        ...
 
     def weights(self, beta: float, normalize: Literal["batch"] | None = "batch") -> Any:
         """Importance weights float32[B]: (N p) ** -beta, over their maximum in the batch unless normalize is None."""
@@ -188,6 +196,7 @@ class ReplayTable(Protocol):
         index: str | None = None,
         where: str | None = None,
         reward: Any = None,
+        order: Literal["age", "priority"] | None = None,
     ) -> ReplayBatch:
         """Draws num_items items with replacement and gathers them at permuted positions: any slice is a fair batch.
 
@@ -198,11 +207,18 @@ class ReplayTable(Protocol):
             index: the name of an index; None: the first.
             where: a condition that every item of the batch passes.
             reward: with Hindsight: a function that computes the rewards of replaced goals.
+            order: of the items in the batch: the oldest first, or the highest priority first. None: random.
         """
         ...
 
     def draw(
-        self, num_items: int, timeout_s: float | None = None, *, index: str | None = None, where: str | None = None
+        self,
+        num_items: int,
+        timeout_s: float | None = None,
+        *,
+        index: str | None = None,
+        where: str | None = None,
+        order: Literal["age", "priority"] | None = None,
     ) -> ReplayDraw:
         """Draws without gathering. Counts for the limiter."""
         ...
@@ -217,8 +233,10 @@ class ReplayTable(Protocol):
         order: Literal["age", "priority"] = "age",
         where: str | None = None,
         page_size: int = 65_536,
-    ) -> Iterator[Keys]:
-        """The keys of an index in order, in pages of int64[page_size]."""
+        *,
+        priorities: Any = False,
+    ) -> Iterator[Any]:
+        """The keys of an index in order, in pages of int64[page_size]; of (keys, priorities) if priorities is True."""
         ...
 
     def gather(
@@ -232,6 +250,14 @@ class ReplayTable(Protocol):
         """The columns of a draw, or of keys int64[B]. present[B] says which keys were still there."""
         ...
 
+    def gather_steps(self, item_keys: Any, columns: Sequence[str] | None = None) -> ReplayBatch:
+        """The steps of keys int64[B], as they were written. present[B] says which of them were still there."""
+        ...
+
+    def episodes(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """The whole episodes of the table, as they were written, the oldest first."""
+        ...
+
     def batches(
         self,
         num_items: int,
@@ -243,6 +269,7 @@ class ReplayTable(Protocol):
         index: str | None = None,
         where: str | None = None,
         reward: Any = None,
+        order: Literal["age", "priority"] | None = None,
     ) -> ReplayBatches:
         """An iterator of batches that are gathered ahead in the background."""
         ...

@@ -91,8 +91,10 @@ class NotShareable(ReliveError, TypeError):
             "a writer belongs to the process that opened it and cannot be pickled; pickle its table, and open a writer"
             " there with table.writer()"
             if what == "writer"
-            else "a table in LocalMemory or Tiered lives in one process and cannot be pickled; make it with"
-            " storage=SharedMemory(name), whose handle pickles as an address, or save it with table.save(folder)"
+            else "a table in LocalMemory or Tiered lives in one process and cannot be pickled; to keep it after the"
+            " program, make it with storage=File(folder), whose handle pickles as that folder, or call"
+            " table.save(folder), and relive.load(folder) later; to pass it to processes of this program, make it with"
+            " storage=SharedMemory(name), whose handle pickles as an address that works while a process has it open"
         )
 
 

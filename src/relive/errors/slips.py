@@ -192,11 +192,10 @@ _ATTRIBUTES: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("Batch", "priorities", "batch.probabilities", "mass / total of each item at the draw"),
     ("Batch", "size batch_size", "batch.num_items", ""),
-    ("Batch", "shape", "batch.num_items", "len(batch) is the number of its columns"),
+    ("Batch", "shape", "len(batch)", "batch[column].shape is the shape of one column"),
     ("Batch", "to cuda cpu torch to_tensor", "batch.to_torch(device)", ""),
     ("Batch", "numpy to_numpy to_dict", "batch.flat()", "{flat name: array}"),
     ("Draw", "indices indexes index_array idx keys", "draw.item_keys", ""),
-    ("Draw", "weights", "table.gather(draw).weights(beta=...)", ""),
     (
         "relive",
         "ReplayBuffer PrioritizedReplayBuffer VectorReplayBuffer TensorDictReplayBuffer"

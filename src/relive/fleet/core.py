@@ -396,7 +396,8 @@ class FleetCore:
         """Lists up to `count` leaves of one shard after another. Ages are counted within each shard."""
         at, leaf = first >> _LEAVES_BITS, first & ((1 << _LEAVES_BITS) - 1)
         if first == 0 and len(self.shards) > 1:
-            self.agreement.read(index, self._timeout_s)  # finds all silent shards at once
+            # Finds all silent shards at once. The steps have no root.
+            self.agreement.read(index if index < len(self._paces) else 0, self._timeout_s)
         found = self.calls.list_items(at, index, leaf, count, None if where is None else where[at])
         keys, ages, ranks, next_leaf = found or (np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0), 0)
         if next_leaf == 0 and at + 1 < len(self.shards):

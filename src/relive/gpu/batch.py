@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
@@ -12,7 +12,7 @@ from relive.checks.names import names_arguments
 from relive.checks.values import finite
 from relive.errors import InvalidConfig, NoProbabilities
 from relive.reading.batch import unknown_in_batch
-from relive.reading.columns import Columns
+from relive.reading.columns import Columns, ColumnViews
 
 __all__ = ["DeviceBatch", "DeviceDraw", "Gathered"]
 
@@ -56,7 +56,7 @@ class Gathered(NamedTuple):
 
 
 @final
-class DeviceBatch(Mapping[str, Any]):
+class DeviceBatch(ColumnViews):
     """B gathered items on the device: a mapping of column names to tensors [B, ...], nested as they were declared.
 
     Columns, shapes and values are those of relive.Batch. Columns of items with a time axis are [B, T, ...], [T, B, ...]
@@ -82,8 +82,8 @@ class DeviceBatch(Mapping[str, Any]):
         return iter(self._columns.tops)
 
     def __len__(self) -> int:
-        """The number of top-level columns, as for any mapping. `num_items` is the number of items."""
-        return len(self._columns.tops)
+        """B, the number of items; len(batch.keys()) is the number of columns."""
+        return self.num_items
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):

@@ -125,6 +125,10 @@ class OutputPlan:
             base = None
             if column is None and not is_return and name.startswith("next_"):
                 base = column_named(columns, name.removeprefix("next_"))
+            if (base is not None and base["kind"] != "state") or (column is None and name in ("has_next", "priority")):
+                raise InvalidConfig(
+                    "columns of a DeviceReader", "columns without priority, has_next and next_<step>", name
+                )
             copy = None
             source = column or base
             if source is not None:

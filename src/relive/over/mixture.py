@@ -28,7 +28,7 @@ from relive.reading.batches import Batches
 from relive.reading.columns import Selection
 from relive.reading.draws import Draw
 from relive.reading.holds import BatchSource
-from relive.reading.rewards import RelabelledSource, Rewarded, RewardFunction, check_reward
+from relive.reading.rewards import ChangedSource, Rewarded, RewardFunction, check_reward
 from relive.table.columns import asked_names
 from relive.table.handle import TableHandle
 
@@ -203,7 +203,7 @@ class Mixture(Closing):
         rewarded = self._rewarded(selections, reward)
         source: BatchSource = MixedSource(self._draws, self._requests(selections, where), selections[0].columns, count)
         if rewarded is not None:
-            source = RelabelledSource(source, rewarded)
+            source = ChangedSource(source, rewarded)
         return Batches(source, count, ready, device, seconds)
 
     # ---- changing what is there ------------------------------------------------------------------------------------

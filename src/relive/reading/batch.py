@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NoReturn, final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
 
-from relive import _core
+from relive.checks.html import html_table
 from relive.checks.names import (
     MISSING,
     names_arguments,
@@ -21,20 +20,18 @@ from relive.checks.names import (
     refuses_unknown,
     unknown_attribute,
 )
-from relive.checks.values import finite
 from relive.config.spec import DERIVED_NAMES
 from relive.errors import InvalidConfig, NoProbabilities, UnknownAttribute
 from relive.errors.slips import COLUMN_NAMES, for_column
-from relive.reading.columns import Columns, chosen
+from relive.reading.columns import Columns, ColumnViews, chosen
 from relive.reading.pytrees import Tree, register_loaded, seen, trees
 from relive.reading.tensors import to_tensor, torch_itself
+from relive.reading.weights import USUAL, Normalize, importance_weights
 
 __all__ = ["Batch", "refuse_columns", "unknown_in_batch"]
 
 Keys = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
-
-_USUAL: Literal["batch"] = "batch"  # weights(normalize=...)
 
 
 def unknown_in_batch(batch: Any, name: str) -> AttributeError:
@@ -51,7 +48,7 @@ def unknown_in_batch(batch: Any, name: str) -> AttributeError:
 
 @refuses_attributes("Batch", unknown_in_batch)
 @final
-class Batch(Mapping[str, Any]):
+class Batch(ColumnViews):
     """B gathered items: a mapping of column name -> array.
 
     | items | shape of a column |
@@ -118,8 +115,11 @@ class Batch(Mapping[str, Any]):
         return iter(self._columns.tops)
 
     def __len__(self) -> int:
-        """The number of top-level columns, as for any mapping; num_items is the number of items."""
-        return len(self._columns.tops)
+        """The number of items, B; len(batch.keys()) is the number of columns.
+
+        In a function that a framework traces, where items are not known: the length of the first column.
+        """
+        return self._columns.num_items(self._arrays) if self._item_keys is None else len(self._item_keys)
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
@@ -212,7 +212,7 @@ class Batch(Mapping[str, Any]):
         raise unknown_attribute("Batch", name)
 
     @refuses_unknown
-    def weights(self, beta: float, normalize: Literal["batch"] | None = _USUAL, **unknown: NoReturn) -> Any:
+    def weights(self, beta: float, normalize: Normalize = USUAL, **unknown: NoReturn) -> Any:
         """Importance weights float32[B]: how much each item counts, so that a draw by priority stays unbiased.
 
             weight = (N p) ** -beta, divided by the largest weight of this batch
@@ -230,18 +230,12 @@ class Batch(Mapping[str, Any]):
 
         Source: Schaul et al. 2016, section 3.4.
         """
-        if unknown:
+        if unknown or beta is MISSING:
             refuse_unknown(self.weights, unknown)
-        if normalize is not _USUAL and normalize is not None and (type(normalize) is not str or normalize != _USUAL):
-            raise InvalidConfig("normalize", "'batch' or None", normalize)
-        if type(beta) is not float or not 0.0 <= beta < math.inf:
-            if beta is MISSING:
-                refuse_unknown(self.weights, unknown)
-            beta = finite("beta", beta, 0.0)
         probabilities = self._probabilities
         if probabilities is None:
             probabilities = self.probabilities  # raises the error that explains it
-        weights = _core.importance_weights(probabilities, self._num_live_items, beta, normalize is not None)
+        weights = importance_weights(probabilities, self._num_live_items, beta, normalize)
         if self._device is None:
             return weights
         return to_tensor(weights, self._device)
@@ -272,6 +266,14 @@ class Batch(Mapping[str, Any]):
             self._device,
         )
         return some if self._source is None else some.of_sources(self._source[which], self._source_names)
+
+    def in_order(self, shown: Columns, num_hidden: int, places: Callable[[list[Any]], npt.NDArray[np.intp]]) -> Batch:
+        """The batch without its last num_hidden columns, its items as `places` puts them by these columns."""
+        if not num_hidden:
+            return self
+        batch = self._with(self._arrays[:-num_hidden], self._device)
+        batch._columns = shown
+        return batch.rows(places(self._arrays[-num_hidden:]))
 
     @names_arguments
     def to_torch(self, device: Any = None) -> Batch:
@@ -308,6 +310,13 @@ class Batch(Mapping[str, Any]):
             for name, array in zip(self._columns.names, self._arrays, strict=True)
         )
         return f"Batch({'no' if self._item_keys is None else len(self._item_keys)} items, {columns})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, getattr(array, "dtype", "?"), "[" + ", ".join(map(str, getattr(array, "shape", ()))) + "]")
+            for name, array in zip(self._columns.names, self._arrays, strict=True)
+        ]
+        return html_table(f"Batch of {len(self)} items", ("column", "dtype", "shape"), rows)
 
 
 # ---- as a tree -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import ItemsView, Iterable, KeysView, Mapping, ValuesView
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -15,7 +15,7 @@ from relive.errors import InvalidConfig, UnknownColumn
 from relive.errors.base import plain
 from relive.reading.tensors import beside, on_host
 
-__all__ = ["Columns", "Selection", "TimeAxis", "chosen"]
+__all__ = ["ColumnViews", "Columns", "Selection", "TimeAxis", "chosen"]
 
 
 def chosen(which: Any, num_items: int) -> Any:
@@ -47,6 +47,27 @@ def chosen(which: Any, num_items: int) -> Any:
 
 def _refused(which: Any, num_items: int) -> InvalidConfig:
     return InvalidConfig("rows", f"a slice, or an array of integers or bools, of {num_items} items", which)
+
+
+class ColumnViews(Mapping[str, Any]):
+    """A mapping of column names whose len() is not the number of its columns.
+
+    The views of a mapping count its entries by len(), so these are the views of a dict.
+    """
+
+    __slots__ = ()
+
+    def keys(self) -> KeysView[str]:
+        """The names of the top-level columns, in order."""
+        return dict.fromkeys(self).keys()
+
+    def values(self) -> ValuesView[Any]:
+        """The top-level columns, in order."""
+        return {name: self[name] for name in self}.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """(name, column) of the top-level columns, in order."""
+        return {name: self[name] for name in self}.items()
 
 
 @final
@@ -111,7 +132,7 @@ class Columns:
         self.num_behind = axis.num_behind
         kinds = ("start",) if axis.crosses else ("start", "episode")
         once = (name for name, column in spec.columns.items() if column.kind in kinds)
-        untimed = frozenset((*once, *PER_ITEM_NAMES, *(("offsets",) if axis.is_ragged else ())))
+        untimed = frozenset((*once, *PER_ITEM_NAMES, "priority", "/age", *(("offsets",) if axis.is_ragged else ())))
         self.timed = tuple(name not in untimed for name in names)
         self.item_axes = tuple(int(axis.time_major and timed) for timed in self.timed)
         self.names = names
@@ -141,6 +162,14 @@ class Columns:
         """The rows of all items of ragged arrays. Leaves of a tree may have no shape; they are skipped."""
         shapes = (getattr(array, "shape", ()) for array, timed in zip(arrays, self.timed, strict=True) if timed)
         return next((shape[0] for shape in shapes if shape), 0) if self.is_ragged else 0
+
+    def num_items(self, arrays: list[Any]) -> int:
+        """The items of these arrays, by their shapes; 0 if no array has one."""
+        for array, axis, timed in zip(arrays, self.item_axes, self.timed, strict=True):
+            shape = getattr(array, "shape", ())
+            if len(shape) > axis and not (self.is_ragged and timed):
+                return int(shape[axis]) - (self.is_ragged and array is arrays[self.positions["offsets"]])
+        return 0
 
     def rows(self, arrays: list[Any], which: Any) -> list[Any]:
         """The arrays of some of the items."""

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.checks.names import unknown_attribute
+from relive.checks.names import names_arguments, unknown_attribute
 from relive.config.casting import as_array, as_keys, cast
-from relive.errors import InvalidConfig, ShapeMismatch
+from relive.errors import InvalidConfig, NoProbabilities, ShapeMismatch
 from relive.reading.columns import chosen
+from relive.reading.weights import USUAL, Normalize, importance_weights
 
 __all__ = ["Draw"]
 
@@ -79,6 +80,30 @@ class Draw:
     def num_items(self) -> int:
         """B, the number of drawn items."""
         return len(self.item_keys)
+
+    def __len__(self) -> int:
+        """B, the number of drawn items."""
+        return len(self.item_keys)
+
+    @names_arguments
+    def weights(self, beta: float, normalize: Normalize = USUAL) -> npt.NDArray[np.float32]:
+        """Importance weights float32[B], as Batch.weights of the gathered batch.
+
+            weight = (N p) ** -beta, divided by the largest weight of this draw
+
+        Args:
+            beta: exponent, >= 0.
+            normalize: 'batch' divides by the maximum; None does not, for use across ranks.
+
+        Raises:
+            NoProbabilities: normalize is None, and the draw is one of Draw.of that has not met a table: N is unknown.
+            InvalidConfig: beta or normalize has another type or value.
+
+        Source: Schaul et al. 2016, section 3.4.
+        """
+        if normalize is None and self.num_live_items == 0:
+            raise NoProbabilities()
+        return importance_weights(self.probabilities, self.num_live_items, beta, normalize)
 
     def rows(self, which: slice | npt.NDArray[Any]) -> Draw:
         """The draw of some of its items, by a slice (a view) or an index array. Raises InvalidConfig, as Batch.rows."""

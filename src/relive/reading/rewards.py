@@ -17,8 +17,8 @@ from relive.reading.holds import BatchSource, Taken
 
 __all__ = [
     "RELABELLED",
+    "ChangedSource",
     "Goals",
-    "RelabelledSource",
     "RewardFunction",
     "Rewarded",
     "check_reward",
@@ -89,13 +89,13 @@ class Goals:
 
 
 @final
-class RelabelledSource:
-    """Batches of another source with their rewards, which are computed on the thread that takes them."""
+class ChangedSource:
+    """Batches of another source, each changed on the thread that takes it: with rewards computed, or in order."""
 
-    def __init__(self, source: BatchSource, rewarded: Rewarded) -> None:
+    def __init__(self, source: BatchSource, change: Rewarded) -> None:
         self._source = source
-        self._rewarded = rewarded
-        self._waiting: Taken | None = None  # its rewards are still to be computed
+        self._change = change
+        self._waiting: Taken | None = None  # still to be changed
         self.cancel = source.cancel
 
     def take(self) -> Taken | None:
@@ -104,7 +104,7 @@ class RelabelledSource:
         if taken is None:
             return None
         self._waiting = taken
-        made = Taken(self._rewarded(taken.batch), taken.hold)
+        made = Taken(self._change(taken.batch), taken.hold)
         self._waiting = None
         return made
 

@@ -41,7 +41,7 @@ class Bound(Closing, Loadable):
         self._spec = config.spec
         self._index_names = tuple(config.index)
         self._timeout_s = timeout_s
-        self._selections: dict[tuple[str | None, tuple[str, ...] | None, bool], Selection] = {}
+        self._selections: dict[tuple[Any, ...], Selection] = {}
         self._conditions: dict[tuple[int, str], Any] = {}
         self._late = LateRows(config.spec)
         self._default_selection = self.select(None, None)
@@ -57,26 +57,39 @@ class Bound(Closing, Loadable):
 
     # ---- for the floors above --------------------------------------------------------------------------------------
 
-    def select(self, index: str | None, columns: Sequence[str] | None, *, relabelled: bool = False) -> Selection:
+    def select(
+        self,
+        index: str | None,
+        columns: Sequence[str] | None,
+        *,
+        relabelled: bool = False,
+        hidden: tuple[str, ...] = (),
+    ) -> Selection:
         """The columns of an index, resolved once and remembered. Raises UnknownColumn, InvalidConfig.
 
         Args:
             index: the name of an index; None: the first.
             columns: their names; None: the usual ones.
             relabelled: whether an index without Hindsight has the column relabelled, too: False for each item.
+            hidden: columns after these, which no caller sees.
         """
         asked = None if columns is None else asked_names(columns)
         number = self.index_number(index)  # first, because a value that is no name may have no hash
-        selection = self._selections.get((index, asked, relabelled))
+        kind = index, asked, relabelled, hidden
+        selection = self._selections.get(kind)
         if selection is None:
             one = self._config.index[self._index_names[number]]
             more = (RELABELLED,) if relabelled else extra_columns(one.sampler)
-            shown = shown_columns(one.items, self._spec, asked, more)
+            others = ("priority",) if one.has_priorities else ()
+            shown = shown_columns(one.items, self._spec, asked, more, others, hidden)
             core = self._core.select(number, list(shown.names))
             selection = Selection(core, shown, number, goals_of(one.sampler, shown.names), {})
-            if len(self._selections) < MAX_REMEMBERED:
-                self._selections[index, asked, relabelled] = selection
+            self._remember(kind, selection)
         return selection
+
+    def _remember(self, kind: tuple[Any, ...], selection: Selection) -> None:
+        if len(self._selections) < MAX_REMEMBERED:
+            self._selections[kind] = selection
 
     def gather_arrays(self, selection: Selection, keys: Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
         """The arrays of keys, as the core gives them, and which keys were there."""

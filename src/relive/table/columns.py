@@ -26,7 +26,12 @@ def asked_names(columns: Any) -> tuple[str, ...]:
 
 
 def shown_columns(
-    items: Items | Explicit, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...]
+    items: Items | Explicit,
+    spec: StepSpec,
+    asked: tuple[str, ...] | None,
+    more: tuple[str, ...],
+    others: tuple[str, ...] = (),
+    hidden: tuple[str, ...] = (),
 ) -> Columns:
     """The columns that a batch of these items shows.
 
@@ -35,6 +40,8 @@ def shown_columns(
         spec: the columns of a step.
         asked: the names that the call asks for; None: the usual ones.
         more: names that the sampler adds.
+        others: names that may be asked for, because the index has priorities.
+        hidden: columns after these, which no caller sees.
 
     Raises:
         UnknownColumn: a name stands for no column.
@@ -42,6 +49,6 @@ def shown_columns(
     axis = TimeAxis(
         items.is_trimmed, items.rows_behind, items.time_major, items.is_ragged, items.crosses, items.is_grouped
     )
-    columns = Columns(items.batch_names(spec, asked, more), spec, axis, items.window_names)
-    refuse_columns(columns.tops)
-    return columns
+    names = items.batch_names(spec, asked, more, others)
+    refuse_columns({name.partition("/")[0] for name in names})
+    return Columns((*names, *hidden), spec, axis, items.window_names)

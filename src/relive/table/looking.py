@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from relive.checks.html import html_table
 from relive.config.index import Index
 from relive.config.limiters import Limiter
 from relive.config.spec import StepSpec
@@ -38,6 +39,16 @@ class Looking(Bound):
     def stats(self) -> TableStats:
         """Sizes and counters at this moment, over all processes. Raises TableClosed."""
         return table_stats(self._core.stats(), self._index_names)
+
+    def _repr_html_(self) -> str:
+        if self.closed:
+            return html_table(f"{type(self).__name__}, closed", (), ())
+        columns = [(name, one.kind, one.dtype, list(one.shape)) for name, one in self._spec.columns.items()]
+        indexes = [(name, self.num_items(name), one.sampler, one.limiter) for name, one in self.indexes.items()]
+        title = f"{type(self).__name__}: {len(self):,} of {self.capacity:,} steps"
+        return html_table(title, ("column", "kind", "dtype", "shape"), columns) + html_table(
+            "Indexes", ("index", "items", "sampler", "limiter"), indexes
+        )
 
     def check(self) -> None:
         """Raises CheckFailed if an invariant is broken.

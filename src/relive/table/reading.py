@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from relive.checks.names import MISSING, names_arguments, refuse_unknown, refuses_unknown
-from relive.checks.values import integer, timeout
+from relive.checks.values import flag, integer, timeout
 from relive.config.casting import as_buffers, as_keys
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, RequestTooLarge
@@ -17,8 +17,9 @@ from relive.reading.batch import Batch
 from relive.reading.batches import Batches
 from relive.reading.columns import Selection
 from relive.reading.draws import Draw
+from relive.reading.order import Ordered, hidden_columns, places
 from relive.reading.own_draws import Order, checked_order, listed
-from relive.reading.rewards import RelabelledSource, RewardFunction, check_reward, rewarded_by
+from relive.reading.rewards import ChangedSource, RewardFunction, check_reward, rewarded_by
 from relive.table.bound import MAX_REMEMBERED, Bound
 
 __all__ = ["Reading"]
@@ -41,13 +42,14 @@ class Reading(Bound):
         index: str | None = None,
         where: str | None = None,
         reward: RewardFunction | None = None,
+        order: Order | None = None,
         **unknown: NoReturn,
     ) -> Batch:
         """Draws num_items items and returns their rows as a batch.
 
-        Randomly drawn items are in random order, so any slice of the batch is a fair sub-batch. Samplers with an order
-        keep that order. Items are drawn with replacement. With Index(replacement=False), no item occurs twice in a
-        batch.
+        Randomly drawn items are in random order, so any slice of the batch is a fair sub-batch, unless `order` asks for
+        another order. Samplers with an order keep that order. Items are drawn with replacement. With
+        Index(replacement=False), no item occurs twice in a batch.
 
         If a drawn item does not meet `where`, the table draws another item. Limiters and max_times_sampled count only
         the items of the batch. These items are drawn in proportion to their masses. batch.probabilities divides each
@@ -68,17 +70,25 @@ class Reading(Bound):
             reward: for an index with Hindsight, function(achieved [R, ...], goal [R, ...], batch) -> rewards [R] of the
                 R items that got another goal. `achieved` is their next_<achieved>. `goal` is their new goal. `batch`
                 has only these items. The function is called if R > 0.
+            order: of the items in the batch. None: random. 'age': as keys(order='age') lists them, the oldest first.
+                'priority': the highest priority first, among equal ones the oldest. Only for samplers that look at
+                priorities. With `order` the batch is copied once more.
 
         The names for `columns`, and the usual columns:
 
         - Transitions: declared columns, next_<state>, discount, terminated, truncated, episode_step, first, lane,
-          policy_version, staleness, num_steps. Usual: declared columns, next_<state> and discount.
-        - Sequences and Episodes: the names of Transitions, mask and loss_mask. Usual: declared columns, discount and
-          mask.
+          policy_version, staleness, num_steps. Usual: declared columns, next_<state> and discount. If the table has
+          state columns, also next_<step> of step columns that are not late: the value of the step after the window
+          (SARSA's next_action), zeros if there is none; and has_next, bool[B]: whether there is one. There is none if
+          the episode ended after the window, or if its next step is not written yet.
+        - Sequences and Episodes: the names of Transitions without next_<step> and has_next; mask and loss_mask. Usual:
+          declared columns, discount and mask.
         - Groups of Episodes: the names of Episodes without next_<state> and loss_mask.
         - Ragged Episodes: the names of Episodes. The batch always contains offsets, too.
         - Explicit: 'window/column', the name of a window, and the items' own columns. Usual: the columns and the mask
           of each window, and the items' own columns.
+        - Every index with priorities: priority, float32[B], as update_priorities set it. It is the present one, not
+          that of the draw. NaN: the item is used up, or the priority exponent is 0, which keeps no priorities.
 
         Raises:
             DeadlineExceeded: at the deadline, the limiter did not allow the draw, or the index had too few items.
@@ -93,7 +103,11 @@ class Reading(Bound):
         """
         if unknown:
             refuse_unknown(self.sample, unknown)
-        selection = self._default_selection if columns is None and index is None else self.select(index, columns)
+        if order is not None:
+            selection, ordered = self._ordered(index, columns, order)
+        else:
+            selection = self._default_selection if columns is None and index is None else self.select(index, columns)
+            ordered = None
         if type(num_items) is not int or not 0 < num_items <= _MAX_ITEMS:
             if num_items is MISSING:
                 refuse_unknown(self.sample, unknown)
@@ -110,22 +124,33 @@ class Reading(Bound):
         except RequestTooLarge as error:
             raise self._explained(error, index) from None
         batch = Batch(shown, arrays, keys, probabilities, num_live)
+        if ordered is not None:
+            batch = ordered(batch)
         return batch if goals is None else goals.rewarded(batch, reward)
 
     @names_arguments
     def draw(
-        self, num_items: int, timeout_s: float | None = None, *, index: str | None = None, where: str | None = None
+        self,
+        num_items: int,
+        timeout_s: float | None = None,
+        *,
+        index: str | None = None,
+        where: str | None = None,
+        order: Order | None = None,
     ) -> Draw:
         """Draws without moving data; blocks, counts and raises as sample does. gather(draw) returns the rows."""
         number = self.index_number(index)
+        hidden = () if order is None else self._hidden(number, order)
+        selection = self.select(index, (), hidden=hidden).core if hidden else None
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
-        request = DrawRequest(number, count, None, None if where is None else self.condition(number, where))
+        request = DrawRequest(number, count, selection, None if where is None else self.condition(number, where))
         try:
-            _, keys, probabilities, num_live = self._core_draw(request, seconds)
+            arrays, keys, probabilities, num_live = self._core_draw(request, seconds)
         except RequestTooLarge as error:
             raise self._explained(error, index) from None
-        return Draw(keys, probabilities, num_live, self._index_names[number])
+        drawn = Draw(keys, probabilities, num_live, self._index_names[number])
+        return drawn.rows(places(arrays[-len(hidden) :])) if hidden else drawn
 
     @names_arguments
     def gather(
@@ -198,10 +223,36 @@ class Reading(Bound):
             raise self._explained(error, own.index) from None
         return Draw(own.item_keys[taken], own.probabilities[taken], num_live, self._index_names[number])
 
+    @overload
+    def keys(
+        self,
+        index: str | None = None,
+        order: Order = "age",
+        where: str | None = None,
+        page_size: int = 65_536,
+        *,
+        priorities: Literal[False] = False,
+    ) -> Iterator[Keys]: ...
+    @overload
+    def keys(
+        self,
+        index: str | None = None,
+        order: Order = "age",
+        where: str | None = None,
+        page_size: int = 65_536,
+        *,
+        priorities: Literal[True],
+    ) -> Iterator[tuple[Keys, npt.NDArray[np.float32]]]: ...
     @names_arguments
     def keys(
-        self, index: str | None = None, order: Order = "age", where: str | None = None, page_size: int = 65_536
-    ) -> Iterator[Keys]:
+        self,
+        index: str | None = None,
+        order: Order = "age",
+        where: str | None = None,
+        page_size: int = 65_536,
+        *,
+        priorities: bool = False,
+    ) -> Iterator[Any]:
         """The keys of an index in order, in pages of int64[page_size]; the last page is shorter.
 
         No page if it is empty.
@@ -219,6 +270,8 @@ class Reading(Bound):
                 samplers that look at priorities.
             where: a condition, as for sample.
             page_size: keys of a page.
+            priorities: True: pages are (keys, priorities float32). Each page's priorities are read when the page is
+                taken; NaN: the item is gone or used up.
 
         Raises:
             InvalidConfig, UnknownColumn: an argument has another type or value.
@@ -230,8 +283,10 @@ class Reading(Bound):
         name = self._index_names[number]
         by_priority = checked_order(order, name, self._config.index[name])
         size = integer("page_size", page_size, 1, _MAX_ITEMS)
+        selection = self.select(index, ("priority",)) if flag("priorities of keys", priorities) else None
         found = listed(self._core, number, by_priority, None if where is None else self.condition(number, where))
-        return (found[at : at + size] for at in range(0, len(found), size))
+        pages = (found[at : at + size] for at in range(0, len(found), size))
+        return pages if selection is None else ((page, self._priorities(selection, page)) for page in pages)
 
     @names_arguments
     def batches(
@@ -245,6 +300,7 @@ class Reading(Bound):
         index: str | None = None,
         where: str | None = None,
         reward: RewardFunction | None = None,
+        order: Order | None = None,
     ) -> Batches:
         """Returns an iterator of batches that a background thread draws and gathers ahead. Use it in a `with` block.
 
@@ -262,11 +318,14 @@ class Reading(Bound):
             where: as for sample, for every batch. If too few items pass, next() raises RareItems, and the following
                 next() tries again.
             reward: as for sample. The background thread calls it.
+            order: as for sample, of each batch.
 
         Raises:
             RequestTooLarge, UnknownColumn, InvalidConfig: as for sample. next() raises the other errors of sample.
         """
-        selection = self.select(index, columns)
+        selection, ordered = (
+            (self.select(index, columns), None) if order is None else self._ordered(index, columns, order)
+        )
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         limiter = self._index_limiter(selection.number)
         if limiter.window is not None and count > limiter.window:
@@ -276,11 +335,33 @@ class Reading(Bound):
             check_reward(selection.goals, reward)
         request = self._request(selection, count, where)
         source, ready = self._batch_source(request, selection.columns, integer("prefetch", prefetch, 1), seconds)
+        if ordered is not None:
+            source = ChangedSource(source, ordered)
         if selection.goals is not None:
-            source = RelabelledSource(source, rewarded_by(selection.goals, reward))
+            source = ChangedSource(source, rewarded_by(selection.goals, reward))
         return Batches(source, count, ready, device, seconds)
 
     # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _priorities(self, selection: Selection, keys: Keys) -> npt.NDArray[np.float32]:
+        arrays, present = self.gather_arrays(selection, keys)
+        values = arrays[selection.columns.positions["priority"]]
+        values[~present] = np.nan
+        return values
+
+    def _hidden(self, number: int, order: Order) -> tuple[str, ...]:
+        name = self._index_names[number]
+        return hidden_columns(order, name, self._config.index[name])
+
+    def _ordered(
+        self, index: str | None, columns: Sequence[str] | None, order: Order
+    ) -> tuple[Selection, Ordered | None]:
+        """A selection with the columns that an order needs, and the change of its batches."""
+        hidden = self._hidden(self.index_number(index), order)
+        if not hidden:
+            return self.select(index, columns), None
+        asked = self.select(index, columns, hidden=hidden)
+        return asked, Ordered(self.select(index, columns).columns, asked.columns)
 
     def _request(self, selection: Selection, num_items: int, where: str | None) -> DrawRequest:
         """A draw of a selection. Without a condition it is remembered: making it takes 0.2 us, finding it 0.04 us."""

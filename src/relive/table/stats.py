@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, final
 
+from relive.checks.html import html_table
 from relive.config.limiters import Limiter, limiter_of
 
 __all__ = ["FileStats", "IndexStats", "ShardStats", "TableStats", "TierStats", "table_stats"]
@@ -155,6 +156,19 @@ class TableStats:
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts and numbers."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        own = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name not in _NESTED]
+        parts: dict[str, Any] = {f"index {name}": one for name, one in self.indexes.items()}
+        parts |= {"tiers": self.tiers, "file": self.file}
+        parts |= {f"shard {one.shard}": one for one in self.shards or ()}
+        tables = [html_table("Table", ("", ""), own)]
+        tables += [html_table(name, ("", ""), _values(one)) for name, one in parts.items() if one is not None]
+        return "".join(tables)
+
+
+def _values(stats: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(stats, field.name)) for field in fields(stats)]
 
 
 def _index_stats(raw: Mapping[str, Any]) -> IndexStats:

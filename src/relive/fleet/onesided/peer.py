@@ -24,6 +24,7 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
+from relive.config.spec import next_step_names
 from relive.errors import DeadlineExceeded, ForeignKey, FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable
 from relive.fleet.draws.mixing import Outputs, scatter
 from relive.fleet.errors import PeerUnreadable
@@ -34,6 +35,7 @@ from relive.fleet.onesided.rows import OneSidedReader
 from relive.fleet.onesided.transport import Memory
 from relive.fleet.remote.shard import LazySelection, RemotePart, RemoteShard
 from relive.fleet.shards import STALL_S, Answer, Asked, Later, Missed, Part, Path
+from relive.reading.order import hidden_names
 from relive.service.wire import framing
 
 __all__ = ["PeerShard"]
@@ -78,6 +80,7 @@ class PeerShard(RemoteShard):
         self._not_before = 0.0
         self._is_closed = False
         self._refused: dict[int, bool] = {}  # by index
+        self._of_owner = frozenset((*next_step_names(self.table.config.spec), *hidden_names()))
         self.num_torn = 0  # torn rows of all earlier readers
         try:
             self._make_reader(_SETUP_S)
@@ -171,10 +174,13 @@ class PeerShard(RemoteShard):
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    def is_read_here(self, index: int) -> bool:
-        """Whether rows of an index are read one-sidedly."""
+    def is_read_here(self, selection: LazySelection) -> bool:
+        """Whether these columns are read one-sidedly. The steps as such, and leaves of items, are the owner's."""
+        index, config = selection.index, self.table.config
+        if index >= len(config.index) or not self._of_owner.isdisjoint(selection.names):
+            return False
         if index not in self._refused:
-            refusal = OneSidedReader.refusal(self.table.config, index)
+            refusal = OneSidedReader.refusal(config, index)
             self._refused[index] = bool(self.counts_uses(index) or refusal)
         if self._refused[index]:
             return False
@@ -183,7 +189,7 @@ class PeerShard(RemoteShard):
     def begin(self, asked: Asked) -> Part:
         """Asks the owner for keys and masses. The rows are read in take()."""
         request, selection = asked.request, cast("LazySelection | None", asked.request.selection)
-        if selection is None or request.condition is not None or not self.is_read_here(request.index_number):
+        if selection is None or request.condition is not None or not self.is_read_here(selection):
             return super().begin(asked)
         self.check_live()
         choice, chosen = self._chosen("draw", selection, request.num_items)
@@ -207,7 +213,7 @@ class PeerShard(RemoteShard):
         self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, Present]:
         """Gathers by key, one-sidedly or through the owner."""
-        if not self.is_read_here(selection.index):
+        if not self.is_read_here(selection):
             return super().gather(selection, keys, out)
         self.check_live()
         are_rows = self.are_rows(keys)
@@ -224,7 +230,7 @@ class PeerShard(RemoteShard):
 
     def ask_gather(self, selection: LazySelection, keys: Keys) -> Answer:
         """Returns an answer that gathers when it is taken: a read by pages needs one answer after another."""
-        if not self.is_read_here(selection.index):
+        if not self.is_read_here(selection):
             return super().ask_gather(selection, keys)
         return Later(partial(self.gather, selection, keys, None))
 

@@ -196,7 +196,7 @@ class Hosted:
         return names[number]
 
     def select(self, number: int, names: Any) -> HostedSelection:
-        """Returns the selection of an index and column names.
+        """Returns the selection of an index and column names; after the last index comes the number of the steps.
 
         Raises BadMessage, and the core's errors about the names.
         """
@@ -205,14 +205,15 @@ class Hosted:
         key = (number, *names)
         selection = self._selections.get(key)
         if selection is None:
-            items = self.table.indexes[self.index_name(number)].items
+            are_steps = number == len(self.table.indexes)
+            num_rows = 1 if are_steps else self.table.indexes[self.index_name(number)].items.num_rows
             core = self.table.core.select(number, names)
             outputs = [
                 PackedArray(name, np.dtype(dtype), tuple(shape), axis, per)
                 for name, dtype, shape, axis, per in core.outputs
             ]
             packing = Packing(outputs)
-            item_bytes = packing.item_bytes(items.num_rows)
+            item_bytes = packing.item_bytes(num_rows)
             selection = HostedSelection(core, packing, sampled(outputs), item_bytes)
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[key] = selection

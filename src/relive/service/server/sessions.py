@@ -153,11 +153,12 @@ class CallSession(Session):
         self.pipe.send_buffers({"live": num_live}, packed(PRESENT, [taken], count))
 
     def _list(self, header: Header, body: Bytes) -> None:
-        number = framing.whole(header, "index", 0, 1 << 16)
-        self.hosted.index_name(number)
+        number = framing.whole(header, "index", 0, len(self.hosted.table.indexes))  # the last one: the steps
         most = max(self.options.max_reply_bytes // LISTED.item_bytes(1), 1)
         first, count = framing.whole(header, "first", 0, 1 << 48), framing.whole(header, "n", 1, 1 << 48)
         text = framing.field(header, "where", str) if "where" in header else None
+        if text is not None:
+            self.hosted.index_name(number)
         where = None if text is None else self.hosted.table.condition(number, text)
         *found, next_leaf = self.hosted.table.core.list_items(number, first, min(count, most, 1 << 20), where)
         rows = len(found[0])
