@@ -14,7 +14,7 @@ GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
 WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py
 
-.PHONY: help demo test test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save study-tree study-priorities study-scaling bench-report conformance gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save study-tree study-priorities study-scaling bench-report conformance gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ bench-report: setup ## rewrites the table of README.md from benchmarks/results
 
 conformance: setup ## Reverb's semantics: every case on dm-reverb and on relive (a minute; 3 more the first time)
 	@$(RUN) -m conformance.run
+
+test-adapters: setup ## the adapters on the libraries themselves, each in an environment of its own: [ADAPTERS="sb3 torchrl"]
+	@$(RUN) scripts/test_adapters.py $(ADAPTERS)
 
 soak: setup ## the stress programmes at full length (an hour), and the random walks of fleets and runs (two hours)
 	@$(RUN) scripts/stress.py soak

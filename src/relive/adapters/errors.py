@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -10,7 +11,17 @@ from numpy.typing import NDArray
 from relive.errors import ReliveError
 from relive.errors.base import plain
 
-__all__ = ["DatasetUnreadable", "EnvironmentClosed", "ResetNeeded", "tell"]
+__all__ = [
+    "DatasetUnreadable",
+    "EnvironmentClosed",
+    "GoneItems",
+    "NoEpisodeYet",
+    "NotDrawable",
+    "NotOffered",
+    "ResetNeeded",
+    "UnseenLoss",
+    "tell",
+]
 
 
 @final
@@ -54,3 +65,65 @@ def tell(error: ReliveError, lanes: NDArray[np.int64]) -> ReliveError:
     )
     setattr(error, "lanes_not_stored", tuple(int(lane) for lane in lanes))  # noqa: B010
     return error
+
+
+@final
+class NoEpisodeYet(ReliveError, RuntimeError):
+    """A buffer of hindsight goals was sampled before the first end of an episode."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no episode has ended yet, and a step has hindsight goals only when its episode has: expected a first end"
+            " before the first sample; give learning_starts more steps than the longest episode has"
+        )
+
+
+@final
+class UnseenLoss(ReliveError, RuntimeError):
+    """The training step of an algorithm used a batch drawn by priority without a loss that can be weighed."""
+
+    def __init__(self, algorithm: str, losses: Sequence[str]) -> None:
+        self.algorithm = algorithm
+        self.losses = tuple(losses)
+        super().__init__(
+            f"{algorithm}.train() used a batch that was drawn by priority, and its loss was not weighed: expected a"
+            f" call of torch.nn.functional's {', '.join(self.losses)} with the critic's values [B, ...] and targets,"
+            " got none; write train() with replay_buffer.weights and replay_buffer.update_priorities"
+        )
+
+
+@final
+class NotDrawable(ReliveError, IndexError):
+    """A place of a buffer of another library was read that has no transition."""
+
+    def __init__(self, place: int, lane: int) -> None:
+        self.place = place
+        self.lane = lane
+        super().__init__(
+            f"place {place} of environment {lane} has no transition: expected a step that is stored and whose return is"
+            " complete; the newest n_steps - 1 steps of an open episode wait for their last rewards"
+        )
+
+
+@final
+class NotOffered(ReliveError, NotImplementedError):
+    """A call of another library's class that its adapter does not have, or not in this state."""
+
+    def __init__(self, where: str, what: str, instead: str) -> None:
+        self.where = where
+        self.what = what
+        self.instead = instead
+        super().__init__(f"{where} does not offer {what}; {instead}")
+
+
+@final
+class GoneItems(ReliveError, LookupError):
+    """Items were read by keys that name no item any more, or none yet."""
+
+    def __init__(self, number: int, key: int) -> None:
+        self.number = number
+        self.key = key
+        super().__init__(
+            f"{number} of the items that were asked for are not there, the first one with key {key}: expected keys of"
+            " items that are stored and whose returns are complete; the oldest items leave when the buffer is full"
+        )

@@ -1,0 +1,138 @@
+"""Tianshou's vector buffers on a table, compared with the library's own on the same steps."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tianshou", reason="tianshou is not installed here: make test-adapters")
+
+from tianshou import data as library  # noqa: E402
+from tianshou.data import Batch  # noqa: E402
+
+from relive.adapters.errors import NotOffered  # noqa: E402
+from relive.adapters.tianshou import PrioritizedVectorReplayBuffer, VectorReplayBuffer  # noqa: E402
+from relive.errors import InvalidConfig  # noqa: E402
+
+ENTRIES = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next")
+
+
+def fill(buffers: list[Any], number: int, num_envs: int = 3, seed: int = 0, nested: bool = False) -> None:
+    """Adds the same steps to all buffers; some environments pause, and one pauses for long."""
+    rng = np.random.default_rng(seed)
+    state = rng.normal(size=(num_envs, 4)).astype(np.float32)
+    for step in range(number):
+        ids = np.flatnonzero(rng.random(num_envs) < 0.8)
+        ids = ids[(ids > 0) | (step < 12)]
+        if not len(ids):
+            continue
+        following = rng.normal(size=(len(ids), 4)).astype(np.float32)
+        end = rng.random(len(ids)) < 0.2
+        cut = end & (rng.random(len(ids)) < 0.5)
+        batch = Batch(
+            obs=Batch(a=state[ids], b=state[ids, :1]) if nested else state[ids],
+            act=rng.integers(0, 3, len(ids)),
+            rew=rng.normal(size=len(ids)),
+            terminated=end & ~cut,
+            truncated=cut,
+            obs_next=Batch(a=following, b=following[:, :1]) if nested else following,
+            info=Batch(step=np.full(len(ids), step)),
+        )
+        told = [buffer.add(batch, buffer_ids=ids) for buffer in buffers]
+        for one, two in zip(told[0], told[-1], strict=True):
+            np.testing.assert_array_equal(one, two)
+        state[ids] = np.where(end[:, None], rng.normal(size=following.shape), following)
+
+
+def same(one: Any, two: Any) -> None:
+    for name in ENTRIES:
+        np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+    np.testing.assert_array_equal(one.info.step, two.info.step)
+
+
+@pytest.mark.parametrize("number", [10, 90])
+def test_every_step_is_the_library_s_also_of_a_slow_environment(number: int) -> None:
+    ours, theirs = VectorReplayBuffer(60, 3), library.VectorReplayBuffer(60, 3)
+    fill([theirs, ours], number)
+    assert len(ours) == len(theirs)
+    indices = theirs.sample_indices(0)
+    np.testing.assert_array_equal(ours.sample_indices(0), indices)
+    same(ours[indices], theirs[indices])
+    same(ours[:], theirs[:])
+    np.testing.assert_array_equal(ours.next(indices), theirs.next(indices))
+    batch, drawn = ours.sample(64)
+    same(batch, theirs[drawn])
+    assert set(drawn) == set(indices) or number == 90
+    assert len(ours.table) == len(theirs)  # each environment forgets its own oldest steps
+
+
+def test_stacks_and_nested_observations_are_the_library_s() -> None:
+    options: dict[str, Any] = {"stack_num": 3, "ignore_obs_next": True}
+    ours, theirs = VectorReplayBuffer(60, 3, **options), library.VectorReplayBuffer(60, 3, **options)
+    fill([theirs, ours], 30)
+    indices = theirs.sample_indices(0)
+    same(ours[indices], theirs[indices])
+    assert ours.sample(8)[0].obs.shape == (8, 4, 3)
+    ours, theirs = VectorReplayBuffer(60, 3), library.VectorReplayBuffer(60, 3)
+    fill([theirs, ours], 30, nested=True)
+    batch, drawn = ours.sample(16)
+    np.testing.assert_array_equal(batch.obs.b, theirs[drawn].obs.b)
+    np.testing.assert_array_equal(ours[drawn].obs_next.a, theirs[drawn].obs_next.a)
+
+
+def test_priorities_weights_and_beta() -> None:
+    made = PrioritizedVectorReplayBuffer(60, 3, alpha=1.0, beta=1.0)
+    theirs = library.PrioritizedVectorReplayBuffer(60, 3, alpha=1.0, beta=1.0)
+    fill([theirs, made], 20)
+    indices = made.sample_indices(0)
+    priorities = np.where(indices % 7 == 0, 5.0, 1.0)
+    for buffer in (made, theirs):
+        buffer.update_weight(indices, priorities)
+    batch, drawn = made.sample(4000)
+    expected = priorities.sum()
+    share = (drawn % 7 == 0).mean()
+    assert abs(share - 5.0 * (indices % 7 == 0).sum() / expected) < 0.05
+    np.testing.assert_allclose(batch.weight, theirs[drawn].weight, rtol=1e-5)
+    made.set_beta(0.0)
+    assert made.sample(10)[0].weight.min() == 1.0
+    with pytest.raises(InvalidConfig, match="new_weight"):
+        made.update_weight(indices, np.ones(2))
+
+
+@pytest.mark.parametrize("way", ["hdf5", "pickle"])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_files_have_the_table(way: str, prioritized: bool, tmp_path: Path) -> None:
+    kind: Any = PrioritizedVectorReplayBuffer if prioritized else VectorReplayBuffer
+    made = kind(60, 3, **({"alpha": 0.6, "beta": 0.4} if prioritized else {}))
+    fill([made], 60)
+    before = made[:]
+    if way == "hdf5":
+        path = str(tmp_path / "buffer.hdf5")
+        made.save_hdf5(path)
+        made.table.close()
+        other = kind.load_hdf5(path)
+    else:
+        other = pickle.loads(pickle.dumps(made))
+    assert len(other) == len(before)
+    same(other[:], before)
+    fill([other], 20, seed=3)
+    batch, indices = other.sample(32)
+    same(batch, other[indices])
+
+
+def test_what_a_table_does_not_do_is_refused() -> None:
+    made = VectorReplayBuffer(60, 3)
+    with pytest.raises(NotOffered, match="add"):
+        made.sample(3)
+    step = Batch(obs=np.zeros((3, 2)), act=np.zeros(3), rew=np.zeros(3), terminated=[False] * 3, truncated=[False] * 3)
+    with pytest.raises(InvalidConfig, match="obs_next"):
+        made.add(step)
+    with pytest.raises(NotOffered, match="set_batch"):
+        made.set_batch(step)
+    fill([made], 10)
+    made.reset()
+    assert len(made) == 0 == len(made.table)
