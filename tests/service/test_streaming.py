@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
 from contract.tools import contents, plain_spec, prioritized, state, step, write_steps
+from processes.tools import stop_process
 
 import relive
 from relive import errors
 from relive.service import RemoteTable, Server, StreamedKeys, Streaming, connect, serve
-from processes.tools import stop_process
 from service.hosts import Host
 
 SLOW = Streaming(linger_s=30.0)  # nothing leaves unless it must
