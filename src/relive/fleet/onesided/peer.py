@@ -35,6 +35,7 @@ from relive.fleet.onesided.transport import Memory
 from relive.fleet.remote.shard import LazySelection, RemotePart, RemoteShard
 from relive.fleet.shards import STALL_S, Answer, Asked, Later, Missed, Part, Path
 from relive.service.wire import framing
+from relive.service.wire.access import Access
 
 __all__ = ["PeerShard"]
 
@@ -69,8 +70,9 @@ class PeerShard(RemoteShard):
         timeout_s: float | None,
         must: bool,
         opens: Callable[[Offered], Any] = open_memory,
+        access: Access | None = None,
     ) -> None:
-        super().__init__(address, stream, timeout_s)
+        super().__init__(address, stream, timeout_s, access)
         self._opens = opens
         self._quickers: dict[tuple[Any, ...], FasterPath] | None = None if must else {}  # by kind of batch
         self._reading = threading.Lock()
@@ -113,7 +115,10 @@ class PeerShard(RemoteShard):
 
     def _make_reader(self, timeout_s: float) -> None:
         if OFFER not in framing.field(self.hello, "offers", list):
-            raise PeerUnreadable(self.address, "its owner does not offer its memory (NIXL is not installed there)")
+            raise PeerUnreadable(
+                self.address,
+                "its owner does not offer its memory (it has no Door(offers=True), or NIXL is not installed there)",
+            )
         told, metadata = self.request({"op": "offer", "what": OFFER}, timeout_s)
         fields = framing.field(told, "fields", dict)
         if fields.get("uuid") != self.uuid.hex():
