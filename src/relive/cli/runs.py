@@ -8,6 +8,7 @@ from pathlib import Path
 
 from relive.agents.registry import AGENTS, entry_of
 from relive.cli.commands import EXIT_STOPPED, Commands, add_command, at_least, extra_named, say
+from relive.cli.doors import access_of, add_access
 from relive.cli.training import add_settings
 
 __all__ = ["add"]
@@ -30,18 +31,27 @@ def _add_acting(commands: Commands) -> None:
         help="Number of environments of this actor (default: that of the run's own actors).")  # fmt: skip
     add("--seed", metavar="N", type=at_least(0),
         help="Seed of environments and exploration (default: a new seed).")  # fmt: skip
+    add_access(add)
     add("--patience", metavar="SECONDS", type=at_least(0, float), default=300.0,
         help="Time without an answer from the run, after which the actor ends (default: %(default)g).")  # fmt: skip
 
 
-def _act(address: str, env: str | None, envs: int | None, seed: int | None, patience: float) -> int:
+def _act(
+    address: str,
+    env: str | None,
+    envs: int | None,
+    seed: int | None,
+    patience: float,
+    token_file: str | None,
+    **tls: str | None,
+) -> int:
     """Act for a run on another machine until the run ends.
 
     `relive train --serve` serves the run. Ctrl-C stops the actor cleanly.
     """
     with extra_named("act", "train"):
         from relive.train.acting.remote_actor import ActOptions, act
-    acted = act(address, ActOptions(env, envs, seed, patience), say=say)
+    acted = act(address, ActOptions(env, envs, seed, patience, access_of(token_file, **tls)), say=say)
     say(str(acted))
     return 0 if acted.finished else EXIT_STOPPED
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from relive.cli.commands import Commands, UsageError, add_command, extra_named, say
 from relive.config.capacity import bytes_per_step
@@ -16,6 +17,9 @@ from relive.config.storage import File
 from relive.errors import InUse, NoSuchTable, ReliveError
 from relive.table.open import list_tables, remove
 from relive.table.table import Table
+
+if TYPE_CHECKING:
+    from relive.service import Door
 
 __all__ = ["add"]
 
@@ -44,6 +48,15 @@ def add(commands: Commands) -> None:
         "--address",
         metavar="ADDRESS",
         help="grpc://HOST:PORT, instead of the address in the file. Port 0 takes a free port.",
+    )
+    parser.add_argument("--tokens", metavar="FILE", help="File of the tokens (`relive token new`).")
+    parser.add_argument("--tls-cert", metavar="FILE", help="Certificate for an address grpc+tls://HOST:PORT.")
+    parser.add_argument("--tls-key", metavar="FILE", help="Key of the certificate.")
+    parser.add_argument("--client-ca", metavar="FILE", help="Authorities of the clients' certificates.")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="Listen beyond loopback although every client that reaches the port may do everything.",
     )
 
 
@@ -91,30 +104,49 @@ def _remove(names: list[str], all_unused: bool, force: bool) -> int:
     return status
 
 
-def _serve(config: Path, address: str | None) -> None:
+def _serve(config: Path, address: str | None, insecure: bool, **files: str | None) -> None:
     """Serve tables to other machines until Ctrl-C or SIGTERM.
 
     A table that is already in shared memory, as after a kill, is served with its content. With `saves = "FOLDER"` in
     the file, clients may save tables, and a table that is not in shared memory starts from its newest save.
     """
     with extra_named("serve", "service"):
-        from relive.service import ServerOptions, serve
+        from relive.service import ServerOptions, serve_behind
         from relive.service.config import load_config, open_table
 
     signals: list[int] = []  # no Event: a handler may be called while the waiting thread has its lock
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: signals.append(number))
     loaded = load_config(config)
+    where, door = address or loaded.address, _door(loaded.door, insecure, **files)
+    door.check(where)
     with contextlib.ExitStack() as stack:
         saves = {name: loaded.save_of(name) for name in loaded.tables}
         tables = {name: stack.enter_context(open_table(one, saves[name])) for name, one in loaded.tables.items()}
-        server = stack.enter_context(serve(tables, address or loaded.address, ServerOptions(saves=loaded.saves)))
+        options = ServerOptions(saves=loaded.saves)
+        server = stack.enter_context(serve_behind(tables, where, door, options))
         for name, table in tables.items():
             say(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps{_from_save(table, saves[name])}")
             for line in _cost_of_the_remover(table):
                 say(line)
+        if door.insecure and not door.knows_clients:
+            say("insecure: every client that reaches the port may change these tables")
         while not signals:
             time.sleep(_HEARS_S)
+
+
+def _door(
+    door: Door, insecure: bool, tokens: str | None, tls_cert: str | None, tls_key: str | None, client_ca: str | None
+) -> Door:
+    """The door of the file, with the parts that the options name instead."""
+    from relive.service import Door, ServerTLS
+
+    tls = door.tls
+    if tls_cert is not None and tls_key is not None:
+        tls = ServerTLS(tls_cert, tls_key, client_ca)
+    elif (tls_cert, tls_key, client_ca) != (None, None, None):
+        raise UsageError("give --tls-cert and --tls-key together, and --client-ca with both")
+    return Door(tls, tokens or door.tokens, insecure or door.insecure, door.offers)
 
 
 def _from_save(table: Table, save: str | None) -> str:

@@ -70,6 +70,12 @@ def _add_options(parser: argparse.ArgumentParser, agent: str, entry: Entry) -> N
         help="Number of actor processes. 0 needs --serve (default: 2).")  # fmt: skip
     add("--serve", dest="serving.address", metavar="ADDRESS",
         help="grpc://HOST:PORT where actors of other machines connect (`relive act`).")  # fmt: skip
+    add("--tokens", dest="serving.tokens", metavar="FILE", help="File of the actors' tokens (`relive token new`).")
+    add("--tls-cert", dest="serving.tls_cert", metavar="FILE", help="Certificate for --serve grpc+tls://HOST:PORT.")
+    add("--tls-key", dest="serving.tls_key", metavar="FILE", help="Key of the certificate.")
+    add("--client-ca", dest="serving.client_ca", metavar="FILE", help="Authorities of the actors' certificates.")
+    add("--insecure", dest="serving.insecure", action="store_true", default=None,
+        help="Let every machine that reaches the address act for the run.")  # fmt: skip
     add("--seed", dest="environment.seed", metavar="N", type=at_least(0),
         help="Seed of all random numbers (default: 0).")  # fmt: skip
     add("--run-dir", metavar="DIR", type=Path,

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.core.request import DrawRequest
+from relive.core.roles import needs
 
 __all__ = [
     "DrawnItems",
@@ -93,68 +94,85 @@ def looks(function: Function) -> Function:
 
 
 class SimpleCalls(Protocol):
-    """Calls that take numbers and arrays of items and return a value that JSON can hold. Each raises TableClosed."""
+    """Calls that take numbers and arrays of items and return a value that JSON can hold. Each raises TableClosed.
+
+    A server asks for the role of `@needs` before it makes the call for a client.
+    """
 
     @looks
+    @needs("read")
     def num_steps(self) -> int:
         """Live steps."""
         ...
 
     @looks
+    @needs("read")
     def num_items(self, index: IndexNumber) -> int:
         """Live items of an index."""
         ...
 
     @property
     @looks
+    @needs("read")
     def policy_version(self) -> int:
         """The version that set_policy_version set last."""
         ...
 
     @looks
+    @needs("read")
     def limiter(self, index: IndexNumber) -> list[float]:
         """The present limiter of an index as numbers, its kind first."""
         ...
 
     @looks
+    @needs("read")
     def priority_exponent(self, index: IndexNumber) -> float:
         """The present exponent of a prioritized index."""
         ...
 
     @looks
+    @needs("read")
     def stats(self) -> dict[str, Any]:
         """Counters, in the core's own units."""
         ...
 
     @looks
+    @needs("admin")
     def check(self) -> None:
         """Raises CheckFailed if an invariant is broken."""
         ...
 
+    @needs("update")
     def update_priorities(self, index: IndexNumber, keys: ItemKeys, priorities: Priorities) -> int:
         """Sets priorities; returns how many of the items were still there."""
         ...
 
+    @needs("append")
     def complete(self, keys: ItemKeys, cells: LateCells) -> int:
         """Fills the late columns of rows; the cells lie row after row. Returns how many rows were still there."""
         ...
 
+    @needs("admin")
     def delete(self, keys: ItemKeys) -> int:
         """Removes steps; returns how many were still there."""
         ...
 
+    @needs("admin")
     def clear(self) -> None:
         """Removes all steps."""
         ...
 
+    @needs("update")
     def set_policy_version(self, version: PolicyVersion) -> None:
         """Sets the version that rows are stamped with."""
         ...
 
+    @needs("admin")
     def set_limiter(self, index: IndexNumber, numbers: LimiterNumbers) -> None:
         """Replaces the limiter of an index; the numbers are its kind, then its values."""
         ...
 
+    @needs("admin")
     def set_priority_exponent(self, index: IndexNumber, exponent: Exponent) -> None:
         """Changes the exponent of a prioritized index."""
         ...

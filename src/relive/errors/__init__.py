@@ -34,11 +34,20 @@ from relive.errors.late import AlreadyCompleted, LateColumn
 from relive.errors.names import MissingColumn, UnknownArgument, UnknownAttribute, UnknownColumn, UnnamedColumns
 from relive.errors.packages import MissingPackage
 from relive.errors.saving import DamagedSave, NoSuchSave, SaveCancelled, SaveInUse, SaveOutrun, SavesNotAllowed
-from relive.errors.service import BadMessage, ServiceUnavailable, StaleVersion, Unacknowledged
+from relive.errors.service import (
+    AccessDenied,
+    BadMessage,
+    Draining,
+    HandshakeFailed,
+    ServiceUnavailable,
+    StaleVersion,
+    Unacknowledged,
+)
 from relive.errors.storage import FormatMismatch, InUse, NameTaken, NoSuchTable, NotARegion, StorageFull, SystemFailure
 from relive.errors.waiting import DeadlineExceeded, RequestTooLarge, WaitsForItself
 
 __all__ = [
+    "AccessDenied",
     "AlreadyCompleted",
     "AlreadyPublished",
     "BadMessage",
@@ -46,12 +55,14 @@ __all__ = [
     "CheckFailed",
     "DamagedSave",
     "DeadlineExceeded",
+    "Draining",
     "DtypeMismatch",
     "EpisodeMismatch",
     "EpisodeTooLong",
     "ForeignKey",
     "ForkedHandle",
     "FormatMismatch",
+    "HandshakeFailed",
     "InUse",
     "InvalidConfig",
     "InvalidPriority",

@@ -6,7 +6,15 @@ from typing import final
 
 from relive.errors.base import ReliveError, plain, shown
 
-__all__ = ["BadMessage", "ServiceUnavailable", "StaleVersion", "Unacknowledged"]
+__all__ = [
+    "AccessDenied",
+    "BadMessage",
+    "Draining",
+    "HandshakeFailed",
+    "ServiceUnavailable",
+    "StaleVersion",
+    "Unacknowledged",
+]
 
 
 @final
@@ -22,6 +30,47 @@ class ServiceUnavailable(ReliveError, ConnectionError):
             + (f" ({reason})" if reason else "")
             + "; see that it is served there; this handle works again once it is"
         )
+
+
+@final
+class AccessDenied(ReliveError, PermissionError):
+    """A server does not allow a call.
+
+    Attributes:
+        table: The table, if the client has a role for it. Else "": the server tells a stranger nothing.
+        role: The role that the call needs, if the client has another role for the table. Else "".
+    """
+
+    def __init__(self, table: str = "", role: str = "") -> None:
+        self.table = table
+        self.role = role
+        super().__init__(
+            f"table {table!r}: the call needs the role {role!r}, which this client does not have; ask for a token with"
+            f" --role {role}"
+            if role
+            else "the server refused the request: expected a token or a certificate that allows it; give"
+            " connect(token=), or set RELIVE_TOKEN_FILE or RELIVE_TOKEN where the handle is opened"
+        )
+
+
+@final
+class Draining(ReliveError, ConnectionError):
+    """A server ends after the calls under way, and opens no stream. A handle waits for the server that comes after."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        super().__init__(f"{address} drains: it ends after the calls under way; connect to the server that comes after")
+
+
+@final
+class HandshakeFailed(ReliveError, ConnectionError):
+    """Client and server do not agree on TLS. Another attempt would fail in the same way."""
+
+    def __init__(self, address: str, reason: str, way_out: str) -> None:
+        self.address = address
+        self.reason = reason
+        self.way_out = way_out
+        super().__init__(f"{address}: no TLS connection ({reason}); {way_out}")
 
 
 @final

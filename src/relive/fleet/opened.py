@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from relive.checks.values import timeout
 from relive.errors import InvalidConfig, ReliveError
@@ -12,6 +12,9 @@ from relive.fleet.mapped import MappedShard
 from relive.fleet.owner import OwnerWatch
 from relive.fleet.shards import Shard
 from relive.table.table import attach_path
+
+if TYPE_CHECKING:
+    from relive.service import Access
 
 __all__ = ["checked_path", "is_address", "mapped_shard", "shard_at"]
 
@@ -38,27 +41,34 @@ def mapped_shard(path: str, stream: int | None, timeout_s: float | None, read_on
         raise
 
 
-def shard_at(address: str, stream: int | None, timeout_s: float | None, read_only: bool, asked: str | None) -> Shard:
+def shard_at(
+    address: str,
+    stream: int | None,
+    timeout_s: float | None,
+    read_only: bool,
+    asked: str | None,
+    access: Access | None = None,
+) -> Shard:
     """Opens the shard at an address, to be read as `asked` says (relive.fleet.attach, path=)."""
     if read_only and asked != "mapped":
         raise InvalidConfig("read_only", "False, where shards are at addresses: their owners count draws", True)
     seconds = None if timeout_s is None else timeout(timeout_s)
     # Imported here: a table over mapped shards needs no pyarrow, and a shard read through its owner needs no NIXL.
     if asked == "nixl":
-        return _peer(address, stream, seconds, must=True)
-    shard: Any = importlib.import_module("relive.fleet.remote.shard").RemoteShard(address, stream, seconds)
+        return _peer(address, stream, seconds, True, access)
+    shard: Any = importlib.import_module("relive.fleet.remote.shard").RemoteShard(address, stream, seconds, access)
     if asked == "service":
         return cast(Shard, shard)
     with contextlib.closing(shard):
         here = _on_this_host(shard, stream, timeout_s, read_only)
         if here is None and asked == "mapped":
             raise InvalidConfig(f"path of the shard at {address}", "one of this host", "mapped")
-    return here or _peer(address, stream, seconds, must=False)
+    return here or _peer(address, stream, seconds, False, access)
 
 
-def _peer(address: str, stream: int | None, seconds: float | None, must: bool) -> Shard:
+def _peer(address: str, stream: int | None, seconds: float | None, must: bool, access: Access | None) -> Shard:
     peer = importlib.import_module("relive.fleet.onesided.peer")
-    return cast(Shard, peer.PeerShard(address, stream, seconds, must))
+    return cast(Shard, peer.PeerShard(address, stream, seconds, must, access=access))
 
 
 def _on_this_host(shard: Any, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard | None:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from relive import _core
 from relive.checks.values import integer
@@ -25,6 +25,9 @@ from relive.fleet.draws.placement import MAX_SHARDS
 from relive.fleet.errors import OtherShards
 from relive.fleet.saved import SavedShards, saved
 from relive.table.table import Table, attach_path, load_table, table_over
+
+if TYPE_CHECKING:
+    from relive.service import Door
 
 __all__ = ["OwnerWatch", "ShardOwner", "load_shard", "make_shard", "outlive", "shard_of"]
 
@@ -167,9 +170,10 @@ class ShardOwner(Closing):
 
     def serve(
         self,
-        address: str = "grpc://0.0.0.0:0",
+        address: str = "grpc://127.0.0.1:0",
         name: str | None = None,
         saves: str | os.PathLike[str] | None = None,
+        door: Door | None = None,
     ) -> str:
         """Serves the shard to handles of other hosts until close(). Needs the extra `service`.
 
@@ -181,6 +185,9 @@ class ShardOwner(Closing):
             name: name of the shard at the address. None: the name of its shared memory.
             saves: folder of this machine below which handles of other hosts may save the shard (ShardedTable.save).
                 None: they may not.
+            door: relive.service.Door: the certificate, the file of the tokens, and whether strangers may enter. With
+                Door(offers=True), handles with the role read may read the shard's memory by NIXL. None: the shard is
+                open, on loopback alone.
 
         Returns:
             The address of the shard, grpc://host:port/name.
@@ -196,8 +203,10 @@ class ShardOwner(Closing):
         storage = self.table.config.storage
         shown = storage.name if name is None and isinstance(storage, SharedMemory) else str(name)
         nixl = importlib.import_module("relive.fleet.onesided.nixl")
-        self._server = service.serve({shown: self.table}, address, service.ServerOptions(saves=saves))
-        if nixl.is_installed():
+        self._server = service.serve_behind(
+            {shown: self.table}, address, door or service.Door(), service.ServerOptions(saves=saves)
+        )
+        if door is not None and door.offers and nixl.is_installed():
             self._region = nixl.SharedRegion(self.table.core)
             self._server.offer(shown, "nixl", self._region.give)
         return f"{self._server.address}/{shown}"

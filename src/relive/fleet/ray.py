@@ -49,6 +49,8 @@ from relive.fleet.errors import ClusterFailed, FleetExists, FleetFailed, FleetLe
 from relive.fleet.owner import ShardOwner, outlive
 from relive.fleet.ray_config import FleetConfig, ShardReport, load_config
 from relive.fleet.sharded_table import ShardedTable, attach
+from relive.service.wire.access import Access
+from relive.service.wire.door import Door
 from relive.table.table import attach_path
 
 if importlib.util.find_spec("ray") is None:
@@ -86,12 +88,14 @@ _GONE = "its actor was ended; stop the fleet (--keep leaves its memory), and sta
 class _ShardActor:
     """Owns one shard on its node, serves it to other hosts, and reports where it is."""
 
-    def __init__(self, number: int, num_shards: int, config: TableConfig, port: int) -> None:
+    def __init__(self, number: int, num_shards: int, config: TableConfig, port: int, door: Door | None) -> None:
         self._num_shards = num_shards
         self._owner = _owner(number, config)
         self._node_ip = str(ray.util.get_node_ip_address())
         host = f"[{self._node_ip}]" if ":" in self._node_ip else self._node_ip
-        self._address = self._served(f"grpc://{host}", port + number if port else 0)
+        self._door = door
+        scheme = "grpc" if door is None or door.tls is None else "grpc+tls"
+        self._address = self._served(f"{scheme}://{host}", port + number if port else 0)
 
     def _served(self, host: str, port: int) -> str:
         """Serves the shard and returns its address. Falls back to a free port if the port stays in use.
@@ -103,7 +107,7 @@ class _ShardActor:
         wait = Wait(_PORT_S)
         while True:
             try:
-                return self._owner.serve(f"{host}:{0 if wait.is_over else port}")
+                return self._owner.serve(f"{host}:{0 if wait.is_over else port}", door=self._door)
             except ServiceUnavailable:
                 if wait.is_over:
                     raise
@@ -281,7 +285,7 @@ def _made(config: FleetConfig, number: int, group: Any) -> Any:
         resources=dict(config.resources),
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
     )
-    return made.remote(number, config.num_shards, config.shard(number), config.port)
+    return made.remote(number, config.num_shards, config.shard(number), config.port, config.door)
 
 
 @_explained("connect()")
@@ -294,6 +298,7 @@ def connect(
     root_age: int = 1,
     stream: int | None = None,
     address: str | None = None,
+    access: Access | None = None,
 ) -> ShardedTable:
     """Opens a handle on a running fleet, from a Ray task or actor, or from any process on a node of the cluster.
 
@@ -307,6 +312,7 @@ def connect(
         root_age: as in relive.fleet.attach.
         stream: as in relive.fleet.attach.
         address: address of the Ray cluster. None: the cluster that this process is in, or the one on this host.
+        access: as in relive.fleet.attach.
 
     Returns:
         The table.
@@ -331,7 +337,8 @@ def connect(
     here = ray.util.get_node_ip_address()
     local = next((report.number for report in reports if report.node_ip == here), None)
     addresses = [report.address for report in reports]
-    return attach(addresses, local, stream, timeout_s, exchange=exchange, root_age=root_age, path=path)
+    more = {"exchange": exchange, "root_age": root_age, "path": path, "access": access}
+    return attach(addresses, local, stream, timeout_s, **more)  # type: ignore[arg-type]
 
 
 @_explained("status()")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +14,13 @@ from relive.config.storage import MAX_NAME_BYTES, SharedMemory
 from relive.config.table_config import TableConfig
 from relive.errors import InvalidConfig
 from relive.fleet.draws.placement import MAX_SHARDS
-from relive.service.config import read_toml, table_of
+from relive.service.config import DOOR_OPTIONS, door_of, read_toml, table_of
+from relive.service.wire.door import Door
 
 __all__ = ["FleetConfig", "ShardReport", "load_config"]
 
 DEFAULT_PORT = 7170
-_OPTIONS = ("name", "num_shards", "port", "num_cpus", "resources", "table")
+_OPTIONS = ("name", "num_shards", "port", "num_cpus", "resources", "table", *DOOR_OPTIONS)
 
 
 @final
@@ -34,6 +36,8 @@ class FleetConfig:
             other hosts must attach again. Default 7170.
         num_cpus: CPUs that Ray reserves for each shard. Default 1.
         resources: further resources that Ray reserves for each shard, {name: amount}.
+        door: the clients that may connect to the shards. Its files are paths, which every node must have. None: the
+            shards are open, which nodes beyond loopback refuse.
 
     Raises:
         InvalidConfig: an argument is out of range.
@@ -45,6 +49,7 @@ class FleetConfig:
     port: int = DEFAULT_PORT
     num_cpus: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
+    door: Door | None = None
 
     def __post_init__(self) -> None:
         if not is_name(self.name, MAX_NAME_BYTES - 5) or "/" in self.name:
@@ -108,4 +113,6 @@ def load_config(path: str | Path) -> FleetConfig:
     for name in ("name", "num_shards", "table"):
         if name not in parts:
             raise InvalidConfig(f"{name} in {path}", "given", "none")
-    return FleetConfig(**parts | {"table": table_of("[table]", parts["name"], parts["table"])})
+    here = os.path.dirname(os.path.abspath(path))
+    door = door_of(str(path), here, {name: parts.pop(name) for name in DOOR_OPTIONS if name in parts})
+    return FleetConfig(**parts | {"table": table_of("[table]", parts["name"], parts["table"]), "door": door})

@@ -38,6 +38,9 @@ from relive.table.handle import TableHandle
 from relive.table.table import Table
 from relive.writing.writer import Writer
 
+if TYPE_CHECKING:
+    from relive.service import Access
+
 __all__ = ["ShardedTable", "attach"]
 
 _STREAMS = 2**40  # streams of a fleet: each shard has its own range, otherwise draws in several shards would be alike
@@ -54,6 +57,7 @@ def attach(
     exchange: Exchange | None = None,
     root_age: int = 1,
     path: str | None = None,
+    access: Access | None = None,
 ) -> ShardedTable:
     """Opens one table over several shards. An owner (ShardOwner) in some process keeps each shard alive.
 
@@ -73,6 +77,8 @@ def attach(
         path: how shards at addresses are read; stats().shards shows it. "mapped", "nixl" or "service": that path, or an
             error if the path does not work. None: "mapped" if the shard is on this host. Otherwise "nixl" or "service",
             whichever is faster for that kind of batch, if NIXL is installed and reaches the shard. Otherwise "service".
+        access: relive.service.Access, the certificates and the token for shards at addresses. None: the authorities of
+            the system, and the token of RELIVE_TOKEN or RELIVE_TOKEN_FILE.
 
     Returns:
         The table, which pickles as a call that attaches to the same shards, unless an exchange was given.
@@ -99,7 +105,7 @@ def attach(
         for at, name in enumerate(names):
             own = None if stream is None else integer("stream", stream, 0, _STREAMS - 1) + at * _STREAMS
             if is_address(name):
-                shards.append(shard_at(name, own, timeout_s, read_only, asked))
+                shards.append(shard_at(name, own, timeout_s, read_only, asked, access))
             else:
                 shards.append(mapped_shard(SharedMemory(name).path, own, timeout_s, read_only))
         whole = ShardedTable(shards, local, timeout_s, exchange=exchange, root_age=root_age)
@@ -108,7 +114,7 @@ def attach(
             shard.close()
         raise
     if exchange is None:  # a copy in another process is not a rank of a group
-        again = partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, path=path)
+        again = partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, path=path, access=access)
         whole.opened_by(partial(again, root_age=root_age))
     return whole
 

@@ -18,10 +18,15 @@ from relive.service.client.remote_table import RemoteTable, connect
 from relive.service.client.streaming_writer import StreamingWriter
 from relive.service.parameters.sets import Parameters, Published
 from relive.service.parameters.store import ParameterStore
-from relive.service.server.server import Server, serve
+from relive.service.server.server import Server, serve, serve_behind
+from relive.service.wire.access import Access, ClientTLS
+from relive.service.wire.door import Door, ServerTLS
 from relive.service.wire.options import ServerOptions, Streaming
 
 __all__ = [
+    "Access",
+    "ClientTLS",
+    "Door",
     "ParameterStore",
     "Parameters",
     "Published",
@@ -30,9 +35,11 @@ __all__ = [
     "RemoteTable",
     "Server",
     "ServerOptions",
+    "ServerTLS",
     "StreamedKeys",
     "Streaming",
     "StreamingWriter",
     "connect",
     "serve",
+    "serve_behind",
 ]

@@ -18,6 +18,7 @@ from relive.errors import InvalidConfig, NoSuchTable, ReliveError, SpecError
 from relive.saving.loading import describe
 from relive.saving.named import checked_name, named_save, newest_save
 from relive.service.wire.address import parse_server
+from relive.service.wire.door import Door, ServerTLS
 from relive.table.table import Table, attach_file, attach_path, load_table
 
 if sys.version_info >= (3, 11):
@@ -25,8 +26,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["ServiceConfig", "load_config", "open_table", "read_toml", "table_of"]
+__all__ = ["DOOR_OPTIONS", "ServiceConfig", "door_of", "load_config", "open_table", "read_toml", "table_of"]
 
+DOOR_OPTIONS = ("tokens", "tls", "insecure", "offers")
+_TLS = ("certificate", "key", "client_ca")
 DEFAULT_ADDRESS = "grpc://127.0.0.1:7070"
 _FIXED = ("spec", "index", "capacity", "max_lanes", "seed")  # an existing table keeps these
 _MAX_PATH_BYTES = 4096
@@ -46,6 +49,7 @@ class ServiceConfig:
         address: the address of the server.
         tables: the tables by name.
         saves: the absolute path of the server's folder of saves; None: clients may not save.
+        door: the clients that may connect.
         loads: for tables with the key `load`: the absolute path of the save that a new table starts from; None: it
             starts empty.
     """
@@ -54,6 +58,7 @@ class ServiceConfig:
     tables: Mapping[str, TableConfig]
     saves: str | None = None
     loads: Mapping[str, str | None] = field(default_factory=dict)
+    door: Door = Door()  # noqa: RUF009 - a frozen value
 
     def __post_init__(self) -> None:
         parse_server(self.address)
@@ -127,7 +132,7 @@ def load_config(path: str | Path) -> ServiceConfig:
         OSError: the file cannot be read.
     """
     parts = read_toml(path)
-    refuse_unknown(f"option of {path}", parts, ("address", "saves", "tables"))
+    refuse_unknown(f"option of {path}", parts, ("address", "saves", "tables", *DOOR_OPTIONS))
     described = parts.get("tables")
     if not isinstance(described, dict) or not described:
         raise InvalidConfig(str(path), "a [tables.NAME] each", "none")
@@ -145,12 +150,35 @@ def load_config(path: str | Path) -> ServiceConfig:
             folder = _path_in(here, f"{where} storage file", one["storage"]["file"])
             one = {**one, "storage": {**one["storage"], "file": folder}}
         tables[name] = table_of(where, name, one)
-    return ServiceConfig(parts.get("address", DEFAULT_ADDRESS), tables, saves, loads)
+    door = door_of(str(path), here, {name: parts[name] for name in DOOR_OPTIONS if name in parts})
+    return ServiceConfig(parts.get("address", DEFAULT_ADDRESS), tables, saves, loads, door)
+
+
+def door_of(where: str, folder: str, parts: Mapping[str, Any]) -> Door:
+    """Reads the options that say which clients may connect: `tokens`, `[tls]`, `insecure` and `offers`.
+
+    Args:
+        where: The file, which errors name.
+        folder: The folder of the file, to which its paths are relative.
+        parts: The options of DOOR_OPTIONS that the file has.
+
+    Raises:
+        InvalidConfig: An option is wrong, or names a file that cannot be used.
+    """
+    told = parts.get("tls")
+    tls = None
+    if told is not None:
+        if not isinstance(told, dict) or not {"certificate", "key"} <= told.keys():
+            raise InvalidConfig(f"[tls] of {where}", "certificate and key, as paths", told)
+        refuse_unknown(f"option of [tls] of {where}", told, _TLS)
+        tls = ServerTLS(**{name: _path_in(folder, f"{name} of [tls] of {where}", told[name]) for name in told})
+    tokens = _path_in(folder, f"tokens of {where}", parts["tokens"]) if "tokens" in parts else None
+    return Door(tls, tokens, parts.get("insecure", False), parts.get("offers", False))
 
 
 def _path_in(folder: str, what: str, value: Any) -> str:
     if not is_text(value, _MAX_PATH_BYTES):
-        raise InvalidConfig(what, "the path of a folder", value)
+        raise InvalidConfig(what, "a path", value)
     return os.path.normpath(os.path.join(folder, value))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast, final
 
 from relive import _core
 from relive.checks.names import names_arguments
+from relive.checks.secrets import Secret, hides_token
 from relive.checks.values import flag, integer, is_name, timeout
 from relive.config.spec import StepSpec
 from relive.config.storage import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from relive.over.loading import Loader
     from relive.reading.rewards import RewardFunction
     from relive.saving.loading import SavedTable
-    from relive.service import RemoteTable
+    from relive.service import ClientTLS, RemoteTable
 
 __all__ = ["TableRow", "attach", "connect", "list_tables", "load", "loader", "remove", "saved"]
 
@@ -68,17 +69,31 @@ def attach(
     return attach_path(SharedMemory(name).path, stream, timeout_s, read_only)
 
 
+@hides_token
 @names_arguments
-def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None = None) -> RemoteTable:
+def connect(
+    address: str,
+    timeout_s: float | None = None,
+    spec: StepSpec | None = None,
+    *,
+    tls: ClientTLS | None = None,
+    token: Secret | str | os.PathLike[str] | None = None,
+) -> RemoteTable:
     """A handle on a table of a server. Needs the extra `service`.
 
     Args:
-        address: grpc://host:port/name.
+        address: grpc://host:port/name; of a server with TLS, grpc+tls://host:port/name.
         timeout_s: the default deadline of this handle's calls, in seconds; None: the table's.
         spec: the spec that the table must have; None: any.
+        tls: relive.service.ClientTLS, the authorities to trust and the client's certificate; None: the authorities of
+            the system.
+        token: the token, or the Path of a file with the token. None: that of RELIVE_TOKEN, else of the file
+            RELIVE_TOKEN_FILE, else none.
 
     Raises:
         ServiceUnavailable: no server answers at the address.
+        AccessDenied: the server does not allow this client to use a table of this name.
+        HandshakeFailed: the certificates of client and server do not fit.
         NoSuchTable: the server has no table of this name.
         FormatMismatch: the server has another version.
         InvalidConfig: the address is none, or the table has another spec.
@@ -87,7 +102,7 @@ def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None 
     Blocks: for the server, at most timeout_s, or 10 s.
     """
     service = importlib.import_module("relive.service")  # imported here, because the library itself needs numpy only
-    return cast("RemoteTable", service.connect(address, timeout_s, spec))
+    return cast("RemoteTable", service.connect(address, timeout_s, spec, tls=tls, token=token))
 
 
 @names_arguments

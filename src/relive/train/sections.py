@@ -184,13 +184,13 @@ def where_to_serve(address: str) -> tuple[str, str]:
     """
     try:
         parts = urlsplit(address)
-        fits = parts.scheme == "grpc" and bool(parts.hostname) and parts.port is not None
+        fits = parts.scheme in ("grpc", "grpc+tls") and bool(parts.hostname) and parts.port is not None
     except ValueError:
         fits = False
     name = parts.path.strip("/") if fits else ""
     fits = fits and "/" not in name and not (parts.query or parts.fragment or parts.username)
     require(fits, "serving.address", "grpc://host:port or grpc://host:port/name, or none", address)
-    return f"grpc://{parts.netloc}", name or "run"
+    return f"{parts.scheme}://{parts.netloc}", name or "run"
 
 
 @dataclass(frozen=True)
@@ -199,12 +199,22 @@ class ServingConfig:
 
     Attributes:
         address: grpc://host:port or grpc://host:port/name (name: "run" if none is given); None: the run is not served.
+        tls_cert: PEM file of the certificate, for an address grpc+tls://; None: no TLS.
+        tls_key: PEM file of its key.
+        client_ca: PEM file of the authorities of the actors' certificates; None: actors need none.
+        tokens: File of the tokens (`relive token new`), with the roles read, append and update; None: no tokens.
+        insecure: Whether actors without a token or a certificate may connect beyond loopback.
         max_lanes: Environments of all these actors together.
         max_staleness_s: Seconds without news of the newest parameters after which such an actor stops acting, until
             the news comes. The limit is a time: an actor cannot count versions that it does not hear of.
     """
 
     address: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    client_ca: str | None = None
+    tokens: str | None = None
+    insecure: bool = False
     max_lanes: int = 256
     max_staleness_s: float = 30.0
 

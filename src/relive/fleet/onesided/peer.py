@@ -37,6 +37,7 @@ from relive.fleet.remote.shard import LazySelection, RemotePart, RemoteShard
 from relive.fleet.shards import STALL_S, Answer, Asked, Later, Missed, Part, Path
 from relive.reading.order import hidden_names
 from relive.service.wire import framing
+from relive.service.wire.access import Access
 
 __all__ = ["PeerShard"]
 
@@ -71,8 +72,9 @@ class PeerShard(RemoteShard):
         timeout_s: float | None,
         must: bool,
         opens: Callable[[Offered], Any] = open_memory,
+        access: Access | None = None,
     ) -> None:
-        super().__init__(address, stream, timeout_s)
+        super().__init__(address, stream, timeout_s, access)
         self._opens = opens
         self._quickers: dict[tuple[Any, ...], FasterPath] | None = None if must else {}  # by kind of batch
         self._reading = threading.Lock()
@@ -116,7 +118,10 @@ class PeerShard(RemoteShard):
 
     def _make_reader(self, timeout_s: float) -> None:
         if OFFER not in framing.field(self.hello, "offers", list):
-            raise PeerUnreadable(self.address, "its owner does not offer its memory (NIXL is not installed there)")
+            raise PeerUnreadable(
+                self.address,
+                "its owner does not offer its memory (it has no Door(offers=True), or NIXL is not installed there)",
+            )
         told, metadata = self.request({"op": "offer", "what": OFFER}, timeout_s)
         fields = framing.field(told, "fields", dict)
         if fields.get("uuid") != self.uuid.hex():

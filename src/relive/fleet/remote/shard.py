@@ -50,6 +50,7 @@ from relive.service.client.remote_core import RemoteCore, RemoteSelection, Start
 from relive.service.client.remote_table import RemoteTable
 from relive.service.server.shard_session import ROOT
 from relive.service.wire import framing
+from relive.service.wire.access import OPEN, Access
 from relive.service.wire.packing import DRAWN
 
 __all__ = ["LazySelection", "RemoteShard"]
@@ -102,8 +103,8 @@ class RemoteShard(Shard):
 
     path = "service"
 
-    def __init__(self, address: str, stream: int | None, timeout_s: float | None) -> None:
-        connection = Connection(address, None, SILENCE_S)
+    def __init__(self, address: str, stream: int | None, timeout_s: float | None, access: Access | None = None) -> None:
+        connection = Connection(address, None, SILENCE_S, access or OPEN)
         try:
             table = RemoteTable(connection, timeout_s)
             self._lines = Lines(connection)

@@ -19,9 +19,11 @@ import pyarrow.flight as flight
 
 from relive._core import BatchMemory
 from relive.core.ending import at_end
-from relive.errors import BadMessage, ReliveError, ServiceUnavailable, TableClosed
+from relive.errors import BadMessage, Draining, ReliveError, ServiceUnavailable, TableClosed
 from relive.service.client.exchange import Exchange, StreamBroken, Watch
+from relive.service.client.handshakes import handshake_problem, short_reason
 from relive.service.wire import framing
+from relive.service.wire.access import OPEN, Access
 from relive.service.wire.address import parse_table
 from relive.service.wire.framing import Bytes
 from relive.service.wire.memory import keep_freed_memory
@@ -96,6 +98,7 @@ class Connection:
         address: Address of the table.
         spec_json: The expected spec; None: any.
         silence_s: How long a call waits without a byte from the server, in seconds; inf: until its deadline alone.
+        access: The certificates and the token of this client.
 
     Attributes:
         retries_s: How long a call tries to open a stream if the server is not there, in seconds; inf, the default:
@@ -103,12 +106,15 @@ class Connection:
 
     Raises:
         ForkedHandle: This process is a forked child of a process that used the service.
+        InvalidConfig: The access does not fit the address.
     """
 
-    def __init__(self, address: str, spec_json: str | None, silence_s: float = math.inf) -> None:
+    def __init__(self, address: str, spec_json: str | None, silence_s: float = math.inf, access: Access = OPEN) -> None:
         check_process("this process")
         self.address = address
         self._location, self._table = parse_table(address)
+        access.check(self._location)
+        self.access = access
         self._spec_json = spec_json
         self._identity: dict[str, str | None] = {"uuid": None, "layout_hash": None}
         self._idle: dict[str, deque[Exchange]] = {"call": deque(), "parameters": deque()}
@@ -191,12 +197,19 @@ class Connection:
             try:
                 one, opening = opening or self._begin_open(kind, fields), None
                 return one.stream, self._greeted(one, ends)
-            except ReliveError:
-                raise  # the server's answer; before StreamBroken: some errors of the library are OSErrors
-            except StreamBroken as problem:
+            except ReliveError as problem:  # before StreamBroken: some errors of the library are OSErrors
+                if not isinstance(problem, Draining):
+                    raise  # the server's answer
                 self._forget_client()
                 if time.monotonic() + pause_s >= tries_until or not wanted():
-                    reason = _short(problem)
+                    raise
+            except StreamBroken as problem:
+                self._forget_client()
+                failed = handshake_problem(self.address, str(problem))
+                if failed is not None:
+                    raise failed from None
+                if time.monotonic() + pause_s >= tries_until or not wanted():
+                    reason = short_reason(problem, self._location)
                     raise ServiceUnavailable(self.address, time.monotonic() - start, reason) from None
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)
@@ -225,11 +238,11 @@ class Connection:
         with self._changed:
             if self._client is None:
                 keep_freed_memory()
-                self._client = with_few_wakeups(lambda: flight.FlightClient(self._location, generic_options=_OPTIONS))
+                self._client = with_few_wakeups(lambda: self.access.client(self._location, _OPTIONS))
             client = self._client
         started = time.monotonic()
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
-        writer, reader = client.do_exchange(descriptor)
+        writer, reader = client.do_exchange(descriptor, *self.access.call_options(self._location))
         stream = Exchange(writer, reader, self._watch, quiet_s)
         with self._changed:
             self._all.add(stream)
@@ -263,7 +276,7 @@ class Connection:
             return TableClosed()
         if isinstance(problem, BadMessage):
             return problem
-        reason = "no answer in time" if expired else _short(problem)
+        reason = "no answer in time" if expired else short_reason(problem, self._location)
         if stream.was_silent:
             reason = f"no byte came for {self._silence_s:g} s"
         return ServiceUnavailable(self.address, time.monotonic() - start, reason)
@@ -423,10 +436,3 @@ def close_connections(port: str | None = None) -> None:
     for connection in list(_open):
         if port is None or connection.port == port:
             connection.close()
-
-
-def _short(problem: BaseException) -> str:
-    if isinstance(problem, StopIteration):
-        return "the server ended the stream"
-    text = str(problem).split(". gRPC client debug")[0]
-    return text.removeprefix("Flight returned unavailable error, with message: ")[:200]

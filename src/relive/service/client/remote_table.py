@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final, overload
 
 from relive.checks.names import names_arguments
+from relive.checks.secrets import hides_token
 from relive.checks.values import flag, timeout
 from relive.config.spec import StepSpec
 from relive.core.protocol import ReplayTable
@@ -24,38 +25,59 @@ from relive.service.client.remote_core import RemoteCore, remote_core
 from relive.service.client.remote_parameters import RemoteParameters
 from relive.service.client.remote_saves import RemoteSaving, begin_saving, facts_of
 from relive.service.client.streaming_writer import StreamingWriter
+from relive.service.wire.access import Access, ClientTLS, Token
 from relive.service.wire.options import Streaming
 from relive.table.handle import TableHandle
 from relive.writing.writer import Writer
 
-__all__ = ["RemoteTable", "connect"]
+__all__ = ["RemoteTable", "connect", "connect_with"]
 
 _CONNECT_S = 10.0
 
 
+@hides_token
 @names_arguments
-def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None = None) -> RemoteTable:
+def connect(
+    address: str,
+    timeout_s: float | None = None,
+    spec: StepSpec | None = None,
+    *,
+    tls: ClientTLS | None = None,
+    token: Token = None,
+) -> RemoteTable:
     """Connects to a table that a server serves.
 
     Args:
-        address: Address of the table, grpc://host:port/name.
+        address: Address of the table, grpc://host:port/name; of a server with TLS, grpc+tls://host:port/name.
         timeout_s: Default timeout in seconds of the handle's calls; None: the table's default. Connecting waits for the
             server for at most this time, or for 10 s if None.
         spec: The spec that the caller expects the table to have; None: any spec.
+        tls: The authorities to trust, and the client's own certificate; None: the authorities of the system.
+        token: The token, or the Path of a file with the token. None: that of RELIVE_TOKEN, else of the file
+            RELIVE_TOKEN_FILE, else none. A pickled handle contains the path, and never the token.
 
     Returns:
         A handle on the table. Close the handle, or use it as a context manager.
 
     Raises:
+        AccessDenied: The server does not allow this client to use a table of this name.
+        HandshakeFailed: The certificates of client and server do not fit.
         ServiceUnavailable: The server did not answer in time.
         NoSuchTable: The server serves no table under this name.
         FormatMismatch: The server has another version of the protocol.
-        InvalidConfig: The address is not grpc://host:port/name, or the table has another spec.
+        InvalidConfig: The address is not grpc://host:port/name, the table has another spec, or the token is none.
     """
+    return connect_with(address, Access.of(tls, token), timeout_s, spec)
+
+
+def connect_with(
+    address: str, access: Access, timeout_s: float | None = None, spec: StepSpec | None = None
+) -> RemoteTable:
+    """Connects as connect() does, with an access that was checked."""
     given = None if timeout_s is None else timeout(timeout_s)
     if spec is not None and not isinstance(spec, StepSpec):
         raise InvalidConfig("spec", "a StepSpec", spec)
-    connection = Connection(address, None if spec is None else spec.to_json())
+    connection = Connection(address, None if spec is None else spec.to_json(), access=access)
     try:
         return RemoteTable(connection, given)
     except BaseException:
@@ -63,8 +85,8 @@ def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None 
         raise
 
 
-def _connect_again(address: str, timeout_s: float | None, stream: int) -> RemoteTable:
-    return connect(address, timeout_s)
+def _connect_again(address: str, access: Access, timeout_s: float | None, stream: int) -> RemoteTable:
+    return connect_with(address, access, timeout_s)
 
 
 @final
@@ -75,7 +97,8 @@ class RemoteTable(TableHandle):
     - Every call has a deadline: its `timeout_s`, else the handle's default. If the server is gone or hangs, the call
       raises ServiceUnavailable before its deadline (after 1 s if the deadline is shorter).
     - A later call connects again, to the same table only.
-    - A pickled handle contains its address and its timeout, and connects when it is unpickled.
+    - A pickled handle contains its address, its timeout and the paths of its certificates. It connects when it is
+      unpickled, with the token that it finds there.
     - The handle is not usable in a forked child.
     - `gather(out=)` costs one more copy, because the bytes arrive in a pooled buffer first.
 
@@ -159,7 +182,7 @@ class RemoteTable(TableHandle):
 
         The server numbers the draws, so `stream` has no effect.
         """
-        return partial(_connect_again, self.address, self._given_s)
+        return partial(_connect_again, self.address, self._remote.connection.access, self._given_s)
 
     # ---- saving ----------------------------------------------------------------------------------------------------
 
@@ -252,9 +275,11 @@ class RemoteTable(TableHandle):
         self._remote.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return connect, (self.address, self._given_s)
+        return connect_with, (self.address, self._remote.connection.access, self._given_s)
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_core"):
+            return "RemoteTable(connecting)"  # a traceback of a failed connect shows it
         state = "closed" if self.closed else "open"
         return f"RemoteTable({self.address}, {state}, indexes {', '.join(self.indexes)})"
 

@@ -21,7 +21,7 @@ from relive.service.wire.options import ServerOptions
 from relive.service.wire.packing import PackedArray, Packing, sampled
 from relive.table.table import Table
 
-__all__ = ["Applied", "Hosted", "HostedSelection", "Offer"]
+__all__ = ["SLICE_S", "Applied", "Hosted", "HostedSelection", "Offer", "check_version"]
 
 Value = TypeVar("Value")
 Offer = Callable[[], tuple[dict[str, Any], bytes]]  # fields of JSON and bytes, made at each request
@@ -81,6 +81,14 @@ class Applied:
             )
 
 
+def check_version(request: dict[str, Any]) -> None:
+    """Refuses a client of another version or byte order. Raises FormatMismatch."""
+    expected = {"relive": VERSION, "byte_order": sys.byteorder}
+    for name, own in expected.items():
+        if request.get(name) != own:
+            raise FormatMismatch(f"service {name}", own, request.get(name))
+
+
 @final
 class Hosted:
     """A served table with the parameters beside the table, and its saves.
@@ -119,10 +127,6 @@ class Hosted:
 
     def check(self, request: dict[str, Any]) -> None:
         """Refuses a client that expects another table. Raises FormatMismatch, InvalidConfig, BadMessage."""
-        expected = {"relive": VERSION, "byte_order": sys.byteorder}
-        for name, own in expected.items():
-            if request.get(name) != own:
-                raise FormatMismatch(f"service {name}", own, request.get(name))
         for name, mine in self._identity.items():
             told = field(request, name, (str, type(None)))
             if name == "uuid" and told is not None and told == self._saved_uuid:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from relive.errors import BadMessage, ServiceUnavailable
 from relive.service.parameters.sets import MAX_NOTE_BYTES, MAX_VERSION, Publication, checked_json, read_publication
 from relive.service.parameters.store import LEASE_S, Incoming
+from relive.service.server.guard import Permit
 from relive.service.server.hosting import SLICE_S, Hosted
 from relive.service.server.pipe import Pipe
 from relive.service.server.sessions import Header, Session
@@ -32,8 +33,10 @@ class ParameterSession(Session):
     A publisher loses the seat at the end of its stream, at its deadline, and at any error.
     """
 
-    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
-        super().__init__(pipe, hosted, options)
+    ROLES = {"pull": "read", "begin": "update", "part": "update", "commit": "update"}
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, permit: Permit) -> None:
+        super().__init__(pipe, hosted, options, permit)
         self._store = hosted.parameters
         self._number = hosted.next_number()
         self._incoming: Incoming | None = None
@@ -48,17 +51,23 @@ class ParameterSession(Session):
 
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one message. A part has no answer."""
-        op = framing.field(header, "op", str)
+        op = header["op"]
         if op == "part":
             self._take(body)
         elif op == "pull":
             self._pull(header)
         elif op == "begin":
             self._begin(header)
-        elif op == "commit":
+        else:  # "commit"
             self._commit()
+
+    def refuse(self, header: Header, problem: Exception) -> None:
+        """Answers with an error. A part has no answer: the commit reports its error."""
+        if header.get("op") == "part":
+            self._drop()
+            self._problem = problem
         else:
-            raise BadMessage("op", "pull, begin, part or commit", op[:40])
+            super().refuse(header, problem)
 
     # ---- out -------------------------------------------------------------------------------------------------------
 

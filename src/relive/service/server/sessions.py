@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 
 from relive._core import Hold
 from relive.core.request import DrawRequest
+from relive.core.roles import Needed, Role
 from relive.core.table_core import DrawnItems
 from relive.errors import BadMessage, InvalidConfig, ReliveError
 from relive.reading.sources import DrawNumber
+from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted, HostedSelection
 from relive.service.server.item_calls import Creation, items_of
 from relive.service.server.pipe import Pipe, StreamBroken, packed
@@ -46,13 +48,20 @@ class AskedDraw(NamedTuple):
 class Session(ABC):
     """Serves one stream, from its handshake to its end.
 
-    The session owns the draws and lanes of its client, and gives them back at the end.
+    The session owns the draws and lanes of its client, and gives them back at the end. Before it answers a message it
+    asks whether the client has the role of the message's op now.
+
+    Attributes:
+        ROLES: The ops of this kind of stream, and the role that each op needs. No other op is answered.
     """
 
-    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
+    ROLES: ClassVar[Mapping[str, Needed]] = {}
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, permit: Permit) -> None:
         self.pipe = pipe
         self.hosted = hosted
         self.options = options
+        self.permit = permit
         self._asked_by: Header | None = None
         self._asked: AskedDraw
 
@@ -65,6 +74,7 @@ class Session(ABC):
             self.pipe.send(self.hosted.hello() | self.begin())
             while (message := self._next()) is not None:
                 try:
+                    self.permit.check(self.role_of(message[0]))
                     self.handle(*message)
                 except ReliveError as problem:  # before StreamBroken: some errors of the library are OSErrors
                     self.refuse(message[0], problem)
@@ -84,6 +94,19 @@ class Session(ABC):
                 return self.pipe.read()
             except BadMessage as problem:
                 self.refuse({}, problem)
+
+    @classmethod
+    def roles(cls) -> frozenset[Role]:
+        """Returns the roles of the ops of this kind of stream. A client with one of them may open the stream."""
+        return frozenset(one for one in cls.ROLES.values() if one != "any")
+
+    def role_of(self, header: Header) -> Needed:
+        """Returns the role that a message needs. Raises BadMessage for an op that this kind of stream does not have."""
+        op = framing.field(header, "op", str)
+        role = self.ROLES.get(op)
+        if role is None:
+            raise BadMessage("op", " or ".join(self.ROLES), op[:40])
+        return role
 
     def refuse(self, header: Header, problem: Exception) -> None:
         """Answers with an error."""
@@ -115,22 +138,26 @@ class Session(ABC):
         return self._asked
 
 
+class _Call(NamedTuple):
+    """A call that is no simple call: the role that it needs, and the method that answers it."""
+
+    role: Needed
+    answer: Callable[[Any, Header, Bytes], None]
+
+
 @final
 class CallSession(Session):
     """Answers calls one after the other."""
 
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one call."""
-        op = framing.field(header, "op", str)
-        call, verb = self._CALLS.get(op), VERBS.get(op)
-        if call is None and verb is None:
-            raise BadMessage("op", " or ".join((*self._CALLS, *VERBS)), op[:40])
+        op = header["op"]
         if "after" in header:
             self.hosted.wait_for(header["after"], framing.seconds(header))
-        if call is not None:
-            call(self, header, body)
-        elif verb is not None:
-            self._ask(verb, header, body)
+        if op in self._CALLS:
+            self._CALLS[op].answer(self, header, body)
+        else:
+            self._ask(VERBS[op], header, body)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -206,19 +233,20 @@ class CallSession(Session):
 
     # Functions of the class, not bound methods. A session that referenced itself would keep both ends of its stream and
     # the table alive until the next garbage collection, long after Arrow has released the stream.
-    _CALLS: ClassVar[dict[str, Callable[[CallSession, Header, Bytes], None]]] = {
-        "sample": _draw,
-        "draw": _draw,
-        "claim": _claim,
-        "list": _list,
-        "gather": _gather,
-        "create": _create,
-        "select": _describe,
-        "save": _save,
-        "saving": _save,
-        "cancel": _save,
-        "forget": _save,
+    _CALLS: ClassVar[dict[str, _Call]] = {
+        "sample": _Call("read", _draw),
+        "draw": _Call("read", _draw),
+        "claim": _Call("read", _claim),
+        "list": _Call("read", _list),
+        "gather": _Call("read", _gather),
+        "create": _Call("append", _create),
+        "select": _Call("any", _describe),
+        "save": _Call("admin", _save),
+        "saving": _Call("admin", _save),
+        "cancel": _Call("admin", _save),
+        "forget": _Call("admin", _save),
     }
+    ROLES = {name: one.role for name, one in _CALLS.items()} | {name: one.role for name, one in VERBS.items()}
     _SAVE_CALLS: ClassVar[dict[str, Callable[[Hosted, Header, Bytes], Header]]] = {
         "save": begin_save,
         "saving": look_at_save,
@@ -243,8 +271,10 @@ class HoldSession(Session):
     are given back, too.
     """
 
-    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
-        super().__init__(pipe, hosted, options)
+    ROLES = {"sample": "read", "draw": "read", "count": "read", "back": "read"}
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, permit: Permit) -> None:
+        super().__init__(pipe, hosted, options, permit)
         self._held: list[_Lent] = []  # the oldest batch first
 
     def handle(self, header: Header, body: Bytes) -> None:
@@ -253,15 +283,13 @@ class HoldSession(Session):
             self.hosted.wait_for(header["after"], framing.seconds(header))
         for _ in range(framing.whole(header, "handed_out", 0, len(self._held))):
             self._held.pop(0).hold.commit()
-        op = framing.field(header, "op", str)
+        op = header["op"]
         if op in ("sample", "draw"):
             self._draw(header, op == "sample")
-        elif op in ("count", "back"):
+        else:  # "count" or "back"
             if op == "back" and self._held:
                 self._give_back(self._held.pop())
             self.pipe.send({"value": len(self._held)})
-        else:
-            raise BadMessage("op", "sample, draw, back or count", op[:40])
 
     def _draw(self, header: Header, has_columns: bool) -> None:
         core, number = self.hosted.table.core, DrawNumber(self.hosted.table.core)

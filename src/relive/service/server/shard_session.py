@@ -20,6 +20,7 @@ from relive.core.locked import check_lock
 from relive.core.request import DrawRequest
 from relive.errors import BadMessage, TableClosed
 from relive.reading.sources import DrawNumber
+from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted
 from relive.service.server.pipe import Pipe
 from relive.service.server.sessions import Header, Session, send_drawn
@@ -52,8 +53,18 @@ class _Lent(NamedTuple):
 class ShardSession(Session):
     """Answers a handle on several shards. The session owns its draws that are not settled."""
 
-    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
-        super().__init__(pipe, hosted, options)
+    ROLES = {
+        "roots": "read",
+        "draw": "read",
+        "settle": "read",
+        "layout": "read",
+        "offer": "read",  # the server has offers only if its Door says so
+        "filled": "read",
+        "free": "read",
+    }
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, permit: Permit) -> None:
+        super().__init__(pipe, hosted, options, permit)
         self._lent: dict[int, _Lent] = {}
         self._next_ticket = 0
 
@@ -72,7 +83,7 @@ class ShardSession(Session):
 
         A message that only settles has no answer.
         """
-        op = framing.field(header, "op", str)
+        op = header["op"]
         if "done" in header or "back" in header:
             self._settle(header)
         if op == "settle":
@@ -90,11 +101,9 @@ class ShardSession(Session):
         elif op == "filled":
             (keys,) = framing.arrays_of(body, (np.int64, (framing.whole(header, "n", 0, 2**31 - 1),)))
             self.pipe.send({"position": first_filled(self._core, keys)})
-        elif op == "free":
+        else:  # "free"
             check_lock(self._core, framing.seconds(header))
             self.pipe.send({})
-        else:
-            raise BadMessage("op", "roots, draw, settle, layout, offer, filled or free", op[:40])
 
     def _root(self, header: Header) -> bytes:
         number = framing.whole(header, "index", 0, len(self.hosted.table.config.index) - 1)

@@ -9,7 +9,9 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from relive.core.roles import Needed
 from relive.errors import BadMessage, DeadlineExceeded, ReliveError, ServiceUnavailable
+from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted
 from relive.service.server.pipe import Pipe
 from relive.service.server.sessions import Header, Session
@@ -89,8 +91,10 @@ class WriteSession(Session):
     begins a new epoch. Rows that were sent after a failed step therefore never overtake that step.
     """
 
-    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, request: Header) -> None:
-        super().__init__(pipe, hosted, options)
+    ROLES = {"append": "append", "extend": "append", "end": "append", "abandon": "append", "version": "append"}
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, permit: Permit, request: Header) -> None:
+        super().__init__(pipe, hosted, options, permit)
         num_lanes = framing.field(request, "num_lanes", (int, type(None)))
         self._writer: Writer = hosted.table.writer(num_lanes)
         self._layout = RowLayout(hosted.table.spec, num_lanes)
@@ -101,6 +105,10 @@ class WriteSession(Session):
     def begin(self) -> Header:
         """Returns the session's number, which the client's other calls refer to."""
         return {"session": self._number}
+
+    def role_of(self, header: Header) -> Needed:
+        """Returns the role of every message: each lists several ops."""
+        return "append"
 
     def end(self) -> None:
         """Cuts the client's lanes: the client is gone or done."""

@@ -6,9 +6,12 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from urllib.parse import unquote
 
-__all__ = ["heard_s", "peers_of", "tcp_sockets"]
+from relive.service.wire.address import host_and_port
+
+__all__ = ["cut", "heard_s", "is_of_port", "peer_in", "peer_of", "peers_of", "tcp_sockets"]
 
 # struct tcp_info of Linux: tcpi_unacked, then tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds, then
 # tcpi_bytes_received.
@@ -36,9 +39,9 @@ def tcp_sockets() -> Iterator[socket.socket]:
 
 def peers_of(location: str) -> frozenset[tuple[str, int]]:
     """Returns the addresses that grpc://host:port means; none if the name cannot be resolved."""
-    host, _, port = location.removeprefix("grpc://").rpartition(":")
+    host, port = host_and_port(location)
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except (OSError, ValueError):
         return frozenset()
     return frozenset((str(address[0]), int(address[1])) for *_, address in found)
@@ -66,3 +69,35 @@ def heard_s(peers: frozenset[tuple[str, int]]) -> float | None:
         if num_bytes:
             quiet_ms.append(min(data_ms, ack_ms) if unacked else data_ms)
     return min(quiet_ms) / 1000.0 if quiet_ms else None
+
+
+def cut(connections: Callable[[socket.socket], bool]) -> int:
+    """Ends every TCP connection of this process for which the function is true. Returns the number of them."""
+    number = 0
+    for one in tcp_sockets():
+        try:
+            if connections(one):
+                one.shutdown(socket.SHUT_RDWR)
+                number += 1
+        except (OSError, IndexError, TypeError, ValueError):
+            continue  # a listening socket, or a socket of another family
+    return number
+
+
+def is_of_port(port: int) -> Callable[[socket.socket], bool]:
+    """Returns a function that says whether a socket is a connection that a server at this port accepted."""
+    return lambda one: bool(one.getsockname()[1] == port and one.getpeername())
+
+
+def peer_of(one: socket.socket) -> tuple[str, int]:
+    """Returns host and port of the other end. Raises OSError for a socket without one."""
+    host, port = one.getpeername()[:2]
+    return str(host).removeprefix(_OF_IPV4).partition("%")[0], int(port)
+
+
+def peer_in(text: str) -> tuple[str, int] | None:
+    """Returns host and port of a peer as gRPC writes it, such as ipv4:127.0.0.1:4711; None for another text."""
+    _, _, rest = unquote(text).partition(":")
+    host, _, port = rest.rpartition(":")
+    host = host.strip("[]").removeprefix(_OF_IPV4).partition("%")[0]
+    return (host, int(port)) if host and port.isdigit() else None

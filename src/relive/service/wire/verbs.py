@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 
+from relive.core.roles import Role, role_of
 from relive.core.table_core import InBody, IndexOf, Number, SimpleCalls, Whole
 from relive.errors import BadMessage
 from relive.service.wire import framing
@@ -28,13 +29,14 @@ Asks = Callable[[Any, "Verb", dict[str, Any], list[Any]], Any]
 class Verb(NamedTuple):
     """One simple call: how each of its arguments travels, in order.
 
-    If `looks`, it changes no data and may be sent twice.
+    If `looks`, it changes no data and may be sent twice. A client needs the role `role`.
     """
 
     name: str
     parameters: Mapping[str, Whole | Number | IndexOf | InBody]
     looks: bool
     is_property: bool
+    role: Role
 
 
 def _verb(name: str, member: Any) -> Verb:
@@ -43,7 +45,7 @@ def _verb(name: str, member: Any) -> Verb:
     hints = get_type_hints(function, include_extras=True)
     names = [one for one in inspect.signature(function).parameters if one != "self"]
     parameters = {one: hints[one].__metadata__[0] for one in names}
-    return Verb(name, parameters, getattr(function, "looks", False), is_property)
+    return Verb(name, parameters, getattr(function, "looks", False), is_property, role_of(function))
 
 
 VERBS = {name: _verb(name, member) for name, member in vars(SimpleCalls).items() if not name.startswith("_")}

@@ -30,8 +30,10 @@ from relive.agents.agent import Policy
 from relive.agents.config import require
 from relive.core.closing import Closing
 from relive.errors import FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable, TooManyLanes, Unacknowledged
-from relive.service import Published, RemoteTable, connect
+from relive.service import Access, Published, RemoteTable
+from relive.service.client.remote_table import connect_with
 from relive.service.parameters.sets import MAX_VERSION
+from relive.service.wire.access import OPEN
 from relive.train.acting.actor import ActorTask, acting_with
 from relive.train.acting.environments import describe, make_environments
 from relive.train.acting.links import Feed, StreamedTable
@@ -58,12 +60,14 @@ class ActOptions:
         num_envs: Environments that are stepped together; None: as many as the run's own actors step.
         seed: Seed of environments and exploration; None: a new one.
         patience_s: Seconds without the run after which the actor ends.
+        access: The actor's certificates and token; by default the token of RELIVE_TOKEN or RELIVE_TOKEN_FILE.
     """
 
     env_id: str | None = None
     num_envs: int | None = None
     seed: int | None = None
     patience_s: float = 300.0
+    access: Access = OPEN
 
     def __post_init__(self) -> None:
         require(self.num_envs is None or self.num_envs >= 1, "envs", ">= 1", self.num_envs)
@@ -314,7 +318,7 @@ class _RemoteActor:
         """Makes visits until the actor ends (rule V3)."""
         while not self._stopping():
             try:
-                table = connect(self._address, timeout_s=_CALL_S)
+                table = connect_with(self._address, self._options.access, _CALL_S)
             except ServiceUnavailable as problem:
                 self._wait_for_it(problem)
                 continue

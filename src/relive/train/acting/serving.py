@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from relive import Table
 from relive.errors import InvalidConfig
-from relive.service import serve
+from relive.service import Door, ServerTLS, serve_behind
 from relive.train.config import TrainConfig
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.parts import Part
-from relive.train.sections import where_to_serve
+from relive.train.sections import ServingConfig, where_to_serve
 
 FORMAT = 1  # of the facts that are published with the parameters; an actor refuses another format
 RETURNS_TOLD = 64  # returns of the last episodes in a report
@@ -82,6 +82,14 @@ class ActorReport:
         return report
 
 
+def door_of(config: ServingConfig) -> Door:
+    """Returns the door of a served run. Raises InvalidConfig if a file is none."""
+    tls = None
+    if config.tls_cert is not None or config.tls_key is not None:
+        tls = ServerTLS(config.tls_cert or "", config.tls_key or "", config.client_ca)
+    return Door(tls, config.tokens, config.insecure)
+
+
 @final
 class ServedRun(Part):
     """The server of a run. It owns the listening socket; the run owns the table. See Part.
@@ -110,7 +118,7 @@ class ServedRun(Part):
         self._closed = False
         self._connected: set[int] = set()  # streams that have sent a report
         self._sums: OrderedDict[str, ActorReport] = OrderedDict()
-        self._server = serve({name: table}, server_address)
+        self._server = serve_behind({name: table}, server_address, door_of(config.serving))
         self.address = f"{self._server.address}/{name}"
         self._store = self._server.parameters(name)
         self._store.listen(self._hear)

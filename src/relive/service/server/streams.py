@@ -1,0 +1,153 @@
+"""Opens the streams of a server: finds the client, its table and its session, and runs the session."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple, final
+
+import pyarrow.flight as flight
+
+from relive.errors import BadMessage, Draining, InvalidConfig, NoSuchTable, ServiceUnavailable
+from relive.service.server.guard import Caller, Guard, Permit, TokenReader
+from relive.service.server.hosting import Hosted, check_version
+from relive.service.server.parameter_session import ParameterSession
+from relive.service.server.pipe import Pipe, StreamBroken
+from relive.service.server.pulses import Pulses
+from relive.service.server.sessions import CallSession, HoldSession, Session
+from relive.service.server.shard_session import ShardSession
+from relive.service.server.write_session import WriteSession
+from relive.service.wire import framing
+from relive.service.wire.door import Door
+from relive.service.wire.options import ServerOptions
+
+__all__ = ["KINDS", "Counts", "FlightServer", "Serving"]
+
+# Kinds of streams. The roles of a session's ops say which clients may open a stream of its kind.
+KINDS: Mapping[str, type[Session]] = {
+    "call": CallSession,
+    "write": WriteSession,
+    "hold": HoldSession,
+    "shard": ShardSession,
+    "parameters": ParameterSession,
+}
+
+
+@final
+class Counts:
+    """Counts of open and busy streams, and whether the server takes new ones.
+
+    The counts are not part of the server: an object that keeps a stream alive must not keep the server alive.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Lock()
+        self.num_streams = 0
+        self.num_busy = 0
+        self.drains = False
+
+    def streams(self, change: int) -> None:
+        """Adds `change` to the number of open streams."""
+        with self._changed:
+            self.num_streams += change
+
+    def busy(self, change: int) -> None:
+        """Adds `change` to the number of streams that work on a message."""
+        with self._changed:
+            self.num_busy += change
+
+
+class Serving(NamedTuple):
+    """The parts of a server that all its streams share."""
+
+    hosted: dict[str, Hosted]
+    closing: threading.Event
+    options: ServerOptions
+    counts: Counts
+    pulses: Pulses
+    guard: Guard
+
+
+@final
+class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Makes the session that a stream's descriptor asks for, and runs the session on the stream's own thread."""
+
+    def __init__(self, location: str, serving: Serving, door: Door) -> None:
+        self._serving = serving
+        more = {} if door.tls is None else door.tls.arguments()
+        if door.tokens is not None:
+            more["middleware"] = {TokenReader.NAME: TokenReader()}
+        super().__init__(location, **more)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Serves one stream, from its handshake to its end."""
+        serving = self._serving
+        pipe = Pipe(context, reader, writer, serving.counts.busy)
+        serving.counts.streams(1)
+        permit: Permit | None = None
+        try:
+            request, kind = self._asked(descriptor)
+            name = framing.field(request, "table", str)
+            permit = serving.guard.enter(_caller(context), name, kind.roles())
+            session = self._session(pipe, request, kind, permit)
+        except Exception as problem:  # any error of the handshake is sent to the client, if the client is still there
+            with contextlib.suppress(*StreamBroken):
+                pipe.send({"error": framing.error_to(problem)})
+            return
+        else:
+            session.run()
+        finally:
+            if permit is not None:
+                serving.guard.leave(permit)
+            serving.pulses.remove(pipe)
+            pipe.end()
+            serving.counts.streams(-1)
+
+    def _asked(self, descriptor: Any) -> tuple[dict[str, Any], type[Session]]:
+        """Returns the request of a stream, and its kind. Tells a client of another version before anything else."""
+        counts, options = self._serving.counts, self._serving.options
+        request = _request(descriptor)
+        check_version(request)
+        if counts.drains:
+            raise Draining("this server")
+        if self._serving.closing.is_set():
+            raise ServiceUnavailable("this server", 0.0, "it closes")
+        if counts.num_streams > options.max_streams:
+            raise InvalidConfig("streams", f"at most {options.max_streams} at once", counts.num_streams)
+        kind = framing.field(request, "kind", str)
+        if kind not in KINDS:
+            raise BadMessage("kind of stream", " or ".join(KINDS), kind[:40])
+        return request, KINDS[kind]
+
+    def _session(self, pipe: Pipe, request: dict[str, Any], kind: type[Session], permit: Permit) -> Session:
+        serving = self._serving
+        hosted = serving.hosted.get(permit.table)
+        if hosted is None:
+            raise NoSuchTable(permit.table[:200])
+        hosted.check(request)
+        if request.get("pulses") is True:
+            serving.pulses.add(pipe, hosted.table.core)
+        if kind is WriteSession:
+            return WriteSession(pipe, hosted, serving.options, permit, request)
+        return kind(pipe, hosted, serving.options, permit)
+
+
+def _caller(context: Any) -> Caller:
+    read = context.get_middleware(TokenReader.NAME)
+    identity = context.peer_identity()
+    return Caller("" if read is None else read.digest, identity.decode("utf-8", "replace"), context.peer())
+
+
+def _request(descriptor: Any) -> dict[str, Any]:
+    command = descriptor.command
+    if descriptor.descriptor_type != flight.DescriptorType.CMD or len(command) > framing.MAX_HEADER_BYTES:
+        raise BadMessage("descriptor", "a command of at most 1 MiB", str(descriptor.descriptor_type))
+    try:
+        request = json.loads(command)
+    except (ValueError, RecursionError) as problem:
+        raise BadMessage("descriptor", "JSON", str(problem)[:100]) from None
+    if not isinstance(request, dict):
+        raise BadMessage("descriptor", "a JSON object", type(request).__name__)
+    return request
