@@ -30,6 +30,11 @@ void IndexView::flush_all(Held& held) {
     if (held.dirty.count_[i] > 0) flush(held, i);
 }
 
+void IndexView::rebuild_ranks(Held& held, uint32_t index, const uint32_t* order, size_t count) {
+  flush(held, index);
+  held.region.ranks_[index].rebuild(IndexView(held.region, index).tree(), order, count);
+}
+
 void IndexView::rebuild(Held& held, uint32_t index) {
   held.dirty.count_[index] = 0;
   held.region.trees_[index].rebuild();

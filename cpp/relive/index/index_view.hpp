@@ -116,6 +116,8 @@ class IndexView {
   static void flush_all(Held& held);
   // Recomputes every inner node, and every class of priorities, from the leaves. Cost: O(n).
   static void rebuild(Held& held, uint32_t index);
+  // The same for the classes alone, with their members in an order (Ranks::rebuild).
+  static void rebuild_ranks(Held& held, uint32_t index, const uint32_t* order, size_t count);
 
  protected:
   const Tree& tree() const { return tree_; }

@@ -33,6 +33,10 @@ struct SavedArea {
 
 std::vector<SavedArea> saved_areas(const Region& r);
 
+// One more area, which a reader need not know: uint32[members], the order of the members of the classes of an index that
+// draws by ranks (Ranks::list_members). Recovery would build the classes in another order, and other items be drawn.
+inline constexpr const char* kRankOrder = "rank order";
+
 inline constexpr size_t kNumCounters = sizeof(Counters) / sizeof(std::atomic<uint64_t>);
 
 // The numbers of one index.

@@ -277,6 +277,15 @@ Status Loader::take_bulk_frame(uint64_t page) {
   return {};
 }
 
+void Loader::restore_rank_orders(Held& held) {
+  const Region& r = table_->region();
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    const LoadedArea* const from = area(kRankOrder, i);
+    if (from == nullptr || !Leaves(r, i).is_ranked()) continue;  // an earlier version has saved it
+    Leaves::rebuild_ranks(held, i, reinterpret_cast<const uint32_t*>(from->bytes), from->num_bytes / sizeof(uint32_t));
+  }
+}
+
 // Rebuilds what follows from the rest, ends the lanes that were open, and drops steps beyond the capacity.
 void Loader::settle() {
   Region& r = table_->region();
@@ -286,6 +295,7 @@ void Loader::settle() {
     write_numbers(held, state_.numbers);
     for (uint32_t i = 0; i < r.num_indexes; ++i) shift_waits(held, i, clock_s() - state_.numbers.now_s);
     recover(held, table_->door().scratch);
+    if (names_->keeps_keys()) restore_rank_orders(held);
     for (const uint32_t page : closed_) renew_ticket(held, page);
     for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) {
       if (r.lanes[lane].state.load(kRelaxed) == LaneState::kLive) cut_lane(held, lane);

@@ -58,6 +58,7 @@ class Loader final {
   void place_records();
   void place_lanes();
   void settle();
+  void restore_rank_orders(Held& held);
   Status take_bulk_frame(uint64_t page);
   const LoadedArea* area(const std::string& name, uint32_t index) const;
   template <class T>

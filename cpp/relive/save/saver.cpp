@@ -42,6 +42,14 @@ Status Saver::begin(const SavedImage* known, size_t count) {
   tickets_.reserve(r.geometry->num_pages);
   last_rows_.resize(r.geometry->max_lanes);
   live_ = areas_ = saved_areas(r);
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    if (!Leaves(r, i).is_ranked()) continue;
+    const uint64_t num_leaves = r.map(i).num_leaves;
+    RankCopy copy{i, nullptr, {}, {}};
+    RELIVE_RETURN_IF_ERROR(Storage::create_local(Ranks::num_bytes(num_leaves), &copy.memory));
+    copy.ranks.bind(copy.memory->base(), num_leaves);
+    ranks_.push_back(std::move(copy));
+  }
   memory_.resize(areas_.size());
   record_words_.resize(r.num_indexes);
   for (size_t k = 0; k < areas_.size(); ++k) {
@@ -208,6 +216,7 @@ void Saver::copy_state(Held& held) {
       copy_bytes(areas_[k].at, live_[k].at, areas_[k].num_bytes());
     }
   }
+  for (RankCopy& copy : ranks_) Leaves(r, copy.index).ranks().copy_members(copy.ranks);
   numbers_ = read_numbers(held);
   num_steps_ = r.header->live_steps.load(kRelaxed) - r.header->removed_steps.load(kRelaxed);
   for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) last_rows_[lane] = last_row_of(r, r.lanes[lane]);
@@ -231,7 +240,17 @@ Status Saver::cut(const Deadline& deadline) {
     copy_state(locked.held());
     next_page_ = 0;
     cut_s_ = clock_s() - begin_s;
-    return {};
+    break;
+  }
+  list_ranks();
+  return {};
+}
+
+void Saver::list_ranks() {
+  for (RankCopy& copy : ranks_) {
+    copy.ranks.list_members(&copy.order);
+    areas_.push_back({kRankOrder, copy.index, EntryOf::kTable, reinterpret_cast<std::byte*>(copy.order.data()),
+                      sizeof(uint32_t), copy.order.size(), false});
   }
 }
 

@@ -55,7 +55,8 @@ class Saver final {
   const ImageForm& form() const { return *form_; }  // after begin()
   bool is_cut() const { return !words_.empty(); }
   double cut_s() const { return cut_s_; }  // for which cut() had the lock
-  // After cut(): the state, in the order of saved_areas(), and the images that the cut consists of must name these.
+  // After cut(): the state, in the order of saved_areas() and then the order of the members of classes (kRankOrder) of
+  // each index by ranks. The images that the cut consists of must name the pages.
   const std::vector<SavedArea>& areas() const { return areas_; }  // their `at` is the copy
   const SavedNumbers& numbers() const { return numbers_; }
   uint64_t num_steps() const { return num_steps_; }
@@ -70,7 +71,7 @@ class Saver final {
   void copy_large(const SavedArea& live, SavedArea* copy);
   void copy_large_again(const SavedArea& live, SavedArea* copy);
   void copy_state(Held& held);
-  void note_last_rows(Held& held);
+  void list_ranks();
   bool is_missing(uint64_t page, uint64_t word, uint64_t ticket) const;
   // The result for one page: no image, an image, or the buffer is full.
   struct Copied {
@@ -91,6 +92,14 @@ class Saver final {
   uint64_t next_page_ = 0;
   std::vector<SavedArea> live_, areas_;
   std::vector<std::vector<std::byte>> memory_;
+  // Of an index by ranks: a copy of the members of its classes, and their order, listed after the cut.
+  struct RankCopy {
+    uint32_t index;
+    std::unique_ptr<Storage> memory;
+    Ranks ranks;
+    std::vector<uint32_t> order;
+  };
+  std::vector<RankCopy> ranks_;
   std::vector<std::vector<uint64_t>> record_words_;  // of items, as the large areas of their index were copied; else 0
   SavedNumbers numbers_{};
   std::vector<LastRow> last_rows_;         // of each lane

@@ -1,6 +1,7 @@
 #include "relive/words/ranks.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "relive/words/sync.hpp"
 #include "relive/words/testing.hpp"
@@ -182,7 +183,25 @@ void Ranks::link_blocks(uint32_t ordinal, uint32_t first, uint32_t members) {
   chain.root.store(begin, kRelaxed);
 }
 
-void Ranks::rebuild(const Tree& tree) {
+void Ranks::copy_members(const Ranks& to) const {
+  const auto copy = [](auto* from, auto* into, uint64_t count) {
+    std::memcpy(static_cast<void*>(into), static_cast<const void*>(from), count * sizeof *from);
+  };
+  copy(head_, to.head_, 1);
+  copy(counts_[0], to.counts_[0], kSizes[0]);
+  copy(chains_, to.chains_, kSizes[0]);
+  copy(entries_, to.entries_, uint64_t{head_->made} * kRoom);
+}
+
+void Ranks::list_members(std::vector<uint32_t>* order) const {
+  for (uint32_t ordinal = 1; ordinal <= kClasses; ++ordinal) {
+    const Class one{ordinal, count(ordinal).load(kRelaxed), 0};
+    for (uint64_t position = 0; position < one.members; ++position)
+      order->push_back(static_cast<uint32_t>(member(one, position)));
+  }
+}
+
+void Ranks::rebuild(const Tree& tree, const uint32_t* order, size_t num_ordered) {
   head_->is_changing.store(1, kRelaxed);
   release_fence();
   for (uint32_t level = 0; level < kLevels; ++level)
@@ -210,7 +229,14 @@ void Ranks::rebuild(const Tree& tree) {
     entries[at].store(static_cast<uint32_t>(slot), kRelaxed);
     __builtin_prefetch(entries + at + kALine, 1);
   };
-  for (uint64_t slot = 0; slot < num_leaves_; ++slot) put(slot);
+  std::vector<bool> is_put(num_ordered == 0 ? 0 : num_leaves_);
+  for (size_t k = 0; k < num_ordered; ++k) {
+    if (order[k] >= num_leaves_ || is_put[order[k]]) continue;
+    is_put[order[k]] = true;
+    put(order[k]);
+  }
+  for (uint64_t slot = 0; slot < num_leaves_; ++slot)
+    if (is_put.empty() || !is_put[slot]) put(slot);
   uint32_t first = 0;
   for (uint32_t ordinal = 1; ordinal <= kClasses; ++ordinal) {
     const uint32_t members = count(ordinal).load(kRelaxed);

@@ -21,6 +21,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "relive/words/tree.hpp"
 
@@ -48,8 +49,13 @@ class Ranks final {
 
   // Follows the leaves of these slots, which have changed. A slot may come twice. No effect if a process died in here.
   void follow(const Tree& tree, const uint64_t* slots, size_t count);
-  // Builds everything from the leaves.
-  void rebuild(const Tree& tree);
+  // Builds everything from the leaves. order: the first members of the classes, in this order; slots that are no members,
+  // and those that come again, do not count. The other members follow by slot.
+  void rebuild(const Tree& tree, const uint32_t* order = nullptr, size_t num_ordered = 0);
+  // Copies the members of all classes, and no more, to zeroed memory for as many leaves.
+  void copy_members(const Ranks& to) const;
+  // The members, class by class.
+  void list_members(std::vector<uint32_t>* order) const;
 
   uint64_t size() const;
   struct Class {

@@ -27,6 +27,8 @@ __all__ = ["Section", "SectionPlace", "read_section", "read_table", "write_cut"]
 
 Section: TypeAlias = "tuple[str, int, NDArray[np.uint8]]"  # name, index, bytes
 
+NEED_NOT_KNOW = frozenset({"rank order"})  # sections without which a table can be loaded
+
 _MAGIC = b"relive-cut\n\0"
 _VERSION = 1
 _HEAD = struct.Struct("<12sIIII")  # every version begins like this, and with the sum of these bytes
@@ -58,7 +60,9 @@ def write_cut(files: Files, handle: int, sections: Sequence[Section]) -> int:
     for name, index, data in sections:
         assert len(name.encode()) <= _MAX_NAME_BYTES
         at += -at % 64
-        entries += _ENTRY.pack(name.encode(), index, 1, at, data.nbytes, _core.crc32c(data), 0)
+        entries += _ENTRY.pack(
+            name.encode(), index, int(name not in NEED_NOT_KNOW), at, data.nbytes, _core.crc32c(data), 0
+        )
         at += data.nbytes
     head = _HEAD.pack(_MAGIC, _VERSION, _VERSION, len(sections), _core.crc32c(bytes(entries)))
     head += _SUM.pack(_core.crc32c(head))

@@ -26,8 +26,8 @@ MOST_SEGMENTS = 256  # of a cut; a reader has a descriptor on each
 MOST_BLOBS = 256  # that a reader has a descriptor on
 _OWN = ("facts", "images")
 _STATE = frozenset(
-    "ages,joined,lanes,leaves,numbers,orders,page words,pages,places,queue,record words,states,tails,values,visited,"
-    "waits,windows".split(",")
+    "ages,joined,lanes,leaves,numbers,orders,page words,pages,places,queue,rank order,record words,states,tails,values,"
+    "visited,waits,windows".split(",")
 )
 _MOST_FACTS_BYTES = 16 << 20
 _TRIES = 10  # newer saves remove files of the one that is being read
