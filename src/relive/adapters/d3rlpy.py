@@ -268,7 +268,8 @@ class ReplayBuffer(ReplayBufferBase):  # type: ignore[misc]  # d3rlpy has no typ
         appended = int(self.table.stats().appended)
         if self._read[0] != appended:
             names = (*self._observations, "action", "reward")
-            episodes, places = [], {}
+            episodes: list[Any] = []
+            places: dict[int, tuple[int, int]] = {}
             for one in self.table.episodes(names):
                 places |= {int(key): (len(episodes), step) for step, key in enumerate(one.item_keys)}
                 episodes.append(self._episode(one))
