@@ -1,5 +1,6 @@
 """relive: experience replay for reinforcement learning: paged, prioritized, and shared between processes."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from relive import errors
@@ -99,7 +100,11 @@ __all__ = [
     "Shuffle",
 ]
 
-if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
+if TYPE_CHECKING:
+    from relive.adapters.minari import from_minari as from_minari
+else:  # called for what is not there only; to a checker it is not there
 
     def __getattr__(name: str) -> Any:
+        if name == "from_minari":  # loaded when it is used: it imports minari
+            return importlib.import_module("relive.adapters.minari").from_minari
         raise unknown_attribute("relive", name, __all__)

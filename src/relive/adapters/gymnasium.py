@@ -299,6 +299,13 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
         self._current = present
         return observation, info
 
+    def async_reset(self) -> None:
+        """Starts a reset of all environments of a pool; recv returns the first rows. Open episodes end as truncated."""
+        self._check_open()
+        self._lanes.end_unfinished(self._all)
+        self._lanes.forget(self._all)
+        self.envs.async_reset()
+
     def step(
         self, actions: Any, env_id: ArrayLike | None = None, extras: Extras | None = None
     ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:

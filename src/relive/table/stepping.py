@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -79,6 +80,24 @@ class Stepping(Bound):
         asked = self._declared(columns)
         keys, places = whole_episodes(self._step_facts())
         return self._read(asked, keys, places)
+
+    def to_minari(self, dataset_id: str, *, env: Any = None, **more: Any) -> Any:
+        """Makes a local dataset of Minari from the whole episodes. Needs the extra `minari`.
+
+        Args:
+            dataset_id: the id, such as 'namespace/name-v0'.
+            env: the environment, its id or its EnvSpec; None: the spaces are those of the columns, without bounds.
+            **more: observation_space=, action_space=, and arguments of minari.create_dataset_from_buffers.
+
+        Returns:
+            The MinariDataset. relive.from_minari makes a table of it again, with the same columns and values.
+
+        Raises:
+            InvalidConfig: the table lacks observation, action or reward, or has no whole episode.
+            MissingPackage: minari is not installed.
+        """
+        adapter = importlib.import_module("relive.adapters.minari")  # by name: an adapter stands above every table
+        return adapter.to_minari(self, dataset_id, env=env, **more)
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
