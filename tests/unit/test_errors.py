@@ -6,67 +6,9 @@ import inspect
 import pickle
 
 import pytest
+from unit.error_examples import EXAMPLES
 
 from relive import errors
-
-EXAMPLES: list[errors.ReliveError] = [
-    errors.DeadlineExceeded(256, 12, 1.5),
-    errors.DeadlineExceeded("the table's lock", "", 1.5, holder_pid=4242),
-    errors.WaitsForItself(256, 12),
-    errors.RareItems("reward > 9", 256, 3, 327_680, 1e-5),
-    errors.RowGone(3, "past", 4711, "the lane has not so many rows yet"),
-    errors.RowsApart(3, "", 4711, "an episode ends between them"),
-    errors.RequestTooLarge(4096.0, 2048.0, "samples_per_insert 8 x min_size 10 = 80"),
-    errors.SpecError("column 'x'", "an ArraySpec", {"a": object()}),
-    errors.InvalidConfig("gamma", "0 to 1", 1.5),
-    errors.ShapeMismatch("observation", (8, 3), (7, 3)),
-    errors.DtypeMismatch("action", "int64", "float64"),
-    errors.MissingColumn("observation", ["observations", "action"]),
-    errors.UnknownColumn("obervation", ["observation", "action"]),
-    errors.UnknownArgument("Prioritized", "alpha", ["priority_exponent", "initial"]),
-    errors.UnknownAttribute("Batch", "obs", "batch['observation']"),
-    errors.UnnamedColumns("append", 2, ["observation/camera", "observation/speed", "action"]),
-    errors.MissingPackage("relive.service", "pyarrow", "pip install '.[service]' in a checkout of relive"),
-    errors.LaneError("mask of lanes", "bool[8]", "bool[7]"),
-    errors.InvalidPriority(3, float("nan")),
-    errors.ForeignKey(0, 77),
-    errors.LateColumn("judge/verdict"),
-    errors.LateColumn("action", is_late=False),
-    errors.AlreadyCompleted(3, 77, "reward", applied=256),
-    errors.NoPriorities("default"),
-    errors.NoProbabilities(),
-    errors.CapacityTooSmall(10, 60, 12),
-    errors.SeamMismatch(3, "observation"),
-    errors.MissingNext(2),
-    errors.EpisodeTooLong(2, 100),
-    errors.EpisodeMismatch(2, "prompt"),
-    errors.AlreadyPublished(1),
-    errors.StorageFull("/dev/shm/relive-pong", 7 << 30, 64 << 20),
-    errors.NameTaken("/dev/shm/relive-pong"),
-    errors.NoSuchTable("/dev/shm/relive-pong"),
-    errors.NotARegion("/dev/shm/relive-pong", "magic"),
-    errors.FormatMismatch("format version", 1, 2),
-    errors.InUse("/dev/shm/relive-pong", [4242, 4243]),
-    errors.SystemFailure("mmap", 12),
-    errors.TooManyLanes(8, 3),
-    errors.TooManyParticipants(256),
-    errors.TableClosed(),
-    errors.WriterClosed(),
-    errors.ForkedHandle(),
-    errors.NotShareable(),
-    errors.ReadOnly(),
-    errors.ServiceUnavailable("grpc://127.0.0.1:7070/pong", 1.5, "connection refused"),
-    errors.Unacknowledged(3, 24, "the server is gone"),
-    errors.StaleVersion(3, 7),
-    errors.BadMessage("header", "JSON", "?"),
-    errors.NoSuchSave("runs/save"),
-    errors.DamagedSave("runs/save", "CURRENT", "its checksum", "another"),
-    errors.SaveInUse("runs/save"),
-    errors.SaveOutrun("runs/save", 1 << 30, 4 << 30),
-    errors.SaveCancelled("runs/save"),
-    errors.SavesNotAllowed("pong"),
-    errors.CheckFailed("D5 live_steps <= capacity", "101 > 100"),
-]
 
 
 def test_every_class_has_an_example() -> None:
