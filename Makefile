@@ -10,6 +10,7 @@ PAIRS ?=
 CASES ?=
 DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
+RELEASE_ARGUMENTS ?=
 GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
 WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py
@@ -60,6 +61,9 @@ gpu-docs: ## the site: pages, search, reference of every public name: build/site
 docs-test: ## builds the site and checks it in headless Chromium: navigation, search, widths, contrast
 	@scripts/setup.sh demo 3.11 $(VENV)
 	@scripts/docs.sh test
+
+release: ## builds, checks and tests sdist and wheels: all but the upload (RELEASE_ARGUMENTS="--home URL"): dist/release
+	@$$(scripts/find_python.sh 3.11) scripts/release/release.py $(RELEASE_ARGUMENTS)
 
 wheel: setup ## dist/relive-gpu.tar.gz: `make gpu` for a machine without a network (GPU_PYTHON=3.12)
 	@$(RUN) scripts/gpu_archive.py --python $(GPU_PYTHON)

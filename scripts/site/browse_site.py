@@ -123,15 +123,21 @@ def main(site: Path) -> int:
             print(f"no Chromium, so nothing was checked in a browser: {str(problem).splitlines()[0]}")
             return 0
         page = browser.new_page(viewport=DESKTOP)
+        page.set_default_timeout(120_000)
         address = f"{host}/{folder.name}/"
-        faults = navigation_faults(page, address) + search_faults(page, address)
-        faults += contrast_faults(page, address)
-        faults += width_faults(page, folder, address)
+        count = 0
+        for name, check in (
+            ("navigation", lambda: navigation_faults(page, address)),
+            ("search", lambda: search_faults(page, address)),
+            ("contrast", lambda: contrast_faults(page, address)),
+            ("width", lambda: width_faults(page, folder, address)),
+        ):
+            faults = check()
+            count += len(faults)
+            print(f"{name}: {len(faults)} faults", *faults, sep="\n  ", flush=True)
         browser.close()
-    for fault in faults:
-        print(fault)
-    print(f"in Chromium: {len(faults)} faults")
-    return 1 if faults else 0
+    print(f"in Chromium: {count} faults")
+    return 1 if count else 0
 
 
 if __name__ == "__main__":
