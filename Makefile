@@ -10,11 +10,12 @@ PAIRS ?=
 CASES ?=
 DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
+RELEASE_ARGUMENTS ?=
 GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
 WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py
 
-.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save study-tree study-priorities study-scaling bench-report conformance gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save study-tree study-priorities study-scaling bench-report conformance docs docs-test release gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,9 +23,9 @@ help: ## this list
 setup: ## the environment .venv: dependencies, the compiled core, relive installed in place
 	@scripts/setup.sh full 3.11 $(VENV)
 
-demo: setup ## a whole training run on CartPole-v1 through a shared table
+demo: ## a whole training run on CartPole-v1 through a shared table; installs only the packages that it needs
+	@scripts/setup.sh demo 3.11 $(VENV)
 	@$(VENV)/bin/relive train dqn --env CartPole-v1 --actors 2 --run-dir $(DEMO_FOLDER) $(DEMO_ARGUMENTS)
-	@for picture in $(DEMO_FOLDER)/*.png; do if [ -e "$$picture" ]; then echo "learning curve: $$picture"; fi; done
 
 test: setup ## style, types, Python, C++, other Pythons, the portable build (20 minutes on 2 cores)
 	@$(RUN) scripts/run_tests.py --others "$(OTHERS)"
@@ -53,7 +54,18 @@ gpu-results: ## keeps the results of a run on a card in benchmarks/results: FOLD
 mutants-gpu: setup ## changes one place of the GPU kernels at a time (NAMES=... for some): tests/gpu must go red (7 minutes)
 	@$(RUN) scripts/gpu_mutants.py $(NAMES)
 
-gpu-wheel: setup ## dist/relive-gpu.tar.gz: `make gpu` for a machine without a network (GPU_PYTHON=3.12)
+gpu-docs: ## the site: pages, search, reference of every public name: build/site (installs mkdocs into .venv-docs)
+	@scripts/setup.sh demo 3.11 $(VENV)
+	@scripts/docs.sh build
+
+docs-test: ## builds the site and checks it in headless Chromium: navigation, search, widths, contrast
+	@scripts/setup.sh demo 3.11 $(VENV)
+	@scripts/docs.sh test
+
+release: ## builds, checks and tests sdist and wheels: all but the upload (RELEASE_ARGUMENTS="--home URL"): dist/release
+	@$$(scripts/find_python.sh 3.11) scripts/release/release.py $(RELEASE_ARGUMENTS)
+
+wheel: setup ## dist/relive-gpu.tar.gz: `make gpu` for a machine without a network (GPU_PYTHON=3.12)
 	@$(RUN) scripts/gpu_archive.py --python $(GPU_PYTHON)
 
 bench-train: setup ## training compared with Stable-Baselines3 at equal work (about 40 minutes): benchmarks/results/train.json
@@ -104,6 +116,14 @@ sanitize: setup ## C++ tests under ThreadSanitizer and AddressSanitizer
 
 mutants: setup ## switches protocol rules off one at a time (RULES=... for some): stress must go red
 	@$(RUN) scripts/stress.py mutants $(RULES)
+
+docs: ## the site: pages, search, reference of every public name: build/site (installs mkdocs into .venv-docs)
+	@scripts/setup.sh demo 3.11 $(VENV)
+	@scripts/docs.sh build
+
+docs-test: ## builds the site and checks it in headless Chromium: navigation, search, widths, contrast
+	@scripts/setup.sh demo 3.11 $(VENV)
+	@scripts/docs.sh test
 
 wheel: setup ## dist/*.whl; the wheel for Python 3.12 also serves all later versions
 	@scripts/wheels.sh "3.10 3.11 3.12"

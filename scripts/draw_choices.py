@@ -96,7 +96,7 @@ def bars(y: float, name: str, heights: Numbers, colour: int) -> list[str]:
 def picture(title: str, first: Numbers, lines: list[tuple[str, Numbers]], label: str) -> str:
     """The priorities, then a line for each kind."""
     height = TOP + ROW * len(lines) + 66
-    parts = [text(WIDTH / 2, 30, escape(title), 16)]
+    parts = [text(WIDTH / 2, 30, escape(title), 16, anchor="middle")]
     parts += bars(TOP, "priority", first / first.max(), 2)
     for k, (name, heights) in enumerate(lines):
         parts += bars(TOP + ROW * (k + 1) + 8, name, heights, 0)

@@ -64,7 +64,7 @@ def groups(sampler: relive.PromptGroups) -> Numbers:
 def picture(title: str, lines: list[tuple[str, Numbers, int]], ends: tuple[str, str], label: str) -> str:
     """A picture with a line of bars for each entry."""
     height = TOP + ROW * (len(lines) - 1) + 66
-    parts = [text(WIDTH / 2, 30, escape(title), 16)]
+    parts = [text(WIDTH / 2, 30, escape(title), 16, anchor="middle")]
     for k, (name, heights, colour) in enumerate(lines):
         parts += bars(TOP + ROW * k, name, heights, colour)
     parts.append(text(210, height - 32, ends[0], 12, anchor="start"))

@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "images" / "house.svg"
 INK, SOFT, PAPER = "#1f2933", "#66788a", "#ffffff"
 PYTHON, BINDINGS, CORE, BYTES = ("#dcefe2", "#3f8f5f"), ("#f6e6d2", "#b0722a"), ("#d9e8f3", "#2f6f9f"), ("#eef2f6", INK)
-WIDTH, LEFT, NAMES, ROW, GAP = 980, 30, 365, 27, 4
+WIDTH, LEFT, NAMES, ROW, GAP = 980, 30, 190, 27, 4
 
 # The subject of each floor or room, by one of its names.
 NOTES = {
-    "cli": "commands: train, serve, ls, rm",
+    "cli": "commands: train, serve, inspect, doctor, ls, rm",
     "train": "runs: actors, learners, evaluation, checkpoints, tuner",
     "agents": "agents: one file for each algorithm, policies on numpy",
     "fleet": "a table over shards; reads on a GPU; environments recorded into lanes",
@@ -25,17 +25,19 @@ NOTES = {
     "over": "mixtures of tables, patterns of items, data loaders",
     "table": "the handle of every table; the local table; attach, connect, list, remove",
     "reading": "draws and batches; rows and late columns on their way to a core",
+    "saving": "saves of a table: files, folders, loading",
     "core": "the interface of every table and of every core; open handles closed",
     "config": "the frozen values that a table is built from: steps, indexes, storage",
     "checks": "values, names and parts that callers give",
     "errors": "errors: type and fields, then a sentence",
 }
 ROOMS = {
+    "save": "the bytes of a save, written while the table is in use",
     "table": "a handle; reading, changing and looking apart; tiers that wrap it; writers and their lanes",
     "tiers": "bulk of pages on disk: the page file, staging, the threads that spill and read",
     "read": "from leaves to windows to rows, without the lock; no window but a whole one",
     "pages": "the lock; the life of pages and lanes; publication, eviction, recovery",
-    "index": "the life of a leaf; the kinds of samplers and removers; nobody else names a tree",
+    "index": "the life of a leaf; the kinds of samplers and removers; no other room names a tree",
     "words": "the bytes of a region and their names; tree, limiter, random numbers, waiting",
 }
 

@@ -1,6 +1,6 @@
 """Prints what an environment needs besides relive, one requirement a line, as pyproject.toml declares it.
 
-usage: python scripts/requirements.py full | core | portable [--without-tools]
+usage: python scripts/requirements.py full | demo | core | portable [--without-tools]
   --without-tools   cmake and ninja are those of another environment
 """
 
@@ -28,6 +28,8 @@ def main(kind: str, *options: str) -> None:
     if kind == "full":
         for extra in ("train", "gpu", "service", "ray", "wandb", "dev"):
             wanted += extras[extra]
+    elif kind == "demo":
+        wanted += [*extras["train"], "gymnasium[classic-control]"]  # pygame draws the window of `relive play`
     else:
         wanted += [line for line in extras["dev"] if re.split(r"[<>=]", line)[0] in CORE_TEST_TOOLS]
     sys.stdout.write("\n".join(dict.fromkeys(wanted)) + "\n")

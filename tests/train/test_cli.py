@@ -32,6 +32,31 @@ def test_help() -> None:
     assert all(command in overview for command in ("train", "serve", "ls", "rm"))
 
 
+def test_the_help_of_a_run_reads_at_80_columns_and_needs_no_extra() -> None:
+    """Each option of --set has an explanation below it. The packages of the extras are hidden."""
+    hidden = "import sys\nfor name in ('rich', 'torch', 'gymnasium', 'tomli_w'): sys.modules[name] = None\n"
+    for agent in AGENTS:
+        program = f"{hidden}import relive.cli\nsys.argv = ['relive', 'train', {agent!r}, '--help']\nrelive.cli.main()"
+        environment = {"COLUMNS": "80", "PATH": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        assert not [line for line in done.stdout.splitlines() if len(line) > 80 and "=" not in line]
+        lines = done.stdout.partition("options of --set")[2].splitlines()[1:]
+        names = [at for at, line in enumerate(lines) if line.startswith("  ") and line[2] != " "]
+        assert len(names) > 30 and all(lines[at + 1].startswith("      ") for at in names)
+
+
+def test_the_options_of_the_help_are_those_of_the_classes() -> None:
+    pytest.importorskip("torch", reason="agents are written in torch")
+    script = Path(__file__).resolve().parents[2] / "scripts" / "write_options.py"
+    if not script.exists():
+        pytest.skip("the script lies beside the tests in the source tree only")
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     run = ["train", "dqn", "--run-dir", str(tmp_path / "run")]
     for arguments, words in (

@@ -66,12 +66,12 @@ def test_overview() -> None:
 
 
 def test_help_needs_no_extra() -> None:
-    """It names the extra, and says what to install for the options that only an agent's file knows."""
+    """It names the extra. The options of an agent are listed although its file cannot be imported."""
     for command, extra in (("serve", "service"), ("fleet start", ""), ("act", "service"), ("train dqn", "train")):
         done = relive_command(*command.split(), "--help")
         assert done.returncode == 0 and done.stdout.startswith(f"usage: relive {command} "), done.stderr
         assert extra in done.stdout
-    assert "to list the options of --set: pip install" in done.stdout
+    assert "agent.gamma=" in done.stdout and "replay.capacity=" in done.stdout
 
 
 def test_a_wrong_option_names_the_nearest() -> None:
@@ -141,3 +141,38 @@ def run_here(monkeypatch: pytest.MonkeyPatch, arguments: list[str], only: set[st
 def test_rm_without_saying_what(arguments: list[str]) -> None:
     done = relive_command(*arguments)
     assert done.returncode == 2 and "--all-unused" in done.stderr
+
+
+def test_the_doctor_says_what_works_and_what_to_do() -> None:
+    """Without any extra. A row is written and drawn, and each missing extra has its command."""
+    done = relive_command("doctor")
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    names = ("relive", "Python", "processor", "memory", "/dev/shm", "open files", "torch", "pyarrow", "nixl", "ray")
+    for name in names:
+        assert any(line.split()[1:] and line[8:].startswith(name) for line in lines), name
+    assert any(line.startswith("ok") and "shared table" in line for line in lines)
+    for at, line in enumerate(lines):
+        if "not installed" in line:
+            assert "pip install" in lines[at + 1]
+
+
+def test_the_doctor_says_how_shared_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from relive.cli import doctor
+
+    def full(*_: object, **__: object) -> relive.Table:
+        raise relive.errors.StorageFull("/dev/shm/relive-doctor", 7 << 30, 64 << 20)
+
+    monkeypatch.setattr(doctor, "Table", full)
+    tables = {one.name: one for one in doctor.findings() if one.name.endswith(" table")}
+    assert {one.state for one in tables.values()} == {"action"}
+    assert "docker run --shm-size" in tables["shared table"].text
+
+
+def test_the_doctor_names_flags_that_a_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from relive.cli import doctor
+
+    monkeypatch.setattr(doctor, "_FLAGS", {"avx2", "a-flag-of-tomorrow"})
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
+    found = next(one for one in doctor.findings() if one.name == "processor")
+    assert found.state == "action" and "a-flag-of-tomorrow" in found.text and "x86-64-v3" in found.action

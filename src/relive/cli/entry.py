@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from relive import __version__
-from relive.cli import doors, fleets, runs, tables, training, transfers
+from relive.cli import doctor, doors, fleets, inspect, runs, tables, training, transfers
 from relive.cli.commands import EXIT_STOPPED, UsageError, add_commands, new_parser
 from relive.errors import ReliveError
 from relive.errors.slips import hint
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = new_parser("relive", "Experience replay that many processes share.")
     parser.add_argument("--version", action="version", version=f"relive {__version__}")
     commands = add_commands(parser)
-    for group in (tables, doors, transfers, fleets, training, runs):
+    for group in (tables, inspect, doors, transfers, doctor, fleets, training, runs):
         group.add(commands)
     given, unknown = parser.parse_known_args(arguments)
     options = vars(given)

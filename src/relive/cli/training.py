@@ -1,12 +1,16 @@
 """`relive train AGENT`: one command for each agent of the registry, all with the same options.
 
 An option of the run is stored under its path, such as `environment.seed`: the same name that --set takes.
-Neither torch nor an agent's file is imported until a command runs, or until its --help lists the options of --set.
+Neither torch nor an agent's file is imported until a command runs: --help reads the options of --set from options.json,
+which scripts/write_options.py writes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,15 +27,13 @@ from relive.cli.commands import (
     say,
 )
 from relive.errors import InvalidConfig
-from relive.errors.extras import install_command
 
 if TYPE_CHECKING:
-    from rich.table import Table as Grid
-
     from relive.train.config import TrainConfig
 
 __all__ = ["add", "add_settings"]
 
+_OPTIONS = Path(__file__).with_name("options.json")
 _GROUP = """Train an agent through a shared table.
 
 Actors in processes of their own write into the table, and one learner draws from it.
@@ -193,34 +195,14 @@ def run_training(config: TrainConfig, run_dir: Path | None, resume: Path | None,
 
 
 def _options_of(agent: str) -> str:
-    """The options of --set as text, with their defaults for the agent's own environment."""
-    try:
-        from rich.console import Console
-
-        from relive.train.config import preset
-
-        config = preset(agent, AGENTS[agent].environment)
-    except ImportError as problem:
-        return f"Install {problem.name} to list the options of --set: {install_command('train')}\n"
-    console = Console()
-    with console.capture() as captured:
-        console.print(options_grid(config))
-    return captured.get()
-
-
-def options_grid(config: TrainConfig) -> Grid:
-    """A table of every option of a run: its path, its type, its value."""
-    from rich.table import Table as Grid
-
-    from relive.train.settings import options
-
-    title = f"options of --set NAME=VALUE, with the defaults for {config.environment.env_id}"
-    grid = Grid(title=title, title_justify="left")
-    for heading in ("name", "type", "default"):
-        grid.add_column(heading, overflow="fold")
-    for option in options(config):
-        grid.add_row(option.path, option.type_name, shown(option.value))
-    return grid
+    """The options of --set as text, with their defaults for the agent's own environment and their explanations."""
+    rows: list[list[str]] = json.loads(_OPTIONS.read_text())[agent]
+    width = min(shutil.get_terminal_size().columns - 2, 100)
+    lines = [f"options of --set NAME=VALUE, with the defaults for {AGENTS[agent].environment}:"]
+    for path, kind, default, explanation in rows:
+        lines.append(f"  {path}={default}  ({kind})")
+        lines += textwrap.wrap(explanation, width, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines) + "\n"
 
 
 def shown(value: Any) -> str:

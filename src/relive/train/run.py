@@ -35,10 +35,9 @@ from relive.train.watching.curve import draw_curve
 from relive.train.watching.loggers import logging_of
 from relive.train.watching.profile import PROFILE_FILE, show_profile
 from relive.train.watching.progress import ProgressReporter
-from relive.train.watching.result import RESULT_FILE, Ending, RunResult, save_result, show_result
+from relive.train.watching.result import CURVE_FILE, RESULT_FILE, Ending, RunResult, save_result, show_result
 from relive.train.watching.saves import Checkpoints
 
-CURVE_FILE = "curve.png"
 _BETWEEN_HOSTS = 1_000_003  # between the seeds of two hosts
 _SESSIONS = 2**21  # the first number of the key from which a resumed session gets its seed
 _SAY_PERIOD_S = 2.0

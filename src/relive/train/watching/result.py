@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
+import sys
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -16,6 +19,7 @@ from rich.table import Table as Grid
 from relive.train.run_directory import write_whole
 
 RESULT_FILE = "result.json"
+CURVE_FILE = "curve.png"
 
 
 class Ending(Enum):
@@ -113,3 +117,19 @@ def show_result(result: RunResult, console: Console) -> None:
         grid.add_row("gradients dropped", f"{result.num_dropped:,}")
     grid.add_row("run directory", result.run_dir)
     console.print(grid)
+    folder = Path(result.run_dir)
+    steps = [f"{_program()} play {shlex.quote(result.run_dir)}   (--video FILE.mp4 needs no display)"]
+    curve = folder / CURVE_FILE
+    if curve.exists():
+        steps.append(f"look at the learning curve: {curve}")
+    for words, step in zip(("next: ", "      "), steps, strict=False):
+        console.print(words + step, highlight=False, soft_wrap=True)
+
+
+def _program() -> str:
+    """The words that start the command line here: the script that runs now, if it is relive's; else `relive`."""
+    script = Path(sys.argv[0])
+    found = any((Path(folder) / "relive") == script for folder in os.environ.get("PATH", "").split(os.pathsep))
+    if script.name != "relive" or found:
+        return "relive"
+    return shlex.quote(os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script))
