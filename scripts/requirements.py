@@ -26,7 +26,7 @@ def main(kind: str, *options: str) -> None:
     tools = [] if "--without-tools" in options else BUILD_TOOLS
     wanted = tools + declared["build-system"]["requires"] + project["dependencies"] + extras["gymnasium"]
     if kind == "full":
-        for extra in ("train", "gpu", "service", "ray", "wandb", "dev"):
+        for extra in ("train", "gpu", "service", "ray", "wandb", "examples", "dev"):
             wanted += extras[extra]
     else:
         wanted += [line for line in extras["dev"] if re.split(r"[<>=]", line)[0] in CORE_TEST_TOOLS]
