@@ -15,7 +15,7 @@ GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
 WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py
 
-.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save study-tree study-priorities study-scaling bench-report conformance docs docs-test release gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save curves study-tree study-priorities study-scaling bench-report conformance docs docs-test release gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +96,10 @@ study-priorities: setup ## steps to a threshold with priorities and with uniform
 study-scaling: setup ## actors and learners on the cores of this machine, and the model for more cores (six minutes)
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "gymnasium[box2d]"
 	@$(RUN) -m benchmarks.study_scaling
+
+curves: setup ## the examples at length, with the curves of their pages: NAMES="sac ppo" for some (hours; continues after a stop)
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt minigrid mpe2 pettingzoo scipy
+	@$(RUN) examples/curves.py $(NAMES)
 
 bench-report: setup ## rewrites the table of README.md from benchmarks/results
 	@$(RUN) -m benchmarks.report

@@ -26,7 +26,7 @@ def main(kind: str, *options: str) -> None:
     tools = [] if "--without-tools" in options else BUILD_TOOLS
     wanted = tools + declared["build-system"]["requires"] + project["dependencies"] + extras["gymnasium"]
     if kind == "full":
-        for extra in ("train", "gpu", "service", "ray", "wandb", "dev"):
+        for extra in ("train", "gpu", "service", "ray", "wandb", "examples", "dev"):
             wanted += extras[extra]
     elif kind == "demo":
         wanted += [*extras["train"], "gymnasium[classic-control]"]  # pygame draws the window of `relive play`

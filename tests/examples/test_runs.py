@@ -1,0 +1,77 @@
+"""Every example learns more in a short run than random actions reach, and continues after a stop."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import relive
+from examples.cases import CASES, Case
+
+for _module in ("torch", "gymnasium", "rich", "tensorboard", "matplotlib"):
+    pytest.importorskip(_module, reason=f"the examples need {_module}")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def example(name: str, case: Case) -> ModuleType:
+    for module in case.needs:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{name} needs {module}: pip install '.[examples]'")
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_example_learns(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    module = example(name, case)
+    result = module.main([*case.arguments.split(), "--no-bar", "--run-dir", str(tmp_path / "run")])
+    print(f"{name}: random {result.random_return:.4g}, best {result.best:.4g}, {result.seconds:.1f} s")
+    assert result.random_return < case.above < result.best
+    told = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert told["curve"] == result.curve and told["ending"] in {"steps", "seconds"}
+    assert (tmp_path / "run" / "curve.png").stat().st_size > 0
+    assert any((tmp_path / "run" / "tensorboard").iterdir())
+    mine = [table.name for table in relive.list_tables() if str(os.getpid()) in table.name]
+    assert not mine, "a shared table is left behind"
+
+    # the run continues with its table and its learner, and reaches a later limit
+    options = ["--resume", "--no-bar", "--run-dir", str(tmp_path / "run")]
+    further = module.main([*case.arguments.split(), *options, "--steps", str(result.steps + case.more)])
+    assert further.curve[: len(result.curve)] == result.curve
+    assert further.steps >= result.steps + case.more and further.seconds > result.seconds
+
+
+def test_a_run_without_a_save_is_not_continued(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="has no save"):
+        importlib.import_module("dqn_per").main(["--resume", "--run-dir", str(tmp_path), "--no-bar"])
+
+
+def test_a_missing_package_is_named_with_the_command() -> None:
+    with pytest.raises(SystemExit, match=r"needs nothing-real. Run: pip install '.\[examples\]'"):
+        importlib.import_module("frame").package("nothing_real", "nothing-real")
+
+
+def test_ctrl_c_ends_a_run_between_two_updates_and_saves(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "dqn_per.py"), "--no-bar", "--run-dir", str(tmp_path)]
+    program = subprocess.Popen(
+        [*command, "--save-s", "0.1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    while not (tmp_path / "save" / "CURRENT").exists():
+        assert program.poll() is None, program.communicate()[0]
+    os.kill(program.pid, signal.SIGINT)
+    said, _ = program.communicate(timeout=120)
+    assert program.returncode == 0, said
+    told = json.loads((tmp_path / "result.json").read_text())
+    assert told["ending"] == "stopped" and "--resume" in said
+    assert relive.saved(tmp_path / "save").num_steps > 0
