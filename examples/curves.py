@@ -50,6 +50,11 @@ class Study:
 STUDIES = {
     "dqn_per": Study({"priorities": "--steps 20000", "uniform": "--steps 20000 --priority-exponent 0"}, "475"),
     "sac": Study({"sac": "--steps 8000"}, "-200"),
+    "decision_transformer": Study(
+        {"by-return": "--steps 300", "uniform": "--steps 300 --return-exponent 0"}, "0.9 of the data's best tenth"
+    ),
+    "grpo": Study({"replay": "--steps 60000", "no-replay": "--steps 60000 --replays 0"}, "0.9"),
+    "mat": Study({"mat": "--steps 40000", "independent": "--steps 40000 --independent"}, "above independent PPO"),
 }
 
 

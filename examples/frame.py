@@ -186,12 +186,23 @@ class Run:
         if not (self.folder / "save").exists():
             raise SystemExit(f"{self.folder} has no save. Run the example without --resume first.")
         checkpoint = relive.checkpoint.load(self.folder / "save", storage=storage)
-        told = checkpoint.learner["run"]
+        self.take(checkpoint.learner)
+        return checkpoint
+
+    def take(self, whole: dict[str, Any]) -> None:
+        """Continues the run of a state that `whole` made."""
+        told = whole["run"]
         self.result.curve, self.result.steps, self.result.facts = told["curve"], told["steps"], told["facts"]
         self._began -= told["seconds"]
         self._next_evaluation = told["next_evaluation"]
-        torch.set_rng_state(checkpoint.learner["rng"])
-        return checkpoint
+        torch.set_rng_state(whole["rng"])
+
+    def whole(self, learner: dict[str, Any]) -> dict[str, Any]:
+        """The state of the run with the learner's state."""
+        result = self.result
+        told = {"curve": result.curve, "steps": result.steps, "seconds": time.monotonic() - self._began}
+        told |= {"facts": result.facts, "next_evaluation": self._next_evaluation}
+        return {"learner": learner, "run": told, "rng": torch.get_rng_state()}
 
     @contextlib.contextmanager
     def course(self, state: State) -> Iterator[None]:
@@ -242,12 +253,8 @@ class Run:
         """Saves table and learner as of now."""
         assert self._state is not None
         table, learner = self._state()
-        result = self.result
-        told = {"curve": result.curve, "steps": result.steps, "seconds": time.monotonic() - self._began}
-        told |= {"facts": result.facts, "next_evaluation": self._next_evaluation}
         self.folder.mkdir(parents=True, exist_ok=True)
-        whole = {"learner": learner, "run": told, "rng": torch.get_rng_state()}
-        relive.checkpoint.save(self.folder / "save", table=table, learner=whole)
+        relive.checkpoint.save(self.folder / "save", table=table, learner=self.whole(learner))
         self._saved = time.monotonic()
 
     def log(self, **figures: float) -> None:
