@@ -77,6 +77,11 @@ STUDIES = {
     "tiers": Study({"tiers": "--steps 12000 --eval-every 1000"}, "1"),
     "served": Study({"served": "--steps 20000 --eval-every 2000"}, "475"),
     "jax_sac": Study({"sac": "--steps 3000"}, "-200"),
+    "decision_transformer": Study(
+        {"by-return": "--steps 300", "uniform": "--steps 300 --return-exponent 0"}, "0.9 of the data's best tenth"
+    ),
+    "grpo": Study({"replay": "--steps 60000", "no-replay": "--steps 60000 --replays 0"}, "0.9"),
+    "mat": Study({"mat": "--steps 40000", "independent": "--steps 40000 --independent"}, "above independent PPO"),
 }
 
 

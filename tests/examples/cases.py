@@ -17,7 +17,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HELPERS = {"frame", "processes", "curves"}  # the modules in examples/ that are no examples
+HELPERS = {
+    "frame",
+    "processes",
+    "curves",
+    "episodes",
+    "ranks",
+    "sums",
+    "transformer",
+}  # the modules in examples/ that are no examples
 SHORTEST, LONGEST = 120, 250  # lines of an example
 
 
@@ -65,4 +73,13 @@ CASES = {
     "sac": Case("--steps 1500", above=-800.0),
     "served": Case("--steps 4000 --eval-every 500 --hidden 64", above=50.0, needs=("pyarrow",)),
     "tiers": Case("--steps 4000 --eval-every 500", above=0.0),
+    "decision_transformer": Case(
+        "--steps 40 --eval-every 20 --episodes 60 --window 8 --width 32 --layers 1 --learning-rate 3e-3",
+        above=60.0,
+        more=20,
+    ),
+    "grpo": Case(
+        "--steps 3000 --eval-every 500 --lanes 64 --groups 4 --width 32 --layers 1 --learning-rate 3e-3", above=0.11
+    ),
+    "mat": Case("--steps 1600 --eval-every 400 --num-envs 4 --epochs 4", above=-26.5, needs=("mpe2",), more=200),
 }

@@ -1,0 +1,117 @@
+"""Ranks of torch.distributed on this machine: start them, keep them in step, and end all of them with the first."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import frame
+import torch
+from torch import distributed
+
+import relive
+
+UPDATE, STATE, END = range(3)  # the next thing that all ranks do, as rank 0 decides
+
+
+def run_ranks(world: int, work: Callable[..., None], *arguments: Any, folder: Path) -> None:
+    """Runs `work(rank, *arguments)` in `world` processes that are one gloo group. Returns when all have ended.
+
+    If a rank ends with an error or is killed, the others are ended, and the program ends with a sentence. Ctrl-C goes
+    to rank 0, which decides when the run ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    meeting = folder / "ranks"
+    meeting.unlink(missing_ok=True)
+    context = multiprocessing.get_context("spawn")
+    told = (world, str(meeting.absolute()), work, arguments)
+    ranks = [context.Process(target=_rank, args=(rank, *told), daemon=True) for rank in range(world)]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for process in ranks:
+            process.start()
+        running = {process.sentinel: rank for rank, process in enumerate(ranks)}
+        while running:
+            for sentinel in wait(list(running)):
+                rank = running.pop(sentinel)
+                ranks[rank].join()
+                if ranks[rank].exitcode != 0:
+                    raise SystemExit(f"Rank {rank} ended with {ranks[rank].exitcode}. Continue with --resume.")
+    finally:
+        for process in ranks:
+            if process.is_alive():
+                process.kill()
+            process.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def _rank(rank: int, world: int, meeting: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 sets its own handler
+    threading.Thread(target=_end_with_owner, args=(rank,), daemon=True).start()
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    try:
+        work(rank, *arguments)
+    except relive.ReliveError as error:
+        sys.exit(f"Rank {rank}: {error}")
+    distributed.destroy_process_group()
+
+
+def _end_with_owner(rank: int) -> None:
+    """Ends this process when the process with the shards is gone."""
+    owner = multiprocessing.parent_process()
+    assert owner is not None
+    wait([owner.sentinel])
+    print(f"Rank {rank}: the process with the shards has ended, so this rank ends too.", flush=True)
+    os._exit(1)
+
+
+def same_order(order: int) -> int:
+    """The order of rank 0, on all ranks. Every rank calls it; the other ranks' values do not count."""
+    value = torch.tensor(order)
+    distributed.broadcast(value, 0)
+    return int(value)
+
+
+class ShardsRun(frame.Run):
+    """A run whose table lies in shards. A save is the shards in `save`, and the state of the ranks in `learner.pt`."""
+
+    def begin(self) -> Path | None:
+        """The folder of the shards' save if `--resume` asks for it. Otherwise an earlier run's folder is removed."""
+        save = self.folder / "save"
+        if not self.settings.resume:
+            self.load()
+            return None
+        if not (save / "CURRENT").exists():
+            raise SystemExit(f"{self.folder} has no save. Run the example without --resume first.")
+        return save
+
+    def load_state(self) -> Any:
+        """The state of the run that `--resume` continues; None without `--resume`."""
+        if not self.settings.resume:
+            return None
+        saved = torch.load(self.folder / "learner.pt", weights_only=False)
+        self.take(saved)
+        return saved["learner"]
+
+    def save(self) -> None:
+        """Puts the new state in the place of the old one by one rename, and saves the shards."""
+        table, state = self._state()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self.whole(state), self.folder / "learner.new")
+        os.replace(self.folder / "learner.new", self.folder / "learner.pt")
+        table.save(self.folder / "save")
+        self._saved = time.monotonic()
+
+    def told(self) -> frame.Result:
+        """The result that rank 0 wrote."""
+        return frame.Result(**json.loads((self.folder / "result.json").read_text()))
