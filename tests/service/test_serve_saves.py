@@ -105,14 +105,19 @@ def test_the_save_to_start_from_can_be_named(saved: tuple[Path, np.ndarray]) -> 
 
 def test_shared_memory_is_newer_than_any_save(saved: tuple[Path, np.ndarray], shm_name: Any) -> None:
     folder, _ = saved
-    path = written(folder, f'{{ shared = "{shm_name()}" }}')
+    name = shm_name()
+    path = written(folder, f'{{ shared = "{name}" }}')
     with opened(path) as table, table.writer() as writer:
         assert len(table) == 150
         write_steps(writer, 150, 30)
         with opened(path) as again:
             assert len(again) >= 179 and again.loaded is None
+    with opened(path) as again:
+        assert len(again) >= 179, "the memory stays after the last close"
+    relive.remove(name)
     with opened(path) as table:
-        assert len(table) == 150  # the last close has removed the memory
+        assert len(table) == 150
+    relive.remove(name)
 
 
 def test_another_capacity(saved: tuple[Path, np.ndarray]) -> None:

@@ -66,7 +66,7 @@ EXPECTED = {
     | {("parameters", one) for one in "begin part commit".split()},
     "admin": {
         ("call", one)
-        for one in "clear delete set_limiter set_priority_exponent check save saving cancel forget".split()
+        for one in "clear delete set_limiter set_priority_exponent check save saving cancel forget drop drain".split()
     },
 }
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relive.cli.commands import Commands, UsageError, add_command, extra_named, say
+from relive.cli.commands import Commands, UsageError, add_command, at_least, extra_named, say
+from relive.cli.doors import access_of, add_access
 from relive.config.capacity import bytes_per_step
 from relive.config.storage import File
 from relive.errors import InUse, NoSuchTable, ReliveError
@@ -29,7 +30,7 @@ _HEARS_S = 0.5
 
 
 def add(commands: Commands) -> None:
-    """Declares `ls`, `rm` and `serve`."""
+    """Declares `ls`, `rm`, `serve` and `health`."""
     parser = add_command(commands, "ls", _list)
     parser.add_argument(
         "folder", nargs="?", metavar="DIR", help="Folder of a table with storage File, or one with such folders in it."
@@ -58,6 +59,11 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="Listen beyond loopback although every client that reaches the port may do everything.",
     )
+
+    parser = add_command(commands, "health", _health, extras=("service",))
+    parser.add_argument("address", metavar="ADDRESS", help="grpc://HOST:PORT of a server.")
+    parser.add_argument("--timeout-s", type=at_least(0, float), default=5.0, metavar="SECONDS", help="Default: 5.")
+    add_access(parser.add_argument)
 
 
 def _list(folder: str | None) -> None:
@@ -107,7 +113,8 @@ def _remove(names: list[str], all_unused: bool, force: bool) -> int:
 def _serve(config: Path, address: str | None, insecure: bool, **files: str | None) -> None:
     """Serve tables to other machines until Ctrl-C or SIGTERM.
 
-    A table that is already in shared memory, as after a kill, is served with its content. With `saves = "FOLDER"` in
+    A table that is already in shared memory, as after a stop or a kill, is served with its content. It stays there
+    when the server ends, unless the file has `persist = false`; `relive rm` removes it. With `saves = "FOLDER"` in
     the file, clients may save tables, and a table that is not in shared memory starts from its newest save.
     """
     with extra_named("serve", "service"):
@@ -131,7 +138,7 @@ def _serve(config: Path, address: str | None, insecure: bool, **files: str | Non
                 say(line)
         if door.insecure and not door.knows_clients:
             say("insecure: every client that reaches the port may change these tables")
-        while not signals:
+        while not signals and not server.is_drained:
             time.sleep(_HEARS_S)
 
 
@@ -147,6 +154,18 @@ def _door(
     elif (tls_cert, tls_key, client_ca) != (None, None, None):
         raise UsageError("give --tls-cert and --tls-key together, and --client-ca with both")
     return Door(tls, tokens or door.tokens, insecure or door.insecure, door.offers)
+
+
+def _health(address: str, timeout_s: float, token_file: str | None, **tls: str | None) -> int:
+    """Say whether a server serves, drains, or has a table that cannot be locked.
+
+    The status is 0 if the server serves. The command needs no token.
+    """
+    with extra_named("health", "service"):
+        from relive.service import health
+    told = health(address, tls=access_of(token_file, **tls).tls, timeout_s=timeout_s)
+    say(str(told))
+    return 0 if told.is_well else 1
 
 
 def _from_save(table: Table, save: str | None) -> str:

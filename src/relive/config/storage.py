@@ -60,6 +60,7 @@ class SharedMemory:
       new table of the same name replaces the file, and `relive rm` removes it.
     - If the last handle to close is read-only, the file stays in two cases: a process with a writing handle was killed,
       or the reader has no permission to write the file.
+    - With keep=True, no close removes the file: `relive rm` and relive.remove do.
     - In containers /dev/shm is often 64 MB: use docker run --shm-size.
 
     Args:
@@ -68,6 +69,8 @@ class SharedMemory:
             These handles are closed first, so that a notebook cell can run again. False: a new table replaces the old
             table only if no process is attached to it. In both cases, if another process is attached, Table(...)
             raises NameTaken, which names that process, and changes nothing.
+        keep: True: the table stays in memory after its last close, until it is removed by name. A table that is
+            attached keeps the choice of the table that was made.
 
     Raises:
         InvalidConfig: an argument has another type or value.
@@ -75,12 +78,14 @@ class SharedMemory:
 
     name: str
     overwrite: bool = False
+    keep: bool = False
 
     def __post_init__(self) -> None:
         name = self.name
         if not is_name(name, MAX_NAME_BYTES) or "/" in name:
             raise InvalidConfig("name of SharedMemory", f"1 to {MAX_NAME_BYTES} bytes of text without '/'", name)
         object.__setattr__(self, "overwrite", flag("overwrite of SharedMemory", self.overwrite))
+        object.__setattr__(self, "keep", flag("keep of SharedMemory", self.keep))
 
     @property
     def path(self) -> str:
@@ -88,8 +93,8 @@ class SharedMemory:
         return f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}{self.name}"
 
     def core_config(self) -> dict[str, Any]:
-        """The storage as the core reads it: nothing except the path."""
-        return {}
+        """The storage as the core reads it, except the path."""
+        return {"keeps_file": True} if self.keep else {}
 
 
 @names_arguments

@@ -12,6 +12,7 @@ except ImportError as _problem:
     raise _MissingPackage("relive.service", _problem.name or "pyarrow", _install_command("service")) from _problem
 
 from relive.service.client.blocks import StreamedKeys
+from relive.service.client.health import Health, health
 from relive.service.client.remote_parameters import RemoteParameters
 from relive.service.client.remote_saves import RemoteSaving
 from relive.service.client.remote_table import RemoteTable, connect
@@ -27,6 +28,7 @@ __all__ = [
     "Access",
     "ClientTLS",
     "Door",
+    "Health",
     "ParameterStore",
     "Parameters",
     "Published",
@@ -40,6 +42,7 @@ __all__ = [
     "Streaming",
     "StreamingWriter",
     "connect",
+    "health",
     "serve",
     "serve_behind",
 ]

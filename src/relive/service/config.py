@@ -6,12 +6,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 from relive.checks.parts import refuse_unknown
-from relive.checks.values import is_text
+from relive.checks.values import flag, is_text
 from relive.config.storage import File, SharedMemory
 from relive.config.table_config import VERSION, TableConfig
 from relive.errors import InvalidConfig, NoSuchTable, ReliveError, SpecError
@@ -89,6 +89,7 @@ def open_table(config: TableConfig, save: str | None = None) -> Table:
     with contextlib.suppress(NoSuchTable):
         if isinstance(config.storage, SharedMemory):
             table = attach_path(config.storage.path, timeout_s=config.timeout_s)
+            table.core.set_keeps_file(config.storage.keep)  # the table may be of a server with another `persist`
             return _kept_alike(config, table, f"the table in shared memory {config.storage.name!r}")
         if isinstance(config.storage, File):
             table = attach_file(config.storage, timeout_s=config.timeout_s)
@@ -132,12 +133,13 @@ def load_config(path: str | Path) -> ServiceConfig:
         OSError: the file cannot be read.
     """
     parts = read_toml(path)
-    refuse_unknown(f"option of {path}", parts, ("address", "saves", "tables", *DOOR_OPTIONS))
+    refuse_unknown(f"option of {path}", parts, ("address", "persist", "saves", "tables", *DOOR_OPTIONS))
     described = parts.get("tables")
     if not isinstance(described, dict) or not described:
         raise InvalidConfig(str(path), "a [tables.NAME] each", "none")
     here = os.path.dirname(os.path.abspath(path))
     saves = _path_in(here, f"saves of {path}", parts["saves"]) if "saves" in parts else None
+    persist = flag(f"persist of {path}", parts.get("persist", True))
     tables, loads = {}, {}
     for name, one in described.items():
         where = f"[tables.{name}]"
@@ -149,7 +151,10 @@ def load_config(path: str | Path) -> ServiceConfig:
         if isinstance(one, dict) and isinstance(one.get("storage"), dict) and "file" in one["storage"]:
             folder = _path_in(here, f"{where} storage file", one["storage"]["file"])
             one = {**one, "storage": {**one["storage"], "file": folder}}
-        tables[name] = table_of(where, name, one)
+        made = table_of(where, name, one)
+        if isinstance(made.storage, SharedMemory):
+            made = replace(made, storage=replace(made.storage, keep=persist))
+        tables[name] = made
     door = door_of(str(path), here, {name: parts[name] for name in DOOR_OPTIONS if name in parts})
     return ServiceConfig(parts.get("address", DEFAULT_ADDRESS), tables, saves, loads, door)
 

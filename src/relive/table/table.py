@@ -104,7 +104,7 @@ class Table(Saved):
             self._local = _core.create_table(config.core_config(), config.storage.path)
         except NameTaken as error:
             raise NameTaken(error.path, attached_pids(error.path)) from None
-        if isinstance(config.storage, SharedMemory):
+        if isinstance(config.storage, SharedMemory) and not config.storage.keep:
             note_made(config.storage.path)
         self._local.timeout_s = config.timeout_s
         self._bind(self._local, config, config.timeout_s)
@@ -287,7 +287,7 @@ def _table_of(loaded: LoadedCore, timeout_s: float | None) -> Table:
     """A handle on a core that was loaded from a save. It draws the batches that the saved handle would have drawn."""
     table = Table.__new__(Table)
     config, core = loaded.config, loaded.core
-    if isinstance(config.storage, SharedMemory):
+    if isinstance(config.storage, SharedMemory) and not config.storage.keep:
         note_made(config.storage.path)
     table._local = core
     table._bind(core, config, config.timeout_s if timeout_s is None else timeout_s)

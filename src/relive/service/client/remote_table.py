@@ -262,6 +262,27 @@ class RemoteTable(TableHandle):
             saving.give_up()
             raise
 
+    # ---- the server ------------------------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """Has the server serve this table no more, and remove its shared memory. Every client's streams end.
+
+        Raises:
+            AccessDenied: The client does not have the role admin.
+            InvalidConfig: The table lives in a folder of the server.
+            ServiceUnavailable: The server did not answer in time. The table may or may not be removed.
+        """
+        self._remote.tell({"op": "drop"}, self._timeout_s)
+
+    def drain(self) -> None:
+        """Has the server take no new stream. `relive serve` then ends, after the calls under way.
+
+        Raises:
+            AccessDenied: The client does not have the role admin for every table of the server.
+            ServiceUnavailable: The server did not answer in time.
+        """
+        self._remote.tell({"op": "drain"}, self._timeout_s)
+
     # ---- the handle ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -143,7 +143,7 @@ class Guard:
         self._permits: set[Permit] = set()
         self._delayed = threading.BoundedSemaphore(_MOST_DELAYED)
         self._began = time.time(), time.monotonic()
-        self._ends = threading.Event()
+        self.ends = threading.Event()
         self._thread = None
         if door.knows_clients:
             self._thread = start_thread(self._run, "relive-server-guard", never_writes=True)
@@ -194,14 +194,14 @@ class Guard:
         self.count_refusal()
         if is_stranger and self._delayed.acquire(blocking=False):
             try:
-                self._ends.wait(_PENALTY_S)
+                self.ends.wait(_PENALTY_S)
             finally:
                 self._delayed.release()
 
     # ---- changes ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._ends.wait(_LOOK_EVERY_S):
+        while not self.ends.wait(_LOOK_EVERY_S):
             self._read_again()
             with self._changed:
                 lost = {one.caller.peer for one in self._permits if one.is_lost()}
@@ -231,9 +231,16 @@ class Guard:
             return (problem.errno or 0,)
         return told.st_mtime_ns, told.st_ctime_ns, told.st_ino, told.st_size, told.st_mode
 
+    def cut_streams_of(self, table: str) -> None:
+        """Ends the connections with a stream of the table."""
+        with self._changed:
+            peers = {one.caller.peer for one in self._permits if one.table == table}
+        if peers:
+            self._cut(peers)
+
     def close(self) -> None:
         """Ends the thread."""
-        self._ends.set()
+        self.ends.set()
         if self._thread is not None:
             self._thread.join(1.0)
 

@@ -21,7 +21,7 @@ from relive.service.wire.options import ServerOptions
 from relive.service.wire.packing import PackedArray, Packing, sampled
 from relive.table.table import Table
 
-__all__ = ["SLICE_S", "Applied", "Hosted", "HostedSelection", "Offer", "check_version"]
+__all__ = ["SLICE_S", "Applied", "Counts", "Hosted", "HostedSelection", "Offer", "check_version"]
 
 Value = TypeVar("Value")
 Offer = Callable[[], tuple[dict[str, Any], bytes]]  # fields of JSON and bytes, made at each request
@@ -81,6 +81,30 @@ class Applied:
             )
 
 
+@final
+class Counts:
+    """Counts of open and busy streams, and whether the server takes new ones.
+
+    The counts are not part of the server: an object that keeps a stream alive must not keep the server alive.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Lock()
+        self.num_streams = 0
+        self.num_busy = 0
+        self.drains = False
+
+    def streams(self, change: int) -> None:
+        """Adds `change` to the number of open streams."""
+        with self._changed:
+            self.num_streams += change
+
+    def busy(self, change: int) -> None:
+        """Adds `change` to the number of streams that work on a message."""
+        with self._changed:
+            self.num_busy += change
+
+
 def check_version(request: dict[str, Any]) -> None:
     """Refuses a client of another version or byte order. Raises FormatMismatch."""
     expected = {"relive": VERSION, "byte_order": sys.byteorder}
@@ -107,6 +131,7 @@ class Hosted:
         self._metadata = table.core.metadata.decode()
         loaded = table.loaded
         self._saved_uuid = loaded.facts.get("region") if loaded is not None and loaded.keeps_keys else None
+        self.life: Any = None  # relive.service.server.life.Life: removes tables, and drains the server
         self.offers: dict[str, Offer] = {}  # further facts about the table, which clients request by name
         self._numbers = itertools.count(1)
         self._applied_by: dict[int, Applied] = {}

@@ -20,10 +20,11 @@ from relive.saving.named import checked_name
 from relive.service.client.connection import close_connections
 from relive.service.parameters.store import ParameterStore
 from relive.service.server.guard import Guard
-from relive.service.server.hosting import Hosted, Offer
+from relive.service.server.hosting import Counts, Hosted, Offer
+from relive.service.server.life import Life
 from relive.service.server.pipe import StreamBroken
 from relive.service.server.pulses import Pulses
-from relive.service.server.streams import Counts, FlightServer, Serving
+from relive.service.server.streams import FlightServer, Serving
 from relive.service.wire.address import parse_server
 from relive.service.wire.door import Door, ServerTLS
 from relive.service.wire.memory import keep_freed_memory
@@ -118,7 +119,10 @@ class Server(Closing):
         self._pulses = Pulses()
         self._hosted = {name: Hosted(name, table, self._closing, options) for name, table in tables.items()}
         self._guard = Guard(door, _cut_peers)
-        serving = Serving(self._hosted, self._closing, options, self._counts, self._pulses, self._guard)
+        self._life = Life(self._hosted, self._counts, self._guard)
+        for hosted in self._hosted.values():
+            hosted.life = self._life
+        serving = Serving(self._hosted, self._closing, options, self._counts, self._pulses, self._guard, self._life)
         try:
             flight_server = with_few_wakeups(lambda: FlightServer(f"{scheme}://{host}:{port}", serving, door))
         except StreamBroken as problem:
@@ -186,6 +190,19 @@ class Server(Closing):
             raise NoSuchTable(str(name)[:200])
         return hosted.parameters
 
+    def drain(self) -> None:
+        """Takes no new stream from now on: a client that opens one gets Draining, and waits for the next server.
+
+        The streams that are open go on. close() ends them after the calls under way.
+        """
+        self._counts.drains = True
+        self._life.drained.set()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether drain() was called, here or by a client, and no call is under way."""
+        return self._life.drained.is_set() and not self._counts.num_busy
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until close() is called.
 
@@ -233,6 +250,8 @@ class Server(Closing):
         # Drop the last reference here. Arrow's server joins its own threads when it is freed, and a forked child that
         # collected the server as garbage would join threads that the child does not have.
         del flight_server, stopper
+        for hosted in self._hosted.values():
+            hosted.life = None  # which refers to the tables
         _running.discard(self)
 
     def __repr__(self) -> str:

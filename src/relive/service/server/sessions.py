@@ -218,6 +218,14 @@ class CallSession(Session):
         told["made"] = creation.made
         self.pipe.send_buffers(told, packed(CREATED, [creation.keys], count))
 
+    def _drop(self, header: Header, body: Bytes) -> None:
+        self.hosted.life.drop(self.hosted.name)
+        self.pipe.send({})
+
+    def _drain(self, header: Header, body: Bytes) -> None:
+        self.hosted.life.drain(self.permit.caller)
+        self.pipe.send({})
+
     def _save(self, header: Header, body: Bytes) -> None:
         self.pipe.send(self._SAVE_CALLS[header["op"]](self.hosted, header, body))
 
@@ -245,6 +253,8 @@ class CallSession(Session):
         "saving": _Call("admin", _save),
         "cancel": _Call("admin", _save),
         "forget": _Call("admin", _save),
+        "drop": _Call("admin", _drop),
+        "drain": _Call("admin", _drain),
     }
     ROLES = {name: one.role for name, one in _CALLS.items()} | {name: one.role for name, one in VERBS.items()}
     _SAVE_CALLS: ClassVar[dict[str, Callable[[Hosted, Header, Bytes], Header]]] = {

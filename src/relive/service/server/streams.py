@@ -12,7 +12,8 @@ import pyarrow.flight as flight
 
 from relive.errors import BadMessage, Draining, InvalidConfig, NoSuchTable, ServiceUnavailable
 from relive.service.server.guard import Caller, Guard, Permit, TokenReader
-from relive.service.server.hosting import Hosted, check_version
+from relive.service.server.hosting import Counts, Hosted, check_version
+from relive.service.server.life import Life
 from relive.service.server.parameter_session import ParameterSession
 from relive.service.server.pipe import Pipe, StreamBroken
 from relive.service.server.pulses import Pulses
@@ -23,7 +24,9 @@ from relive.service.wire import framing
 from relive.service.wire.door import Door
 from relive.service.wire.options import ServerOptions
 
-__all__ = ["KINDS", "Counts", "FlightServer", "Serving"]
+__all__ = ["HEALTH", "KINDS", "FlightServer", "Serving"]
+
+HEALTH = "relive.health"
 
 # Kinds of streams. The roles of a session's ops say which clients may open a stream of its kind.
 KINDS: Mapping[str, type[Session]] = {
@@ -35,30 +38,6 @@ KINDS: Mapping[str, type[Session]] = {
 }
 
 
-@final
-class Counts:
-    """Counts of open and busy streams, and whether the server takes new ones.
-
-    The counts are not part of the server: an object that keeps a stream alive must not keep the server alive.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Lock()
-        self.num_streams = 0
-        self.num_busy = 0
-        self.drains = False
-
-    def streams(self, change: int) -> None:
-        """Adds `change` to the number of open streams."""
-        with self._changed:
-            self.num_streams += change
-
-    def busy(self, change: int) -> None:
-        """Adds `change` to the number of streams that work on a message."""
-        with self._changed:
-            self.num_busy += change
-
-
 class Serving(NamedTuple):
     """The parts of a server that all its streams share."""
 
@@ -68,6 +47,7 @@ class Serving(NamedTuple):
     counts: Counts
     pulses: Pulses
     guard: Guard
+    life: Life
 
 
 @final
@@ -104,6 +84,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             serving.pulses.remove(pipe)
             pipe.end()
             serving.counts.streams(-1)
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        """Tells any client how the server is."""
+        if action.type != HEALTH:
+            raise NotImplementedError("no such action")
+        return [json.dumps(self._serving.life.health()).encode()]
 
     def _asked(self, descriptor: Any) -> tuple[dict[str, Any], type[Session]]:
         """Returns the request of a stream, and its kind. Tells a client of another version before anything else."""

@@ -1,0 +1,264 @@
+"""The life of a server: it drains, ends, starts again, loses a table by order, and says how it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+from contract.tools import plain_spec, step, write_steps
+from processes.shm import shared_files
+
+import relive
+from relive import errors
+from relive.cli.entry import run
+from relive.service import Health, Streaming, connect, health, serve
+from relive.service.server import life
+from service.doors import tokens_for
+
+LOOPBACK = "grpc://127.0.0.1:0"
+
+
+@pytest.fixture
+def table() -> Iterator[relive.Table]:
+    with relive.Table(plain_spec(), 200) as one:
+        with one.writer() as writer:
+            write_steps(writer, 0, 20)
+        yield one
+
+
+# ---- memory that stays -----------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_kept_outlives_its_last_close(shm_name: Any) -> None:
+    name = shm_name()
+    with relive.Table(plain_spec(), 100, storage=relive.SharedMemory(name, keep=True)) as table, table.writer() as one:
+        write_steps(one, 0, 5)
+    for _ in range(2):
+        with relive.attach(name) as again:
+            assert len(again) == 5 and again.config.storage == relive.SharedMemory(name, keep=True)
+            again.check()
+    with relive.attach(name, read_only=True) as again:
+        assert len(again) == 5
+    relive.remove(name)
+    assert not shared_files(name)
+
+
+def test_a_table_that_is_not_kept_goes(shm_name: Any) -> None:
+    name = shm_name()
+    relive.Table(plain_spec(), 100, storage=relive.SharedMemory(name)).close()
+    assert not shared_files(name)
+    with pytest.raises(errors.InvalidConfig, match="keep"):
+        relive.SharedMemory(name, keep="yes")
+
+
+def test_the_process_that_made_a_kept_table_leaves_it(shm_name: Any) -> None:
+    name = shm_name()
+    program = (
+        "import relive\n"
+        "spec = relive.StepSpec({'action': relive.ArraySpec((), 'int64')})\n"
+        f"table = relive.Table(spec, 100, storage=relive.SharedMemory({name!r}, keep=True))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert shared_files(name)
+    relive.remove(name)
+
+
+# ---- draining --------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_drains_goes_on_with_its_streams(table: relive.Table) -> None:
+    with serve({"pong": table}, LOOPBACK) as server, connect(f"{server.address}/pong", timeout_s=2.0) as remote:
+        assert health(server.address) == Health("serving") and not server.is_drained
+        with remote.writer() as writer:
+            writer.append(**step(50, 51))
+            server.drain()
+            assert health(server.address).state == "draining"
+            writer.append(**step(51, 52))
+            assert len(remote) == 22
+            with pytest.raises(errors.Draining):
+                connect(f"{server.address}/pong", timeout_s=1.0)
+
+
+def test_a_client_waits_for_the_server_that_comes_after(table: relive.Table) -> None:
+    first = serve({"pong": table}, LOOPBACK)
+    address = f"{first.address}/pong"
+    first.drain()
+    found: list[int] = []
+
+    def count() -> None:
+        with connect(address, timeout_s=20.0) as remote:
+            found.append(len(remote))
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    time.sleep(0.3)
+    first.close()
+    with serve({"pong": table}, first.address):
+        thread.join(20.0)
+        assert found == [20]
+
+
+def test_drain_and_drop_are_for_admins(table: relive.Table, tmp_path: Path) -> None:
+    tokens = tokens_for(tmp_path / "tokens.toml", "pong")
+    with serve({"pong": table, "other": table}, LOOPBACK, tokens=tmp_path / "tokens.toml") as server:
+        with connect(f"{server.address}/pong", token=tokens["read"]) as remote:
+            for call in (remote.drop, remote.drain):
+                with pytest.raises(errors.AccessDenied):
+                    call()
+        with connect(f"{server.address}/pong", token=tokens["admin"]) as remote:
+            with pytest.raises(errors.AccessDenied):
+                remote.drain()  # it has no role for the other table
+            assert health(server.address).is_well
+            remote.drop()
+        with pytest.raises(errors.NoSuchTable):
+            connect(f"{server.address}/pong", timeout_s=2.0, token=tokens["admin"])
+
+
+def test_a_table_that_is_dropped_is_gone(shm_name: Any) -> None:
+    name = shm_name()
+    with relive.Table(plain_spec(), 100, storage=relive.SharedMemory(name, keep=True)) as table:
+        with serve({"pong": table}, LOOPBACK) as server:
+            other = connect(f"{server.address}/pong", timeout_s=2.0)
+            with connect(f"{server.address}/pong") as remote:
+                remote.drop()
+                assert not shared_files(name)
+            with pytest.raises((errors.NoSuchTable, errors.ServiceUnavailable)):
+                for _ in range(100):
+                    len(other)
+                    time.sleep(0.05)
+            with pytest.raises(errors.NoSuchTable):
+                connect(f"{server.address}/pong", timeout_s=2.0)
+            other.close()
+    assert not shared_files(name)
+
+
+# ---- health ----------------------------------------------------------------------------------------------------------
+
+
+def test_health_needs_no_token_and_names_a_stuck_table(
+    table: relive.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens_for(tmp_path / "tokens.toml", "pong")
+    with serve({"pong": table}, LOOPBACK, tokens=tmp_path / "tokens.toml") as server:
+        assert run(["health", server.address]) == 0 and capsys.readouterr().out == "serving\n"
+
+        def stuck(core: Any, timeout_s: float) -> None:
+            raise errors.DeadlineExceeded("the lock of the table", "", timeout_s, 4242)
+
+        monkeypatch.setattr(life, "check_lock", stuck)
+        assert health(server.address) == Health("serving", {"pong": 4242})
+        assert run(["health", server.address]) == 1
+        assert capsys.readouterr().out == "serving; table 'pong' is locked by process 4242\n"
+    with pytest.raises(errors.ServiceUnavailable):
+        health(server.address, timeout_s=1.0)
+
+
+# ---- relive serve ----------------------------------------------------------------------------------------------------
+
+
+def _serve(config: Path) -> tuple[subprocess.Popen[str], str]:
+    words = [sys.executable, "-m", "relive.cli", "serve", str(config)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("grpc://"), line
+    return process, line.split(": ")[0]
+
+
+STOPS = 100 if os.environ.get("RELIVE_SOAK") == "1" else 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_stops_under_load_lose_no_acknowledged_row(number: int, shm_name: Any, tmp_path: Path) -> None:
+    name = shm_name()
+    config = tmp_path / "table.toml"
+
+    def write(port: str) -> None:
+        config.write_text(
+            f'address = "grpc://127.0.0.1:{port}"\n[tables.t]\ncapacity = 100_000\nstorage = {{ shared = "{name}" }}\n'
+            '[tables.t.columns]\naction = { dtype = "int64" }\n'
+        )
+
+    write("0")
+    process, address = _serve(config)
+    write(address.split(":")[2].partition("/")[0])
+    kept: list[np.ndarray[Any, Any]] = []
+    ends = threading.Event()
+
+    def append() -> None:
+        with connect(address, timeout_s=60.0) as remote:
+            writer = remote.writer(streaming=Streaming(linger_s=0.001))
+            while not ends.is_set():
+                try:
+                    keys = [writer.append(action=1) for _ in range(20)]
+                    writer.flush(timeout_s=60.0)
+                    kept.append(np.asarray([np.asarray(one) for one in keys]))
+                except (errors.Unacknowledged, errors.ServiceUnavailable):
+                    continue
+            writer.close()
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    try:
+        for _ in range(STOPS):
+            before = len(kept)
+            deadline = time.monotonic() + 60.0
+            while len(kept) < before + 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert len(kept) >= before + 3, "the handle works again"
+            process.send_signal(number)
+            said = process.communicate(timeout=60)[0]
+            assert process.returncode == (0 if number == signal.SIGTERM else -number), said
+            assert shared_files(name)
+            process, again = _serve(config)
+            assert again == address
+    finally:
+        ends.set()
+        thread.join(90.0)
+        process.terminate()
+        process.communicate(timeout=60)
+    with relive.attach(name) as table:
+        assert table.gather(np.concatenate(kept)).present.all()
+        table.check()
+    assert run(["rm", name]) == 0 and not shared_files(name)
+
+
+def test_serve_removes_the_memory_if_it_is_told_to(shm_name: Any, tmp_path: Path) -> None:
+    name, config = shm_name(), tmp_path / "table.toml"
+    text = (
+        f'address = "{LOOPBACK}"\npersist = %s\n[tables.t]\ncapacity = 100\nstorage = {{ shared = "{name}" }}\n'
+        '[tables.t.columns]\naction = { dtype = "int64" }\n'
+    )
+    for persists in ("true", "false"):  # the second server takes over the table of the first one
+        config.write_text(text % persists)
+        process, _ = _serve(config)
+        process.terminate()
+        process.communicate(timeout=60)
+        assert bool(shared_files(name)) == (persists == "true")
+    config.write_text(text % "3")
+    with pytest.raises(errors.InvalidConfig, match="persist"):
+        run(["serve", str(config)])
+
+
+def test_a_client_drains_a_served_table(shm_name: Any, tmp_path: Path) -> None:
+    name, config = shm_name(), tmp_path / "table.toml"
+    config.write_text(
+        f'address = "{LOOPBACK}"\npersist = false\n[tables.t]\ncapacity = 100\nstorage = {{ shared = "{name}" }}\n'
+        '[tables.t.columns]\naction = { dtype = "int64" }\n'
+    )
+    process, address = _serve(config)
+    with connect(address) as remote:
+        remote.drain()
+    assert "relive:" not in process.communicate(timeout=60)[0] and process.returncode == 0
