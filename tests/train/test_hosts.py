@@ -227,6 +227,10 @@ def told_otherwise(number: int, folder: Path) -> list[Any]:
             train(config, folder / "run")
         except HostsDiffer as differ:
             told.append((differ.option, differ.expected, differ.got, differ.host))
+    try:
+        train(inline(), folder / "run", resume=number == 0)
+    except HostsDiffer as differ:
+        told.append((differ.option, differ.expected, differ.got, differ.host))
     return [told, sorted(path.name for path in folder.iterdir())]
 
 
@@ -236,7 +240,7 @@ def test_hosts_that_are_told_different_options_all_hear_which(hosts: Any, tmp_pa
     told, left = first
     listed = [(option, *(list(one) if isinstance(one, tuple) else one for one in pair)) for option, *pair in DIFFER]
     assert [one[:3] for one in told[: len(DIFFER)]] == listed
-    assert [one[0] for one in told[len(DIFFER) :]] == ["agent.name", "environment.env_id"]
+    assert [one[0] for one in told[len(DIFFER) :]] == ["agent.name", "environment.env_id", "resume"]
     assert {one[3] for one in told} == {1} and left == [], "a refused run leaves no directory"
 
 
@@ -387,17 +391,18 @@ def save_often(number: int, folder: Path, dies_after: float) -> Any:
         begun.append((steps, updates))
         if resumes:
             return updates >= begun[0][1] + 20
-        if number and updates > 60 and len(joint_names(run)) >= 2 and (folder / "dies").exists() is False:
+        has_saves = number == 1 and updates > 60 and len(joint_names(run, is_first=False)) >= 2
+        if has_saves and not (folder / "dies").exists():
             (folder / "dies").touch()
             threading.Timer(dies_after, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
         return time.monotonic() > ends_s
 
-    before = list(joint_names(run))
+    before = list(joint_names(run, is_first=number == 0))
     try:
         train(inline(**often), folder / "run", stop_when=ends, resume=resumes)
     except HostGone:
         pass
-    return before, begun[0], list(joint_names(run))
+    return before, begun[0], list(joint_names(run, is_first=number == 0))
 
 
 @pytest.mark.parametrize("turn", range(10 if os.environ.get("RELIVE_SOAK") else 1))
@@ -409,7 +414,7 @@ def test_hosts_resume_from_the_newest_save_that_all_have(hosts: Any, tmp_path: P
     second.process.join()
     for path in shared_files(f"train-{second.process.pid}-"):
         path.unlink()
-    theirs = list(joint_names(tmp_path / "run-host1"))
+    theirs = list(joint_names(tmp_path / "run-host1", is_first=False))
     expected = newest_common([mine, theirs])
     assert expected is not None, (mine, theirs)
     told = answers(hosts(save_often, tmp_path, dies_after))
@@ -418,6 +423,25 @@ def test_hosts_resume_from_the_newest_save_that_all_have(hosts: Any, tmp_path: P
         assert steps >= updates, "the steps of the table that was saved"
         assert expected.split("-")[0] not in after[0], "a session of its own"
     assert told[0][2][0] == told[1][2][0], "both end with a save of one update"
+
+
+def sessions_without_tables(number: int, folder: Path) -> Any:
+    """Sessions that save the table, then the learner alone, then the table again. Where each of them begins."""
+    begun = []
+    for session, table in enumerate(("end", "never", "end")):
+        seen: list[int] = []
+
+        def ends(steps: int, updates: int, seen: list[int] = seen) -> bool:
+            seen.append(updates)
+            return updates >= seen[0] + 10
+
+        train(inline(**{"checkpoint.table": table}), folder / "run", stop_when=ends, resume=session > 0)
+        begun.append(seen[0])
+    return begun
+
+
+def test_hosts_do_not_go_back_to_a_save_that_is_older_than_the_learner(hosts: Any, tmp_path: Path) -> None:
+    assert answers(hosts(sessions_without_tables, tmp_path)) == [[0, 10, 20]] * HOSTS
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------

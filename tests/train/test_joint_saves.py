@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
 
+import relive
+from relive.train import preset
+from relive.train.watching.checkpoint import Progress, joint_names, save_checkpoint
 from relive.train.watching.joint_saves import JointSaves, newest_common
+from relive.train.watching.saves import Checkpoints, State
 
 
 class Host:
@@ -60,3 +66,52 @@ def test_all_hosts_cut_at_one_update(seed: int) -> None:
 def test_the_newest_name_that_all_have() -> None:
     assert newest_common([["c", "b", "a"], ["b", "a"], ["d", "b", "a"]]) == "b"
     assert newest_common([["c"], ["b"]]) is None and newest_common([[], ["b"]]) is None
+
+
+# ---- the folder of a host ------------------------------------------------------------------------------------------
+
+
+def session(run: Path, begins_at: str | None, name: str, saves: Sequence[int]) -> None:
+    """A session that goes on from a save of all hosts, and saves after each of these numbers of updates."""
+    joint = JointSaves(is_first=True)
+    names = joint_names(run, is_first=True)
+    joint.session, joint.kept = name, [one for one in names.values() if begins_at is None or one <= names[begins_at]]
+    with relive.Table(relive.StepSpec({"a": relive.ArraySpec((), "int64")}), 100) as table:
+        table.writer().append(a=1)
+        for updates in saves:
+            checkpoints = Checkpoints(run, preset("dqn", "CartPole-v1", {}), table, print, joint)
+            assert checkpoints.finish(lambda now=updates: state(now)) is not None
+            checkpoints.close()
+
+
+def state(num_updates: int) -> State:
+    return State({"num_updates": num_updates}, Progress(elapsed_s=float(num_updates)), num_updates)
+
+
+def test_a_common_save_stays_however_often_hosts_end_before_the_next_one(tmp_path: Path) -> None:
+    session(tmp_path, None, "s", [1, 2, 3])
+    for turn in range(5):  # another host dies before it has saved anything
+        session(tmp_path, "s-2", f"lost{turn}", [4])
+        assert list(joint_names(tmp_path, is_first=True)) == [f"lost{turn}-4", "s-2", "s-1"]
+    session(tmp_path, "s-2", "t", [5, 6, 7])
+    assert list(joint_names(tmp_path, is_first=True)) == ["t-7", "t-6", "t-5"]
+
+
+def test_a_damaged_save_is_none_that_the_host_has(tmp_path: Path) -> None:
+    session(tmp_path, None, "s", [1, 2, 3])
+    names = joint_names(tmp_path, is_first=True)
+    for damaged, left in (("s-2", ["s-3", "s-1"]), ("s-3", ["s-1"])):
+        blob = tmp_path / "save" / "beside" / str(names[damaged]) / "learner"
+        data = bytearray(blob.read_bytes())
+        data[len(data) // 2] ^= 1
+        blob.write_bytes(data)
+        assert list(joint_names(tmp_path, is_first=True)) == left
+
+
+def test_a_save_that_is_older_than_the_learner_of_the_first_host_does_not_count(tmp_path: Path) -> None:
+    session(tmp_path, None, "s", [1, 2, 3])
+    save_checkpoint(tmp_path, {"num_updates": 2}, Progress(elapsed_s=2.5))
+    assert list(joint_names(tmp_path, is_first=True)) == ["s-3"]
+    save_checkpoint(tmp_path, {"num_updates": 9}, Progress(elapsed_s=9.0))
+    assert list(joint_names(tmp_path, is_first=True)) == []
+    assert list(joint_names(tmp_path, is_first=False)) == ["s-3", "s-2", "s-1"]

@@ -18,7 +18,7 @@ from relive.saving.disk_files import DiskFiles
 from relive.saving.files import Files, is_no_file
 from relive.saving.memory import memory_for
 
-__all__ = ["IMAGE", "CutReader", "bytes_of_json", "open_save"]
+__all__ = ["IMAGE", "CutReader", "bytes_of_json", "kept_numbers", "open_save"]
 
 # An image of a page: what it shows, and where it lies.
 IMAGE = np.dtype([(name, "<u8") for name in ("page", "ref", "ticket", "offset", "num_bytes", "num_cells", "segment")])
@@ -57,6 +57,23 @@ def open_save(path: str, files: Files | None = None, cut: str | int | None = Non
     except BaseException:
         opened.close()
         raise
+
+
+def kept_numbers(path: str) -> list[int]:
+    """Returns the numbers of the saves that a folder keeps, the newest first. No save is read.
+
+    Raises:
+        NoSuchSave: The folder has none.
+        DamagedSave, FormatMismatch: Their list cannot be read.
+    """
+    try:
+        files = DiskFiles(path, makes=False)
+    except FileNotFoundError:
+        raise NoSuchSave(path) from None
+    try:
+        return [one.number for one in read_current(files, path, read_folder(files, path))]
+    finally:
+        files.close()
 
 
 def _newest_of(files: Files, path: str) -> CutReader:

@@ -156,7 +156,7 @@ class HostGone(ReliveError):
         self.reason = reason
         super().__init__(
             f"host {host} lost the others after {waited_s:.0f} s ({reason}): see what ended there; started again with"
-            " --resume on all of them the run goes on from the first host's checkpoint"
+            " --resume on all of them the run goes on from the newest save that all hosts have"
         )
 
 

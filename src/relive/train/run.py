@@ -97,7 +97,7 @@ def train(
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
-    host = host_number(config.topology.num_hosts)
+    resumes, host = resume, host_number(config.topology.num_hosts)
     if host:  # the first host shows progress for all
         folder, console = folder.with_name(f"{folder.name}-host{host}"), None
         resume = resume and (folder / CONFIG_FILE).exists()  # else this host is new, and gets the state of the first
@@ -114,7 +114,7 @@ def train(
         with learner_numerics(learner_threads(config)):
             setup = prepare(config)
             # Before anything is made: a host that ends while it waits, or has other options, leaves nothing.
-            met = stack.enter_context(meeting(config, setup.spaces, setup.device, stopping))
+            met = stack.enter_context(meeting(config, setup.spaces, setup.device, stopping, resumes))
             setup = replace(setup, met=met)
             if not resume and (run_dir is None if moving_aside is None else moving_aside):
                 move_aside(folder, console)
@@ -196,9 +196,12 @@ def _common_save(setup: Setup, run_dir: Path, resume: bool, stopping: Callable[[
     """Returns the number of the newest save that all hosts of the run have; None: there is none, or only one host."""
     if setup.met is None:
         return None
-    names = joint_names(run_dir) if resume and setup.config.checkpoint.table != "never" else {}
+    has_tables = resume and setup.config.checkpoint.table != "never"
+    names = joint_names(run_dir, is_first=setup.met.number == 0) if has_tables else {}
     name = setup.met.common_save(tuple(names), stopping)
-    return None if name is None else names[name]
+    number = None if name is None else names[name]
+    setup.met.saves.kept = [one for one in names.values() if number is None or one <= number]
+    return number
 
 
 def _restored(setup: Setup, run_dir: Path, number: int | None) -> tuple[Progress, Found | None]:

@@ -110,7 +110,7 @@ def equal_options(config: TrainConfig, spaces: Spaces, device: str) -> dict[str,
 
 @contextlib.contextmanager
 def meeting(
-    config: TrainConfig, spaces: Spaces, device: str, stopping: Callable[[], bool]
+    config: TrainConfig, spaces: Spaces, device: str, stopping: Callable[[], bool], resume: bool = False
 ) -> Iterator[HostMeeting | None]:
     """Lets this host meet the other hosts of the run, and leaves them at the end of the block.
 
@@ -119,6 +119,7 @@ def meeting(
         spaces: The spaces of its environment.
         device: torch's device.
         stopping: Whether a signal asked the run to end.
+        resume: Whether this host was told to go on with a run. A host that is new was told so, too.
 
     Yields:
         The meeting; None if the run has one host.
@@ -135,7 +136,7 @@ def meeting(
     deadline_s = max(HostOptions.deadline_s, config.evaluation_s + HostOptions.deadline_s / 2)
     met = HostMeeting(HostOptions(config.topology.num_hosts, device, deadline_s), stopping)
     try:
-        met.compare(equal_options(config, spaces, device), stopping)
+        met.compare({"resume": resume, **equal_options(config, spaces, device)}, stopping)
         yield met
     finally:
         met.leave()

@@ -18,6 +18,7 @@ import pickle
 import struct
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -26,9 +27,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from relive import saved
 from relive.checkpoint import load_learner
-from relive.errors import InvalidConfig, NoSuchSave
+from relive.errors import DamagedSave, InvalidConfig, NoSuchSave
+from relive.saving.reader import kept_numbers
 from relive.train.run_directory import CHECKPOINT_FILE, SAVE_FOLDER, write_whole
 
 FORMAT = 2  # of checkpoint.pt
@@ -95,6 +96,7 @@ class Found:
         progress: Progress of the run.
         has_table: Whether the path is the folder of a save, with the table.
         number: The number of that save; None: the newest.
+        joint_name: Name of that save among those of all hosts; "": only this host has it.
     """
 
     path: Path
@@ -103,6 +105,7 @@ class Found:
     progress: Progress
     has_table: bool
     number: int | None = None
+    joint_name: str = ""
 
 
 def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) -> None:
@@ -128,23 +131,38 @@ def tree_of(agent: str, learner: dict[str, Any], progress: Progress, joint_name:
     return {"format": SAVE_FORMAT, **names, "learner": learner, "kept": kept, **_counters_of(progress)}
 
 
-def joint_names(run_dir: Path) -> dict[str, int]:
-    """Returns {name: number} of the saves of all hosts that this host keeps, the newest first.
+def joint_names(run_dir: Path, *, is_first: bool) -> dict[str, int]:
+    """Returns {name: number} of the saves of all hosts that this host can go on from, the newest first.
+
+    A damaged save is left out. If the first host has a checkpoint of the learner alone that is newer than a save, that
+    save is left out, and so is each save before it: the run has learned more since.
+
+    Args:
+        run_dir: Directory of the host.
+        is_first: Whether it is the first host, whose learner counts.
 
     Raises:
-        DamagedSave: A save cannot be read.
+        DamagedSave: The list of the saves cannot be read.
+        InvalidConfig: checkpoint.pt of the first host cannot be read.
 
     Cost:
         Each learner is read.
     """
     folder = run_dir / SAVE_FOLDER
     try:
-        numbers = saved(folder).kept
+        numbers = kept_numbers(str(folder))
     except NoSuchSave:
         return {}
-    found = {number: load_learner(folder, number) for number in numbers}
-    named = {number: state.get("joint_name") for number, state in found.items() if isinstance(state, dict)}
-    return {name: number for number, name in named.items() if isinstance(name, str) and name}
+    has_alone = is_first and (run_dir / FILE_NAME).exists()
+    alone_s = _alone(run_dir).progress.elapsed_s if has_alone else float("-inf")
+    names: dict[str, int] = {}
+    for number in numbers:
+        with suppress(DamagedSave):
+            found = joint_checkpoint(run_dir, number)
+            if not found.joint_name or found.progress.elapsed_s < alone_s:
+                break
+            names.setdefault(found.joint_name, number)
+    return names
 
 
 def joint_checkpoint(run_dir: Path, number: int) -> Found:
@@ -199,7 +217,8 @@ def _saved(folder: Path, number: int | None = None) -> Found | None:
         return None
     kept = state.get("kept") if isinstance(state, dict) else None
     learner, progress = _read(state, folder, SAVE_FORMAT, dict(kept) if isinstance(kept, dict) else {})
-    return Found(folder, str(state.get("agent")), learner, progress, has_table=True, number=number)
+    agent, joint_name = str(state.get("agent")), str(state.get("joint_name") or "")
+    return Found(folder, agent, learner, progress, has_table=True, number=number, joint_name=joint_name)
 
 
 def _alone(run_dir: Path) -> Found:

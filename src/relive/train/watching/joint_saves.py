@@ -10,7 +10,10 @@ Protocol, with the words that hosts exchange before each update (learners/host_g
       The last saves of a session have a name, too: hosts that end together end at one update.
   S5  Hosts that resume compare the names of the saves that they keep (KEPT of them: the last common one, the one that a
       host may lack, and the last of a session). All go on from the newest common one. If there is none, each goes on
-      from its own newest, and the learner is that of the first host.
+      from its own newest, and the learner is that of the first host. The saves of the first host that are older than
+      its newest checkpoint of the learner alone do not count: the run has learned more since.
+  S6  The first save of a session forgets those that are later than the one that the session goes on from. So that one
+      stays, however often hosts end before their next save.
 """
 
 from __future__ import annotations
@@ -27,10 +30,12 @@ class JointSaves:
 
     Attributes:
         session: Name of the session by rule S4; "" before the first host has said it.
+        kept: Numbers of the saves of this host that count for this session, the newest first.
     """
 
     def __init__(self, *, is_first: bool) -> None:
         self.session = ""
+        self.kept: list[int] = []
         self._is_first = is_first
         self._is_asked = self._is_begun = False
         self._cut: Callable[[], None] | None = None
@@ -38,6 +43,15 @@ class JointSaves:
     def name(self, num_updates: int) -> str:
         """Returns the name of a save at this number of updates."""
         return f"{self.session}-{num_updates}"
+
+    @property
+    def staying(self) -> frozenset[int]:
+        """The numbers of the saves that stay beside the next one: rules S5 and S6."""
+        return frozenset(self.kept[: KEPT - 1])
+
+    def committed(self, number: int) -> None:
+        """Notes the number of a save that is complete."""
+        self.kept = [number, *self.kept]
 
     def begins(self, is_due: bool) -> bool:
         """Whether to open a save now: rule S1. True once for each save."""

@@ -30,7 +30,7 @@ from relive.train.config import TrainConfig
 from relive.train.run_directory import CHECKPOINT_FILE, SAVE_FOLDER
 from relive.train.signals import in_a_hurry, uninterrupted
 from relive.train.watching.checkpoint import Progress, save_checkpoint, tree_of
-from relive.train.watching.joint_saves import KEPT, JointSaves
+from relive.train.watching.joint_saves import JointSaves
 
 _MOST_S = 600.0
 _HURRY_S = 5.0
@@ -67,6 +67,7 @@ class _TableSave:
         self._problem: BaseException | None = None
         self._is_given_up = False
         self.num_updates = -1  # of the cut; -1: it is not made yet
+        self.number = -1  # of the save that has committed
         self._opening = threading.Thread(target=self._open, name="relive-checkpoint")
 
     def start(self) -> None:
@@ -87,7 +88,7 @@ class _TableSave:
         """Whether the cut can be made, or the save has failed."""
         return not self._opening.is_alive()
 
-    def cut(self, blob: bytes, num_updates: int, keep: int) -> None:
+    def cut(self, blob: bytes, num_updates: int, keep: int | frozenset[int]) -> None:
         """Rule C2. Call it when the save is open."""
         self.num_updates = num_updates
         if self._saving is None or self._problem is not None:
@@ -114,7 +115,7 @@ class _TableSave:
         """Returns the error of a save that is over; None: it has committed."""
         if self._problem is None and self._saving is not None:
             try:
-                self._saving.wait()  # joins its thread
+                self.number = self._saving.wait().number  # joins its thread
             except Exception as problem:
                 self._problem = problem
         return self._problem or (SaveCancelled(str(self._folder)) if self._saving is None else None)
@@ -245,7 +246,7 @@ class Checkpoints:
                 now = state()
                 name = "" if joint is None else joint.name(now.num_updates)
                 learner = tree_of(self._config.agent.name, now.learner, now.progress, name)
-                save.cut(tree_to_bytes(learner), now.num_updates, 1 if joint is None else KEPT)
+                save.cut(tree_to_bytes(learner), now.num_updates, 1 if joint is None else joint.staying)
         except BaseException:
             save.give_up()
             self._save = None
@@ -277,6 +278,8 @@ class Checkpoints:
     def _commit(self, save: _TableSave) -> Written:
         with suppress(OSError):  # it is older: the save counts
             self._file.unlink(missing_ok=True)
+        if self._joint is not None:
+            self._joint.committed(save.number)
         self.path = self._folder
         return Written(self._folder, save.num_updates)
 
