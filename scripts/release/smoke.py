@@ -16,7 +16,7 @@ import numpy as np
 
 import relive
 
-# Of each extra: its packages, and the modules of relive that it is for.
+# The packages of each extra, and the modules of relive that need them.
 EXTRAS = {
     "gymnasium": ("gymnasium", "relive.adapters.gymnasium"),
     "train": ("torch", "gymnasium", "rich", "relive.train.run", "relive.agents.dqn"),

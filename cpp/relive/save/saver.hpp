@@ -92,7 +92,7 @@ class Saver final {
   uint64_t next_page_ = 0;
   std::vector<SavedArea> live_, areas_;
   std::vector<std::vector<std::byte>> memory_;
-  // Of an index by ranks: a copy of the members of its classes, and their order, listed after the cut.
+  // A copy of the classes of one index by ranks, and the order of their members, listed after the cut.
   struct RankCopy {
     uint32_t index;
     std::unique_ptr<Storage> memory;

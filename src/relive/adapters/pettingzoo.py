@@ -105,7 +105,7 @@ def record(env: Any, table: WritableTable, *, rows: RowsOf = "joint", timeout_s:
     return _RecordedParallelEnv(env, kind(_agents(env), table, timeout_s))
 
 
-class _RecordedParallelEnv(BaseParallelWrapper):  # type: ignore[misc]  # pettingzoo has no types here
+class _RecordedParallelEnv(BaseParallelWrapper):
     """A parallel environment whose steps are stored. For one thread at a time."""
 
     def __init__(self, env: Any, rows: _JointRows | _AgentRows) -> None:
