@@ -48,6 +48,7 @@ Status Saver::begin(const SavedImage* known, size_t count) {
     RankCopy copy{i, nullptr, {}, {}};
     RELIVE_RETURN_IF_ERROR(Storage::create_local(Ranks::num_bytes(num_leaves), &copy.memory));
     copy.ranks.bind(copy.memory->base(), num_leaves);
+    copy.ranks.touch_members();
     ranks_.push_back(std::move(copy));
   }
   memory_.resize(areas_.size());

@@ -193,6 +193,12 @@ void Ranks::copy_members(const Ranks& to) const {
   copy(entries_, to.entries_, uint64_t{head_->made} * kRoom);
 }
 
+void Ranks::touch_members() const {
+  auto* const first = reinterpret_cast<std::byte*>(head_);
+  std::memset(first, 0, static_cast<size_t>(reinterpret_cast<std::byte*>(places_) - first));
+  std::memset(static_cast<void*>(entries_), 0, num_blocks_ * kRoom * sizeof(Entry));
+}
+
 void Ranks::list_members(std::vector<uint32_t>* order) const {
   for (uint32_t ordinal = 1; ordinal <= kClasses; ++ordinal) {
     const Class one{ordinal, count(ordinal).load(kRelaxed), 0};

@@ -52,8 +52,10 @@ class Ranks final {
   // Builds everything from the leaves. order: the first members of the classes, in this order; slots that are no members,
   // and those that come again, do not count. The other members follow by slot.
   void rebuild(const Tree& tree, const uint32_t* order = nullptr, size_t num_ordered = 0);
-  // Copies the members of all classes, and no more, to zeroed memory for as many leaves.
+  // Copies the members of all classes, and no more, to memory for as many leaves that touch_members() has prepared.
   void copy_members(const Ranks& to) const;
+  // Writes zeros to the memory that copy_members() may write, so that the copy meets no page for the first time.
+  void touch_members() const;
   // The members, class by class.
   void list_members(std::vector<uint32_t>* order) const;
 
