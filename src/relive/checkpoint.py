@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 from relive.checks.names import names_arguments
-from relive.checks.values import flag, integer
+from relive.checks.values import flag, folder_path, integer
 from relive.config.storage import Storage
 from relive.errors import InvalidConfig
 from relive.saving.copying import SaveFacts
@@ -79,7 +79,8 @@ def save(
         keep: The number of checkpoints that the folder keeps.
 
     Raises:
-        InvalidConfig: A value of the learner's state is none of these types. Nothing is written.
+        InvalidConfig: A value of the learner's state is none of these types, or the cursor has no state_dict. Nothing
+            is written.
         SaveInUse, StorageFull, SystemFailure, SaveOutrun, ReadOnly, TableClosed: as for Table.save.
     """
     if not isinstance(table, Table):
@@ -88,6 +89,8 @@ def save(
     if learner is not None:
         beside[_LEARNER] = tree_to_bytes(learner)
     if cursor is not None:
+        if not callable(getattr(cursor, "state_dict", None)):
+            raise InvalidConfig("cursor of a checkpoint", "a Loader, a Mixture, or None", cursor)
         beside[_CURSOR] = tree_to_bytes(dict(cursor.state_dict()))
     if flag("wait", wait):
         return table.save(path, beside, True, keep)
@@ -127,7 +130,9 @@ def load_learner(path: str | os.PathLike[str], number: int | None = None) -> Any
     Raises:
         NoSuchSave, DamagedSave, FormatMismatch, StorageFull: as for relive.saved.
     """
-    with open_save(os.fspath(path), cut=None if number is None else integer("number", number, 1)) as reader:
+    with open_save(
+        folder_path("path of a checkpoint", path), cut=None if number is None else integer("number", number, 1)
+    ) as reader:
         if _LEARNER not in reader.blob_names():
             return None
         return tree_from_bytes(reader.blob(_LEARNER), os.fspath(path))

@@ -52,10 +52,25 @@ def test_the_state_of_an_optimizer_comes_back() -> None:
     assert state["model"]["weight"].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("value", [object(), np.array([object()]), {1, 2}, lambda: 0])
+FIELDS = np.zeros(2, [("a", "i4"), ("b", "f8")])
+
+
+@pytest.mark.parametrize(
+    "value", [object(), np.array([object()]), {1, 2}, lambda: 0, FIELDS, FIELDS[0], np.ma.masked_array([1], [True])]
+)
 def test_other_values_are_refused_with_their_place(value: Any) -> None:
     with pytest.raises(errors.InvalidConfig, match="/deep/1"):
         tree_to_bytes({"deep": [0, value]})
+
+
+def test_views_of_tensors_come_back_and_tensors_without_plain_memory_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    conjugate = torch.tensor([1 + 2j]).conj()
+    for view in (conjugate, conjugate.imag, torch.ones(1).expand(3), torch.arange(6).reshape(2, 3).T):
+        assert torch.equal(tree_from_bytes(tree_to_bytes(view)), view)
+    for value in (torch.eye(2).to_sparse(), torch.ones(2, device="meta")):
+        with pytest.raises(errors.InvalidConfig, match="/deep/0"):
+            tree_to_bytes({"deep": [value]})
 
 
 def test_damaged_trees_are_one_error() -> None:
@@ -101,4 +116,6 @@ def test_parts_that_were_not_saved_are_none(tmp_path: Path) -> None:
         relive.checkpoint.save(tmp_path, table="table")
     with pytest.raises(errors.InvalidConfig):
         relive.checkpoint.save(tmp_path, table=table, learner={"f": open})
+    with pytest.raises(errors.InvalidConfig, match="cursor"):
+        relive.checkpoint.save(tmp_path, table=table, cursor=5)  # type: ignore[arg-type]
     assert relive.saved(tmp_path).beside == ()

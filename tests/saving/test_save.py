@@ -287,7 +287,13 @@ def test_one_saver_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"path": 3}, TypeError),
+        ({"path": 3}, errors.InvalidConfig),
+        ({"path": b"save"}, errors.InvalidConfig),
+        ({"path": ""}, errors.InvalidConfig),
+        ({"path": "a\0b"}, errors.InvalidConfig),
+        ({"path": "/proc/none"}, errors.SystemFailure),
+        ({"beside": [1]}, errors.InvalidConfig),
+        ({"beside": 5}, errors.InvalidConfig),
         ({"beside": {"a/b": b""}}, errors.InvalidConfig),
         ({"beside": {"..": b""}}, errors.InvalidConfig),
         ({"beside": {"a": "text"}}, errors.InvalidConfig),

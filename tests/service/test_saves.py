@@ -128,7 +128,23 @@ def test_a_server_without_a_folder_says_how_to_allow_saves(table: relive.Table, 
         assert len(remote) == 0  # the stream goes on
 
 
-HOSTILE = ["", ".", "..", ".hidden", "../out", "a/b", "/tmp/out", "a\0b", "a\nb", "x" * 201, "é" * 101, "\ud800", 7]
+HOSTILE = [
+    "",
+    ".",
+    "..",
+    ".hidden",
+    "../out",
+    "a/b",
+    "/tmp/out",
+    "a\0b",
+    "a\nb",
+    "x" * 201,
+    "é" * 101,
+    "\ud800",
+    7,
+    b"x",
+    None,
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from typing import SupportsFloat, SupportsIndex
 
 import numpy as np
 
 from relive.errors import InvalidConfig
 
-__all__ = ["bytes_in_text", "finite", "flag", "integer", "is_name", "is_text", "num_bytes", "timeout"]
+__all__ = ["bytes_in_text", "finite", "flag", "folder_path", "integer", "is_name", "is_text", "num_bytes", "timeout"]
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _MAX_INTEGER = 2**63 - 1
@@ -38,6 +39,14 @@ def is_text(value: object, max_bytes: int) -> bool:
 def is_name(value: object, max_bytes: int) -> bool:
     """Whether the value is such a text that can be printed as it is: without line feeds and escape codes."""
     return is_text(value, max_bytes) and str(value).isprintable()
+
+
+def folder_path(what: str, path: object) -> str:
+    """The path of a folder as text. Raises InvalidConfig: bytes, descriptors, an empty text and NUL name no folder."""
+    told = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(told, str) or not told or "\0" in told:
+        raise InvalidConfig(what, "the path of a folder, as text", path)
+    return told
 
 
 def flag(what: str, value: object) -> bool:

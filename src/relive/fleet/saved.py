@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from relive.checks.values import folder_path
 from relive.core.closing import Closing
 from relive.errors import DamagedSave, InvalidConfig, NoSuchSave
 from relive.fleet.draws.placement import MAX_SHARDS
@@ -87,7 +88,7 @@ def saved(path: str | os.PathLike[str]) -> SavedShards:
         DamagedSave: A file of the folder is damaged or missing.
         FormatMismatch: A later version of relive wrote it.
     """
-    where = os.fspath(path)
+    where = folder_path("path of a save", path)
     try:
         files = DiskFiles(where, makes=False)
     except FileNotFoundError:

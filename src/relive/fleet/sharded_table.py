@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from relive.checks.names import names_arguments
-from relive.checks.values import integer, timeout
+from relive.checks.values import folder_path, integer, timeout
 from relive.config.storage import SharedMemory
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
@@ -256,7 +256,7 @@ class ShardedTable(TableHandle):
             raise TableClosed()
         if self._fleet.read_only:
             raise ReadOnly()
-        return save_shards(self._fleet.shards, os.fspath(path), kept, seconds)
+        return save_shards(self._fleet.shards, folder_path("path of a save", path), kept, seconds)
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class DiskFiles(Files):
                     _make_with_parents(os.path.realpath(self.path))
                 self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except SystemFailure as error:
-            if error.errno != errno.ENOENT:
+            if makes or error.errno != errno.ENOENT:
                 raise
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path) from error
         self._open = [self._folder]  # the folder, then its lock

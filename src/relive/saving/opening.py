@@ -89,6 +89,7 @@ def attach_file(storage: File, stream: int | None, timeout_s: float | None, read
         if read_only or _newest_region(place) is None:
             raise NoSuchTable(folder)
         loaded = load_core(folder, storage, None, None, region=place.region)
+        loaded = replace(loaded, core=_of_stream(loaded.core, stream, place))
         return _new(loaded.core, loaded.config, place, loaded)
 
 
@@ -238,6 +239,19 @@ def _attached(
         core.close()
         raise
     return KeptCore(core, config, keeper, None)
+
+
+def _of_stream(made: _core.CoreTable, stream: int | None, place: Place) -> _core.CoreTable:
+    """Returns a handle of this stream on a region that was just made, in place of the handle that made it."""
+    if stream is None or stream == made.stream:
+        return made
+    try:
+        return _core.attach_table(place.region, False, stream, 60.0)
+    except BaseException:
+        made.set_keeps_file(False)
+        raise
+    finally:
+        made.close()
 
 
 def _new(core: _core.CoreTable, config: TableConfig, place: Place, loaded: LoadedCore | None) -> KeptCore:

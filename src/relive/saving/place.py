@@ -18,8 +18,8 @@ from typing import final
 
 from relive import _core
 from relive.config.storage import SHARED_MEMORY_FOLDER
-from relive.errors import DeadlineExceeded, InUse, NoSuchSave, SaveInUse
-from relive.saving.current import FOLDER, read_folder
+from relive.errors import DeadlineExceeded, InUse, InvalidConfig, NoSuchSave, SaveInUse
+from relive.saving.current import CURRENT, FOLDER, read_folder
 from relive.saving.disk_files import DiskFiles
 from relive.saving.folder import DOOR, SaveFolder
 
@@ -81,22 +81,29 @@ class Place:
             ends_s: When to give up, by time.monotonic().
 
         Raises:
-            InvalidConfig: The folder has other files.
+            InvalidConfig: The folder has other files, or saves of a table that does not live in it.
             DeadlineExceeded, StorageFull, SystemFailure, DamagedSave: As they say.
         """
         began_s = time.monotonic()
         for pause_s in _pauses(ends_s):
-            if os.path.lexists(os.path.join(folder, FOLDER)):
+            if _has(folder, FOLDER):
                 break
             try:
                 SaveFolder.open(folder).close()
                 break
+            except InvalidConfig:
+                if not _has(folder, FOLDER):
+                    raise
+                break  # another process has made it meanwhile, and a table in it
             except SaveInUse:  # another process makes it
                 if pause_s is None:
                     raise DeadlineExceeded(
                         "the folder of a table", "another process makes it", _since(began_s)
                     ) from None
                 time.sleep(pause_s)
+        if _has(folder, CURRENT) and not _has(folder, DOOR):  # a table that lives there has its door before a save
+            found = f"{folder}, a folder of saves: relive.load({folder!r}, storage=File(another))"
+            raise InvalidConfig("path of File", "the folder of a table that lives there, or a new one", found)
         return cls.of(folder)
 
     @contextlib.contextmanager
@@ -142,6 +149,10 @@ class Place:
             files.close()
             raise
         return files
+
+
+def _has(folder: str, name: str) -> bool:
+    return os.path.lexists(os.path.join(folder, name))
 
 
 def _pauses(ends_s: float) -> Iterator[float | None]:

@@ -26,6 +26,8 @@ _MOST_KEPT = 1000
 
 def checked(beside: Mapping[str, bytes] | None, keep: int) -> tuple[dict[str, bytes], int]:
     """Returns the blobs and the number of saves to keep. Raises InvalidConfig."""
+    if beside is not None and not isinstance(beside, Mapping):
+        raise InvalidConfig("beside", "{name: bytes}, or None", beside)
     blobs = {} if beside is None else dict(beside)
     for name, data in blobs.items():
         if not is_name(name, MAX_NAME_BYTES) or "/" in name or name in (".", ".."):

@@ -76,7 +76,7 @@ def _written(value: Any, arrays: list[NDArray[np.uint8]], place: str, depth: int
     """Returns a value for JSON; appends the bytes of its arrays."""
     if depth > _MOST_DEPTH:
         raise InvalidConfig(f"state of the learner at {place!r}", f"at most {_MOST_DEPTH} levels", "more")
-    if isinstance(value, (np.ndarray, np.generic)) and not np.asarray(value).dtype.hasobject:  # float64 is a float, too
+    if isinstance(value, (np.ndarray, np.generic)) and _is_plain(value):  # before float: a float64 is one, too
         array = np.ascontiguousarray(value)
         arrays.append(array.reshape(-1).view(np.uint8))
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
@@ -101,15 +101,25 @@ def _written(value: Any, arrays: list[NDArray[np.uint8]], place: str, depth: int
         arrays.append(np.frombuffer(bytes(value), np.uint8))
         return {_KIND: "bytes", "num_bytes": len(value)}
     if _is_tensor(value):
-        return _written_tensor(value, arrays)
-    expected = "dicts, lists, numbers, text, bytes, numpy arrays or torch tensors"
+        return _written_tensor(value, arrays, place)
+    expected = "dicts, lists, numbers, text, bytes, numpy arrays without fields and masks, or torch tensors"
     raise InvalidConfig(f"state of the learner at {place!r}", expected, type(value).__name__)
 
 
-def _written_tensor(tensor: Any, arrays: list[NDArray[np.uint8]]) -> dict[str, Any]:
+def _is_plain(array: NDArray[Any] | np.generic) -> bool:
+    """Whether the bytes, the dtype's letter and the shape tell all of an array: no objects, no fields and no mask."""
+    dtype = np.asarray(array).dtype
+    return not dtype.hasobject and dtype.names is None and not isinstance(array, np.ma.MaskedArray)
+
+
+def _written_tensor(tensor: Any, arrays: list[NDArray[np.uint8]], place: str) -> dict[str, Any]:
     import torch  # the tensor is there, so torch is loaded
 
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        raise InvalidConfig(f"state of the learner at {place!r}", "dense tensors with values", str(tensor.layout))
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if flat.numel() == 1:  # contiguous at any stride, but a view of it as bytes needs stride 1
+        flat = flat.clone(memory_format=torch.contiguous_format)
     raw = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8)
     arrays.append(raw)
     dtype = str(tensor.dtype).removeprefix("torch.")

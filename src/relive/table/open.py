@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast, final
 from relive import _core
 from relive.checks.names import names_arguments
 from relive.checks.secrets import Secret, hides_token
-from relive.checks.values import flag, integer, is_name, timeout
+from relive.checks.values import flag, folder_path, integer, is_name, timeout
 from relive.config.spec import StepSpec
 from relive.config.storage import (
     MAX_NAME_BYTES,
@@ -139,7 +139,7 @@ def load(
     """
     given = None if timeout_s is None else timeout(timeout_s)
     chosen = None if number is None else integer("number", number, 1)
-    return load_table(os.fspath(path), storage, capacity, max_lanes, given, cut=chosen)
+    return load_table(folder_path("path of a save", path), storage, capacity, max_lanes, given, cut=chosen)
 
 
 @names_arguments
@@ -156,7 +156,7 @@ def saved(path: str | os.PathLike[str], number: int | None = None) -> SavedTable
     """
     loading = importlib.import_module("relive.saving.loading")
     chosen = None if number is None else integer("number", number, 1)
-    return cast("SavedTable", loading.describe(os.fspath(path), number=chosen))
+    return cast("SavedTable", loading.describe(folder_path("path of a save", path), number=chosen))
 
 
 @names_arguments

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from relive import _core
 from relive.checks.names import names_arguments
-from relive.checks.values import flag, timeout
+from relive.checks.values import flag, folder_path, timeout
 from relive.config.storage import File
 from relive.errors import InvalidConfig, ReadOnly, TableClosed
 from relive.table.handle import TableHandle
@@ -132,7 +132,8 @@ class Saved(TableHandle):
         """
         saving = importlib.import_module("relive.saving.saving")
         loaded = self._loaded
-        one: Saving = saving.Saving(self._local, os.fspath(path), saving.facts_of(self._local, self._config))
+        where = folder_path("path of a save", path)
+        one: Saving = saving.Saving(self._local, where, saving.facts_of(self._local, self._config))
         one.loaded_from = loaded.own_cut if loaded is not None else None
         return one
 

@@ -117,7 +117,13 @@ class Table(Saved):
         self._bind(self._local, kept.config, kept.config.timeout_s)
         if self._keeper is not None:
             weakref.finalize(self, self._keeper.leave).atexit = False
+        self._continue_draws()
         _remember(self)
+
+    def _continue_draws(self) -> None:
+        """The handle draws the batches that the handle of its save would have drawn, if both have the same stream."""
+        if self._loaded is not None and self._loaded.facts.get("stream") == self.stream:
+            self.number_draws(int(self._loaded.facts.get("next_draw", 0)))
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -284,7 +290,7 @@ def load_table(
 
 
 def _table_of(loaded: LoadedCore, timeout_s: float | None) -> Table:
-    """A handle on a core that was loaded from a save. It draws the batches that the saved handle would have drawn."""
+    """A handle on a core that was loaded from a save."""
     table = Table.__new__(Table)
     config, core = loaded.config, loaded.core
     if isinstance(config.storage, SharedMemory) and not config.storage.keep:
@@ -293,8 +299,7 @@ def _table_of(loaded: LoadedCore, timeout_s: float | None) -> Table:
     table._bind(core, config, config.timeout_s if timeout_s is None else timeout_s)
     core.timeout_s = table.timeout_s
     table._loaded = loaded
-    if loaded.facts.get("stream") == table.stream:
-        table.number_draws(int(loaded.facts.get("next_draw", 0)))
+    table._continue_draws()
     _remember(table)
     return table
 

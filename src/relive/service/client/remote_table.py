@@ -17,6 +17,7 @@ from relive.errors import InvalidConfig, ReliveError
 from relive.reading.columns import Columns
 from relive.reading.holds import BatchSource
 from relive.saving.copying import SaveFacts
+from relive.saving.named import checked_name
 from relive.saving.saving import checked
 from relive.service.client.batches import RemoteSource
 from relive.service.client.connection import Connection, cutoff
@@ -249,7 +250,7 @@ class RemoteTable(TableHandle):
         waits = flag("wait", wait)
         began = time.monotonic()
         ends = began + (self._timeout_s if timeout_s is None else timeout(timeout_s))
-        saving = begin_saving(self._remote, name, blobs, number, ends)
+        saving = begin_saving(self._remote, checked_name("name of a save", name), blobs, number, ends)
         try:
             told = saving.follow("facts" if waits else "has_cut", ends)
             if told is None:
