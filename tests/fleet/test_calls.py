@@ -277,6 +277,35 @@ def test_rows_that_take_longer_than_the_patience_with_silence_arrive(linked: Any
             assert next(batches).num_items == 64
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_deadline_while_rows_are_on_their_way_leaves_the_shards_live(
+    linked: Any, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draw ends at its deadline, not at one for each shard, and later calls lose nothing."""
+    from relive.fleet.remote.streams import Lines
+
+    ask, asked = Lines.ask, list[str]()
+    monkeypatch.setattr(
+        Lines, "ask", lambda self, header, *rest: asked.append(header["op"]) or ask(self, header, *rest)
+    )
+    links, places = linked(count, FRAMES, relive.Index(sampler=relive.Prioritized(1.0)))
+    with attach(places, path="service", timeout_s=60.0) as table:
+        steps = rows(64, o=np.ones((64, 64, 64, 4), "u1"))
+        keys = np.concatenate([table.writer(shard=number).extend(**steps) for number in range(count)])
+        assert table.sample(count).num_items == count
+        for link in links:
+            link.bytes_a_second = 3e5
+        asked.clear()
+        with pytest.raises(errors.DeadlineExceeded, match="on their way"):
+            table.sample(128, timeout_s=1.0)
+        assert asked.count("draw") == count
+        for link in links:
+            link.bytes_a_second = None
+        assert [shard.state for shard in table._fleet.shards] == ["live"] * count
+        assert table.update_priorities(keys, np.ones(len(keys))) == len(keys)
+        assert table.gather(keys).present.all() and table.sample(8).num_items == 8
+
+
 def test_an_owner_that_works_on_an_answer_is_not_taken_for_silent(linked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that the owner makes for three seconds: the session says meanwhile that it works."""
     from relive.service.server.sessions import CallSession

@@ -19,16 +19,25 @@ __all__ = [
 
 @final
 class ServiceUnavailable(ReliveError, ConnectionError):
-    """A server is gone, hangs or cannot be reached. It is not known whether the server did the work of the call."""
+    """A server is gone, hangs or cannot be reached. It is not known whether the server did the work of the call.
 
-    def __init__(self, address: str, waited_s: float, reason: str = "") -> None:
+    Attributes:
+        address: Address of the server.
+        waited_s: Seconds that the call waited.
+        reason: The reason in a line.
+        is_there: The server is neither gone nor silent: bytes came from it until the deadline of the call.
+    """
+
+    def __init__(self, address: str, waited_s: float, reason: str = "", is_there: bool = False) -> None:
         self.address = address
         self.waited_s = waited_s
         self.reason = reason
+        self.is_there = is_there
+        way_out = "see that it is served there; this handle works again once it is"
         super().__init__(
             f"{address} gave no answer in {waited_s:.3g} s"
             + (f" ({reason})" if reason else "")
-            + "; see that it is served there; this handle works again once it is"
+            + ("; its answer was on its way: give a larger timeout_s" if is_there else f"; {way_out}")
         )
 
 

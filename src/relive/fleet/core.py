@@ -173,6 +173,9 @@ class FleetCore:
                 try:
                     return self._descend(making, *placed, roots.num_items)
                 except Missed as missed:
+                    if missed.is_late:
+                        needs = f"{num_items} items, of which those of shard {missed.shard.number} are on their way"
+                        raise wait.exceeded(needs, roots.num_items) from None
                     if isinstance(missed, Short) and self._shares_uses(index):
                         at = list(self.shards).index(missed.shard)
                         room[at] = self._room_of(making, at, placed[0][at] - 1)

@@ -13,7 +13,7 @@ from relive.config.limiters import MinSize
 from relive.config.table_config import TableConfig
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
-from relive.errors import ForeignKey, InvalidConfig, ReliveError
+from relive.errors import ForeignKey, InvalidConfig, ReliveError, ServiceUnavailable
 from relive.fleet.draws.placement import MAX_SHARDS, Root
 from relive.fleet.draws.sharing import sharing_of
 from relive.fleet.errors import NotOverShards, OtherShards
@@ -62,6 +62,11 @@ class Missed(Exception):
         super().__init__()
         self.shard = shard
         self.error = error
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the shard is live, and its answer was on its way at the deadline of the call."""
+        return isinstance(self.error, ServiceUnavailable) and self.error.is_there
 
 
 @final

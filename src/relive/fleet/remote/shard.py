@@ -204,14 +204,16 @@ class RemoteShard(Shard):
     def answered(self, call: Callable[[], Value]) -> Value:
         """Makes the call and returns the answer.
 
-        Raises Missed if the shard does not answer, and notes that.
+        Raises Missed if the shard does not answer, and notes that. A shard whose answer is on its way at the deadline
+        of the call stays live.
         """
         try:
             return call()
         except (ServiceUnavailable, FormatMismatch) as error:
             if self.core.closed:
                 raise TableClosed() from None
-            self.fails(error)
+            if not (isinstance(error, ServiceUnavailable) and error.is_there):
+                self.fails(error)
             raise Missed(self, error) from None
 
     def started(self, start: Callable[[], Started]) -> Answer:

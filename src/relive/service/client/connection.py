@@ -194,9 +194,13 @@ class Connection:
             if opening is None and (time.monotonic() >= tries_until or not wanted()):
                 raise ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
             self.check_process("a remote table")
+            is_there = False
             try:
                 one, opening = opening or self._begin_open(kind, fields), None
-                return one.stream, self._greeted(one, ends)
+                try:
+                    return one.stream, self._greeted(one, ends)
+                finally:
+                    is_there = one.stream.was_heard
             except ReliveError as problem:  # before StreamBroken: some errors of the library are OSErrors
                 if not isinstance(problem, Draining):
                     raise  # the server's answer
@@ -209,8 +213,8 @@ class Connection:
                 if failed is not None:
                     raise failed from None
                 if time.monotonic() + pause_s >= tries_until or not wanted():
-                    reason = short_reason(problem, self._location)
-                    raise ServiceUnavailable(self.address, time.monotonic() - start, reason) from None
+                    reason = "no answer in time" if is_there else short_reason(problem, self._location)
+                    raise ServiceUnavailable(self.address, time.monotonic() - start, reason, is_there) from None
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)
 
@@ -265,13 +269,15 @@ class Connection:
     def broken(self, stream: Exchange, problem: BaseException, start: float) -> ReliveError:
         """Returns the error of a broken stream.
 
-        Drops that stream and every idle stream, because most likely all are broken.
+        Drops that stream. Also drops every idle stream, because most likely all are broken, unless bytes came from the
+        server until the deadline of the call.
         """
         expired = stream.expired
         self.drop(stream)
         if not expired:
             self._forget_client()
-        self._drop_idle()
+        if not stream.was_heard:
+            self._drop_idle()
         if self.closed:
             return TableClosed()
         if isinstance(problem, BadMessage):
@@ -279,7 +285,7 @@ class Connection:
         reason = "no answer in time" if expired else short_reason(problem, self._location)
         if stream.was_silent:
             reason = f"no byte came for {self._silence_s:g} s"
-        return ServiceUnavailable(self.address, time.monotonic() - start, reason)
+        return ServiceUnavailable(self.address, time.monotonic() - start, reason, stream.was_heard)
 
     def drop(self, stream: Exchange) -> None:
         """Ends a stream at once. In a forked child it stays as it is: the parent uses the same socket."""

@@ -97,6 +97,7 @@ class Watch:
         for stream in tuple(self._streams):  # a collection in this loop may drop a stream
             busy |= stream.deadline != math.inf
             if now >= stream.deadline:
+                self._ask_sockets(now)
                 stream.expire(now)
             elif now >= stream.silent_from(self.heard_at):
                 self._ask_sockets(now)
@@ -130,6 +131,7 @@ class Exchange:
         self.deadline = math.inf
         self.expired = False
         self.was_silent = False  # expired, and not because of its deadline
+        self.was_heard = False  # expired at its deadline, and bytes of the server came while it waited
         watch.add(self)
 
     def begin(self, deadline: float, since: float | None = None) -> None:
@@ -162,6 +164,7 @@ class Exchange:
         with self._changed:
             if now >= self.deadline or (is_silent and self.deadline != math.inf):
                 self.expired, self.was_silent = True, now < self.deadline
+                self.was_heard = not self.was_silent and self._watch.heard_at > self._quiet_from
                 self.deadline = math.inf
                 self._reader.cancel()
 
