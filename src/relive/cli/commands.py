@@ -88,7 +88,7 @@ def new_parser_of(commands: Commands, name: str, text: str, extras: Sequence[str
     )
 
 
-def at_least(least: int, kind: type[int] | type[float] = int) -> Callable[[str], int | float]:
+def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], int | float]:
     """The type of an option: a number of this kind, `least` or more."""
 
     def read(text: str) -> int | float:
