@@ -54,18 +54,7 @@ gpu-results: ## keeps the results of a run on a card in benchmarks/results: FOLD
 mutants-gpu: setup ## changes one place of the GPU kernels at a time (NAMES=... for some): tests/gpu must go red (7 minutes)
 	@$(RUN) scripts/gpu_mutants.py $(NAMES)
 
-gpu-docs: ## the site: pages, search, reference of every public name: build/site (installs mkdocs into .venv-docs)
-	@scripts/setup.sh demo 3.11 $(VENV)
-	@scripts/docs.sh build
-
-docs-test: ## builds the site and checks it in headless Chromium: navigation, search, widths, contrast
-	@scripts/setup.sh demo 3.11 $(VENV)
-	@scripts/docs.sh test
-
-release: ## builds, checks and tests sdist and wheels: all but the upload (RELEASE_ARGUMENTS="--home URL"): dist/release
-	@$$(scripts/find_python.sh 3.11) scripts/release/release.py $(RELEASE_ARGUMENTS)
-
-wheel: setup ## dist/relive-gpu.tar.gz: `make gpu` for a machine without a network (GPU_PYTHON=3.12)
+gpu-wheel: setup ## dist/relive-gpu.tar.gz: `make gpu` for a machine without a network (GPU_PYTHON=3.12)
 	@$(RUN) scripts/gpu_archive.py --python $(GPU_PYTHON)
 
 bench-train: setup ## training compared with Stable-Baselines3 at equal work (about 40 minutes): benchmarks/results/train.json
@@ -128,6 +117,9 @@ docs: ## the site: pages, search, reference of every public name: build/site (in
 docs-test: ## builds the site and checks it in headless Chromium: navigation, search, widths, contrast
 	@scripts/setup.sh demo 3.11 $(VENV)
 	@scripts/docs.sh test
+
+release: ## builds, checks and tests sdist and wheels: all but the upload (RELEASE_ARGUMENTS="--home URL"): dist/release
+	@$$(scripts/find_python.sh 3.11) scripts/release/release.py $(RELEASE_ARGUMENTS)
 
 wheel: setup ## dist/*.whl; the wheel for Python 3.12 also serves all later versions
 	@scripts/wheels.sh "3.10 3.11 3.12"

@@ -70,8 +70,6 @@ if ! is_stamped dependencies "$dependencies"; then
   stamp dependencies "$dependencies"
 fi
 
-# Optimisation costs most of the build and changes no behaviour; environments only for tests do with little of it.
-[ -n "$is_main" ] || export RELIVE_LTO="${RELIVE_LTO:-OFF}" RELIVE_QUICK="${RELIVE_QUICK:-ON}"
 export RELIVE_SYMBOLS="${RELIVE_SYMBOLS:-ON}" # a native backtrace then names functions
 
 # 3. relive: rebuilt when its C++ changed; a plain install also when its Python did. An editable install lists the
@@ -79,11 +77,16 @@ export RELIVE_SYMBOLS="${RELIVE_SYMBOLS:-ON}" # a native backtrace then names fu
 sources=(cpp CMakeLists.txt pyproject.toml)
 [ -n "$is_main" ] || sources+=(src tests/cpp/CMakeLists.txt)
 modules="$(find src -name '*.py' | LC_ALL=C sort | sha256sum | cut -c 1-16)"
-built_for="$([ -n "$is_main" ] && echo full || echo "$kind")" # the same build for full and demo
-relive="$built_for $asked ${RELIVE_LTO:-} ${RELIVE_TESTING:-} ${RELIVE_SYMBOLS:-} $modules $(digest "${sources[@]}")"
+sources_digest="$(digest "${sources[@]}")"
+relive_of() { echo "$1 $asked ${RELIVE_LTO:-} ${RELIVE_TESTING:-} ${RELIVE_SYMBOLS:-} $modules $sources_digest"; }
+if [ "$kind" = demo ] && is_stamped relive "$(relive_of full)"; then kind=full; fi # there is a better build already
+# Optimisation costs most of the build and changes no behaviour; tests and the demo do with little of it.
+[ "$kind" = full ] || export RELIVE_LTO="${RELIVE_LTO:-OFF}" RELIVE_QUICK="${RELIVE_QUICK:-ON}"
+relive="$(relive_of "$kind")"
 if ! is_stamped relive "$relive"; then
   arguments=(--quiet --no-deps --no-build-isolation)
-  export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-2}"
+  [ "$kind" = demo ] && jobs="$(nproc)" || jobs=2
+  export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$jobs}"
   if [ -z "$is_main" ]; then
     case "$kind" in core) of=unit ;; portable) of=portable && export RELIVE_PORTABLE=ON ;; esac
     "${main:-$folder}/bin/python" scripts/cpp_tests.py build "$of" relive_core > "$folder/.core.log" 2>&1 ||
@@ -91,7 +94,8 @@ if ! is_stamped relive "$relive"; then
     export RELIVE_CORE_LIBRARY="$PWD/build/cpp-$of/librelive_core.a"
   fi
   case "$kind" in
-    full | demo) arguments+=(--editable .) ;;
+    full) arguments+=(--editable .) ;;
+    demo) arguments+=(--config-settings=build-dir=build/demo --editable .) ;;
     core) # of which the wheel of Python 3.12 serves all later versions
       wheels="build/wheels/$(printf '%s' "$relive" | sha256sum | cut -c 1-16)"
       case "$version" in 3.10 | 3.11) tag="cp${version/./}-cp${version/./}" ;; *) tag="cp312-abi3" ;; esac

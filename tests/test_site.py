@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,6 +105,13 @@ def test_the_files_of_a_release_name_one_version() -> None:
     assert [one for one in release.TESTED if release.serves(wheel, one)] == ["3.12", "3.13", "3.14"]
     wheel = Path("relive-0.1.0-cp310-cp310-manylinux_2_28_x86_64.whl")
     assert [one for one in release.TESTED if release.serves(wheel, one)] == ["3.10"]
+
+
+def test_each_command_of_make_has_one_recipe() -> None:
+    done = subprocess.run(["make", "--dry-run", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr
+    named = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert len(named) == len(set(named)) and {"demo", "docs", "release", "wheel", "gpu-wheel"} <= set(named)
 
 
 def test_the_program_of_a_release_runs_here(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,6 +100,10 @@ def test_a_picture_is_shown_brings_its_own_paper_and_speaks(picture: Path) -> No
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
+# Pages that scripts/site/generated_pages.py writes for the site. Links to them are checked in the built site.
+GENERATED = re.compile(r"(?:troubleshooting|measured)\.md|reference/[\w-]+\.md")
+
+
 def anchors_of(page: Path) -> set[str]:
     """The anchors of the headings of a page, as GitHub forms them: lower case, no punctuation, hyphens for blanks."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)

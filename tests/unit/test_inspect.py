@@ -154,3 +154,16 @@ def test_targets_that_are_none_are_refused(name: str, tmp_path: Path, capsys: py
         with pytest.raises(SystemExit) as end:
             run(["inspect", name, *arguments])
         assert end.value.code == 2
+
+
+def test_a_served_table_is_shown_without_draws(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = pytest.importorskip("relive.service", reason="a server needs pyarrow (extra service)")
+    monkeypatch.setattr("relive.cli.inspect.time.sleep", lambda _: None)
+    with filled(name, relive.Index(sampler=relive.Prioritized(0.6))) as table:
+        with service.serve({"pong": table}, "grpc://127.0.0.1:0") as server:
+            assert run(["inspect", f"{server.address}/pong", "--once"]) == 0
+        assert table.stats().indexes["default"].sampled == 0
+    out = capsys.readouterr().out
+    assert "100 of 1,000 steps" in out and "priority  " not in out

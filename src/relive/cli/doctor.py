@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from relive import ArraySpec, LocalMemory, SharedMemory, StepSpec, Table, __version__, list_tables
 from relive.cli.commands import Commands, add_command, say
+from relive.config.storage import Storage
 from relive.errors import ReliveError
 from relive.errors.base import bytes_text
 from relive.errors.extras import install_command
@@ -135,7 +136,11 @@ def _shared_memory() -> Iterator[Finding]:
             yield Finding("/dev/shm", "note", text, action)
         else:
             yield Finding("/dev/shm", "ok", text)
-    for storage, name in ((LocalMemory(), "local table"), (SharedMemory(f"doctor-{os.getpid()}"), "shared table")):
+    storages: dict[str, Storage] = {
+        "local table": LocalMemory(),
+        "shared table": SharedMemory(f"doctor-{os.getpid()}"),
+    }
+    for name, storage in storages.items():
         try:
             with Table(StepSpec({"x": ArraySpec((), "float32")}), 1_000, storage=storage) as table:
                 with table.writer() as writer:

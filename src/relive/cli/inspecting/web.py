@@ -64,7 +64,7 @@ def _handler(page: bytes, view: Callable[[], bytes]) -> type[BaseHTTPRequestHand
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     return Handler
