@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HELPERS = {"frame", "processes", "curves"}  # the modules in examples/ that are no examples
+HELPERS = {"frame", "actors", "curves"}  # the modules in examples/ that are no examples
 SHORTEST, LONGEST = 120, 250  # lines of an example
 
 
@@ -63,6 +63,6 @@ CASES = {
         needs=("minigrid",),
     ),
     "sac": Case("--steps 1500", above=-800.0),
-    "served": Case("--steps 4000 --eval-every 500 --hidden 64", above=50.0, needs=("pyarrow",)),
+    "served": Case("--steps 3000 --eval-every 500 --hidden 64 --batch-size 64", above=50.0, needs=("pyarrow",)),
     "tiers": Case("--steps 4000 --eval-every 500", above=0.0),
 }
