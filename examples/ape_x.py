@@ -30,7 +30,7 @@ import frame
 import gymnasium
 import numpy as np
 import torch
-from processes import Actors
+from actors import Actors
 from torch.nn import functional as F
 
 import relive

@@ -38,8 +38,8 @@ GOAL, ACHIEVED = "observation/desired_goal", "observation/achieved_goal"
 class Settings(frame.Settings):
     """The settings of SAC with hindsight."""
 
-    steps: int = 20_000
-    eval_every: int = 2_000
+    steps: int = 12_000
+    eval_every: int = 1_000
     eval_episodes: int = 20
     hidden: int = 64
     num_envs: int = 4
@@ -47,10 +47,10 @@ class Settings(frame.Settings):
     min_size: int = 600
     batch_size: int = 128
     updates_per_step: float = 0.25
-    learning_rate: float = 1e-3
-    gamma: float = 0.95
-    target_rate: float = 0.02
-    alpha: float = 0.02  # of the entropy
+    learning_rate: float = 3e-3
+    gamma: float = 0.9
+    target_rate: float = 0.05
+    alpha: float = 0.01  # of the entropy
     share: float = 0.8  # of items with another goal: k = 4
     priority_exponent: float = 0.6  # 0: uniform draws
     hindsight: bool = True

@@ -26,7 +26,7 @@ import frame
 import gymnasium
 import numpy as np
 import torch
-from processes import Actors, Parameters
+from actors import Actors, Parameters
 
 import relive
 from relive.adapters.gymnasium import record
@@ -83,13 +83,13 @@ def make_network(settings: Settings, envs: gymnasium.vector.VectorEnv[Any, Any, 
     return Network(envs.single_observation_space.shape[0], int(envs.single_action_space.n), settings.hidden)
 
 
-def act(number: int, settings: Settings, table: relive.Table, parameters: Parameters) -> None:
+def act(number: int, settings: Settings, name: str, parameters: Parameters) -> None:
     """The body of an actor process. A step waits while the queue is full."""
     seed = [settings.seed, number, os.getpid()]
     torch.manual_seed(int(np.random.default_rng(seed).integers(1 << 31)))
     envs = make_envs(settings, settings.envs_per_actor)
     network = make_network(settings, envs)
-    with table:
+    with relive.attach(name) as table:
         recorded = record(envs, table, timeout_s=600.0)
         observations, _ = recorded.reset(seed=torch.initial_seed())
         t = 0
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     state = {"version": lambda: version, **{name: part.state_dict for name, part in parts.items()}}
     with (
         table,
-        Actors(act, settings.num_actors, (settings, table, parameters)) as actors,
+        Actors(act, settings.num_actors, (settings, name, parameters)) as actors,
         run.course(lambda: (table, {name: value() for name, value in state.items()})),
     ):
         while run.goes_on(step):

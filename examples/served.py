@@ -26,7 +26,7 @@ import frame
 import gymnasium
 import numpy as np
 import torch
-from processes import Actors
+from actors import Actors
 
 import relive
 from relive.adapters.gymnasium import record
@@ -61,7 +61,7 @@ def act(number: int, settings: Settings, address: str) -> None:
                 found = remote.parameters.pull(newer_than=version, timeout_s=30.0 if version == 0 else 0.0)
                 if found is not None:
                     version = found.version
-                    network.load_state_dict({name: torch.as_tensor(value) for name, value in found.arrays.items()})
+                    network.load_state_dict({name: torch.tensor(value) for name, value in found.arrays.items()})
             with torch.no_grad():
                 actions = network(torch.as_tensor(observations)).argmax(1).numpy()
             explores = rng.random(len(actions)) < epsilon

@@ -17,15 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HELPERS = {
-    "frame",
-    "processes",
-    "curves",
-    "episodes",
-    "ranks",
-    "sums",
-    "transformer",
-}  # the modules in examples/ that are no examples
+# The modules in examples/ that are no examples.
+HELPERS = {"actors", "curves", "episodes", "frame", "ranks", "sums", "transformer"}
 SHORTEST, LONGEST = 120, 250  # lines of an example
 
 
@@ -71,7 +64,7 @@ CASES = {
         needs=("minigrid",),
     ),
     "sac": Case("--steps 1500", above=-800.0),
-    "served": Case("--steps 4000 --eval-every 500 --hidden 64", above=50.0, needs=("pyarrow",)),
+    "served": Case("--steps 3000 --eval-every 500 --hidden 64 --batch-size 64", above=50.0, needs=("pyarrow",)),
     "tiers": Case("--steps 4000 --eval-every 500", above=0.0),
     "decision_transformer": Case(
         "--steps 40 --eval-every 20 --episodes 60 --window 8 --width 32 --layers 1 --learning-rate 3e-3",

@@ -1,7 +1,7 @@
 """Actor processes, and the parameters that a learner publishes to them. For examples with more than one process.
 
     parameters = Parameters(network)
-    with Actors(act, num=4, arguments=(settings, table, parameters)) as actors:    # def act(number, settings, ...)
+    with Actors(act, num=4, arguments=(settings, name, parameters)) as actors:    # def act(number, settings, ...)
         while run.goes_on(step):
             actors.watch()                      # starts a killed actor again
             parameters.publish(network, version)
@@ -117,11 +117,19 @@ def _main(act: Callable[..., None], number: int, arguments: tuple[Any, ...]) -> 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_learner, args=(number,), daemon=True).start()
+    learner = multiprocessing.parent_process()
+    assert learner is not None
     try:
+        threading.Thread(target=_end_with_learner, args=(learner.sentinel,), daemon=True).start()
         act(number, *arguments)
     except _End:
         pass
+    except Exception:  # without its learner, an actor finds no table, or no server
+        if learner.is_alive():
+            raise
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not learner.is_alive():
+        print(f"Actor {number}: the learner has ended, so this actor ends too.", flush=True)
 
 
 def _end(*_: object) -> None:
@@ -129,10 +137,7 @@ def _end(*_: object) -> None:
     raise _End
 
 
-def _end_with_learner(number: int) -> None:
+def _end_with_learner(sentinel: int) -> None:
     """Ends this process when the learner's process is gone."""
-    learner = multiprocessing.parent_process()
-    assert learner is not None
-    wait([learner.sentinel])
-    print(f"Actor {number}: the learner has ended, so this actor ends too.", flush=True)
+    wait([sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
