@@ -70,6 +70,9 @@ class PrioritizedEpisodeReplayBuffer(_PrioritizedEpisodeReplayBuffer):
         NotOffered: batch_length_T is not 1.
     """
 
+    _num_timesteps: int
+    _num_timesteps_added: int
+
     def __init__(
         self,
         capacity: int = 10_000,
