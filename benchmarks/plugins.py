@@ -1,4 +1,4 @@
-"""What an adapter gains: the same Stable-Baselines3 program with its own buffer and with relive's, in pairs.
+"""The gain of an adapter: the same Stable-Baselines3 program with its own buffer and with relive's, in pairs.
 
 `make bench-plugins`, or `python -m benchmarks.plugins [--pairs N] [--steps N]`. Each run is a process of its own in the
 environment of Stable-Baselines3. The two runs of a pair follow each other and have the same seed; their order changes
