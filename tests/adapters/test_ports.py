@@ -11,7 +11,7 @@ import pytest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
 LIBRARIES = {"sb3": "stable_baselines3", "torchrl": "torchrl", "tianshou": "tianshou", "rllib": "ray.rllib"}
-BEFORE = re.compile(r"^(\s*).*  # before: (.+)$", re.MULTILINE)
+BEFORE = re.compile(r"^( *)# before: (.+)\n(.*)$", re.MULTILINE)
 CHANGED_LINES = {"torchrl": 2, "Prioritized": 0}  # others: 1
 
 
@@ -30,7 +30,7 @@ def programs() -> list[Program]:
         name = next(iter(re.findall(r"relive\.adapters\.(\w+)", block)))
         module = LIBRARIES.get(name, "reverb")
         what = "Prioritized" if "(Prioritized," in block else name
-        found.append(Program(what, module, block, BEFORE.sub(r"\1\2", block)))
+        found.append(Program(what, module, BEFORE.sub(r"\3", block), BEFORE.sub(r"\1\2", block)))
     return found
 
 
