@@ -33,7 +33,7 @@ def example(name: str, case: Case) -> ModuleType:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_example_learns(name: str, tmp_path: Path) -> None:
-    case, before = CASES[name], set(relive.list_tables())
+    case = CASES[name]
     module = example(name, case)
     result = module.main([*case.arguments.split(), "--no-bar", "--run-dir", str(tmp_path / "run")])
     print(f"{name}: random {result.random_return:.4g}, best {result.best:.4g}, {result.seconds:.1f} s")
@@ -42,7 +42,8 @@ def test_an_example_learns(name: str, tmp_path: Path) -> None:
     assert told["curve"] == result.curve and told["ending"] in {"steps", "seconds"}
     assert (tmp_path / "run" / "curve.png").stat().st_size > 0
     assert any((tmp_path / "run" / "tensorboard").iterdir())
-    assert set(relive.list_tables()) == before, "a shared table is left behind"
+    left = [row.name for row in relive.list_tables() if str(os.getpid()) in row.name]  # others may have tables, too
+    assert not left, "a shared table is left behind"
 
     # the run continues with its table and its learner, and reaches a later limit
     options = ["--resume", "--no-bar", "--run-dir", str(tmp_path / "run")]

@@ -78,6 +78,7 @@ def test_grpo_skips_and_repeats_no_prompt_after_kills(tmp_path: Path) -> None:
             time.sleep(0.1)
         program.kill()
         program.wait()
+        relive.remove(f"grpo-{program.pid}")
         assert check_prompts(tmp_path) >= wanted
 
 
