@@ -14,7 +14,7 @@ GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
 WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py
 
-.PHONY: help demo test test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save curves study-tree study-priorities study-scaling bench-report conformance gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save bench-sequence-models curves study-tree study-priorities study-scaling bench-report conformance gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench-fleet: setup ## two shards compared with one table, batches from another n
 
 bench-save: setup ## saves and loads compared with the disk and with memory (two minutes): benchmarks/results/saving.json
 	@$(RUN) -m benchmarks.saving
+
+bench-sequence-models: setup ## batches of windows and a transformer's step, compared with other libraries: benchmarks/results/sequence_models.json
+	@$(RUN) -m benchmarks.sequence_models
 
 study-tree: setup ## trees of other fan-outs compared with the core's (two minutes): benchmarks/results/tree.json
 	@$(RUN) -m benchmarks.study_tree

@@ -100,11 +100,13 @@ def summary(readings: list[dict[str, Any]]) -> dict[str, Any]:
     return told | {"wait_us": wait_us, "step_us": step_us, "share": wait_us / (wait_us + step_us)}
 
 
-def measure_all(rounds: int, kinds: list[str]) -> dict[str, Any]:
+def measure_all(
+    rounds: int, kinds: list[str], lengths: list[int], ranks_of: list[int], sizes: list[str]
+) -> dict[str, Any]:
     """All rounds. A contestant that fails is left out with its reason."""
     found: dict[str, Any] = {"machine": describe(), "rounds": rounds, "versions": {}, "left_out": {}, "batches": {}}
-    for length in windows.LENGTHS:
-        for ranks in (1, 2):
+    for length in lengths:
+        for ranks in ranks_of:
             readings: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
             for number in range(rounds):
                 for kind in kinds:
@@ -119,8 +121,8 @@ def measure_all(rounds: int, kinds: list[str]) -> dict[str, Any]:
             shape = f"{length} steps, {ranks} ranks"
             found["batches"][shape] = {kind: summary(one) for kind, one in readings.items() if one}
     found["steps"] = {}
-    for length in windows.LENGTHS:
-        for size in SIZES:
+    for length in lengths:
+        for size in sizes:
             print(f"step of {size}, windows of {length}", flush=True)
             process = start("", "step", str(length), size)
             with ended(process):
@@ -174,7 +176,7 @@ def compared(kinds: dict[str, Any]) -> list[float]:
     own = [best_way(one) for kind, one in kinds.items() if kind.startswith("relive")]
     others = [best_way(one) for kind, one in kinds.items() if not kind.startswith("relive")]
     reverb = [best_way(kinds["Reverb"])] if "Reverb" in kinds else []
-    return [min(own), *([min(others)] if others else []), *reverb]
+    return [min(own), min(others, default=float("nan")), *(reverb or [float("nan")])]
 
 
 def ratios(kinds: dict[str, Any]) -> list[str]:
@@ -189,6 +191,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--lengths", type=int, nargs="*", default=list(windows.LENGTHS))
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
     parser.add_argument("--report", action="store_true", help="write the tables again, from the JSON")
     options = parser.parse_args()
     path = RESULTS / "sequence_models.json"
@@ -197,7 +202,7 @@ def main() -> None:
     else:
         problems = peers.set_up_all({ENVIRONMENTS[kind] for kind in options.only if kind in ENVIRONMENTS})
         kinds = [kind for kind in options.only if ENVIRONMENTS.get(kind) not in problems]
-        found = measure_all(options.rounds, kinds)
+        found = measure_all(options.rounds, kinds, options.lengths, options.ranks, options.sizes)
         path.write_text(json.dumps(found, indent=1) + "\n")
     path.with_suffix(".md").write_text(report(found))
     print(report(found))

@@ -48,8 +48,35 @@ class Study:
 
 
 STUDIES = {
+    "sac": Study({"sac": "--steps 3000"}, "-200"),
+    "ppo": Study(
+        {"ppo": "--steps 30000 --eval-every 2000", "four uses": "--steps 30000 --eval-every 2000 --uses 4"}, "475"
+    ),
+    "qmix": Study({"qmix": "--steps 2000 --eval-every 250", "vdn": "--steps 2000 --eval-every 250 --mixer vdn"}, "8"),
     "dqn_per": Study({"priorities": "--steps 20000", "uniform": "--steps 20000 --priority-exponent 0"}, "475"),
-    "sac": Study({"sac": "--steps 8000"}, "-200"),
+    "c51_iqn": Study({name: f"--steps 20000 --algorithm {name}" for name in ("iqn", "c51", "dqn")}, "475"),
+    "her_sac": Study({"hindsight": "--steps 12000", "SAC alone": "--steps 12000 --no-hindsight"}, "0.9"),
+    "r2d2": Study(
+        {
+            "stored state": "--steps 20000",
+            "zero state": "--steps 20000 --no-stored-state",
+            "no memory": "--steps 20000 --no-memory",
+        },
+        "1, and above the network without memory",
+    ),
+    "impala": Study({"impala": "--steps 60000 --eval-every 4000"}, "475"),
+    "ape_x": Study({"two actors": "--steps 20000 --eval-every 2000"}, "475", by="seconds"),
+    "offline": Study({"iql": "--steps 4000 --eval-every 500"}, "the mean return of the data"),
+    "masac": Study(
+        {"masac": "--steps 12000", "independent": "--steps 12000 --independent"}, "above independent learners"
+    ),
+    "r2d3": Study({"r2d3": "--steps 30000", "r2d2 alone": "--steps 30000 --demo-share 0"}, "above r2d2 alone"),
+    "agent57_family": Study(
+        {"family of 4": "--steps 30000", "one policy": "--steps 30000 --num-policies 1"}, "more states than one policy"
+    ),
+    "tiers": Study({"tiers": "--steps 12000 --eval-every 1000"}, "1"),
+    "served": Study({"served": "--steps 20000 --eval-every 2000"}, "475"),
+    "jax_sac": Study({"sac": "--steps 3000"}, "-200"),
     "decision_transformer": Study(
         {"by-return": "--steps 300", "uniform": "--steps 300 --return-exponent 0"}, "0.9 of the data's best tenth"
     ),
@@ -65,10 +92,10 @@ def command_of(name: str, arguments: str, seed: int) -> str:
 
 def run(name: str, label: str, seed: int) -> None:
     """Runs one variant with one seed, or goes on with a run that was stopped."""
-    target = RESULTS / name / f"{label}-{seed}.json"
+    target = RESULTS / name / f"{label.replace(' ', '_')}-{seed}.json"
     if target.exists():
         return
-    folder = ROOT / "runs" / "curves" / name / f"{label}-{seed}"
+    folder = ROOT / "runs" / "curves" / name / f"{label.replace(' ', '_')}-{seed}"
     command = command_of(name, STUDIES[name].variants[label], seed)
     options = ["--no-bar", "--run-dir", str(folder)]
     if (folder / "save" / "CURRENT").exists():
@@ -89,7 +116,7 @@ def run(name: str, label: str, seed: int) -> None:
 
 def results_of(name: str, label: str) -> list[dict[str, Any]]:
     """The results of all seeds of a variant."""
-    found = sorted((RESULTS / name).glob(f"{label}-[0-9]*.json"))
+    found = sorted((RESULTS / name).glob(f"{label.replace(' ', '_')}-[0-9]*.json"))
     return [json.loads(path.read_text()) for path in found]
 
 

@@ -32,19 +32,19 @@ class Settings(frame.Settings):
     """The settings of DQN."""
 
     env: str = "CartPole-v1"
-    steps: int = 40_000
+    steps: int = 20_000
     hidden: int = 128
     capacity: int = 50_000
     min_size: int = 500  # steps before the first update
     num_envs: int = 4
     batch_size: int = 128
     updates_per_step: float = 0.5
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     gamma: float = 0.99
     n_step: int = 3
     priority_exponent: float = 0.6  # 0: uniform draws
     beta: float = 0.4
-    target_rate: float = 0.01
+    target_rate: float = 0.02
     epsilon: float = 0.05  # after the first fifth of the run
     learning_rate_end: float = 0.05  # the last learning rate, as a share of the first
 
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     table = saved.table if saved else make_table(settings, envs)
     learner = Learner(settings, envs.single_observation_space.shape[0], int(envs.single_action_space.n))
     if saved:
-        learner.load(saved.learner["learner"])
+        learner.load(saved.learner)
     run.result.random_return = frame.random_return(make_env)
     recorded = record(envs, table)
     rng = np.random.default_rng([settings.seed, run.step])

@@ -39,8 +39,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import relive
 import relive.checkpoint
+import relive.fleet
 
-State = Callable[[], tuple[relive.Table, dict[str, Any]]]
+State = Callable[[], tuple["relive.Table | relive.fleet.ShardedTable | None", dict[str, Any]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A run that is continued. `table` is None for a table over shards, and for a table that was not saved."""
+
+    table: relive.Table | None
+    learner: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +161,7 @@ def random_return(make_env: Callable[[], gymnasium.Env[Any, Any]], episodes: int
     space = env.action_space
     space.seed(0)
     env.close()
-    return evaluate(lambda seen: [space.sample() for _ in seen], make_env, episodes)
+    return evaluate(lambda _: [space.sample() for _ in range(episodes)], make_env, episodes)
 
 
 class Run:
@@ -175,34 +184,34 @@ class Run:
         """The number of steps at the last `goes_on`, or of the run that is continued."""
         return self.result.steps
 
-    def load(self, storage: relive.SharedMemory | None = None) -> relive.checkpoint.Checkpoint | None:
+    def load(self, storage: relive.SharedMemory | None = None) -> Saved | None:
         """Loads table and learner of the run that `--resume` continues. None: this run starts from its beginning.
 
-        Without `--resume`, the folder of an earlier run is removed.
+        Without `--resume`, the folder of an earlier run is removed. A table over shards is not loaded here: its
+        ShardOwners take `load=run.shards`.
         """
         if not self.settings.resume:
             shutil.rmtree(self.folder, ignore_errors=True)
             return None
-        if not (self.folder / "save").exists():
+        if (self.folder / "save").exists():
+            checkpoint = relive.checkpoint.load(self.folder / "save", storage=storage)
+            table, whole = checkpoint.table, checkpoint.learner
+        elif (self.folder / "learner.pt").exists():
+            table, whole = None, torch.load(self.folder / "learner.pt")
+        else:
             raise SystemExit(f"{self.folder} has no save. Run the example without --resume first.")
-        checkpoint = relive.checkpoint.load(self.folder / "save", storage=storage)
-        self.take(checkpoint.learner)
-        return checkpoint
-
-    def take(self, whole: dict[str, Any]) -> None:
-        """Continues the run of a state that `whole` made."""
         told = whole["run"]
         self.result.curve, self.result.steps, self.result.facts = told["curve"], told["steps"], told["facts"]
         self._began -= told["seconds"]
         self._next_evaluation = told["next_evaluation"]
         torch.set_rng_state(whole["rng"])
+        return Saved(table, whole["learner"])
 
-    def whole(self, learner: dict[str, Any]) -> dict[str, Any]:
-        """The state of the run with the learner's state."""
-        result = self.result
-        told = {"curve": result.curve, "steps": result.steps, "seconds": time.monotonic() - self._began}
-        told |= {"facts": result.facts, "next_evaluation": self._next_evaluation}
-        return {"learner": learner, "run": told, "rng": torch.get_rng_state()}
+    @property
+    def shards(self) -> Path | None:
+        """The save of all shards that this run continues with. None: none."""
+        path = self.folder / "shards"
+        return path if self.settings.resume and path.exists() else None
 
     @contextlib.contextmanager
     def course(self, state: State) -> Iterator[None]:
@@ -253,8 +262,18 @@ class Run:
         """Saves table and learner as of now."""
         assert self._state is not None
         table, learner = self._state()
+        result = self.result
+        told = {"curve": result.curve, "steps": result.steps, "seconds": time.monotonic() - self._began}
+        told |= {"facts": result.facts, "next_evaluation": self._next_evaluation}
         self.folder.mkdir(parents=True, exist_ok=True)
-        relive.checkpoint.save(self.folder / "save", table=table, learner=self.whole(learner))
+        whole = {"learner": learner, "run": told, "rng": torch.get_rng_state()}
+        if isinstance(table, relive.Table):
+            relive.checkpoint.save(self.folder / "save", table=table, learner=whole)
+        else:  # None: a table that cannot be saved. After a kill between the two, the learner is one save older
+            if table is not None:
+                table.save(self.folder / "shards")
+            torch.save(whole, self.folder / "learner.tmp")
+            os.replace(self.folder / "learner.tmp", self.folder / "learner.pt")
         self._saved = time.monotonic()
 
     def log(self, **figures: float) -> None:

@@ -47,8 +47,32 @@ class Case:
 
 
 CASES = {
-    "dqn_per": Case("--steps 2000 --eval-every 1000", above=80.0),
-    "sac": Case("--steps 1500 --eval-every 500 --learning-rate 3e-3 --target-rate 0.02 --batch-size 64", above=-950.0),
+    "agent57_family": Case(
+        "--steps 4000 --eval-every 1000 --steps-per-update 8 --env MiniGrid-Empty-8x8-v0 --num-policies 2"
+        " --gamma-min 0.8 --max-steps 60",
+        above=8.0,
+        needs=("minigrid",),
+    ),
+    "ape_x": Case("--steps 4000 --eval-every 500 --hidden 64", above=50.0),
+    "c51_iqn": Case("--steps 2400 --eval-every 600 --hidden 64 --algorithm c51", above=60.0),
+    "dqn_per": Case("--steps 2600 --eval-every 500", above=60.0),
+    "her_sac": Case("--steps 4000 --eval-every 1000", above=0.3),
+    "impala": Case("--steps 8000 --eval-every 2000", above=60.0),
+    "jax_sac": Case("--steps 1500", above=-800.0, needs=("jax", "optax")),
+    "masac": Case("--steps 2400 --eval-every 800", above=-35.0, needs=("mpe2", "pettingzoo")),
+    "offline": Case("--steps 600 --eval-every 200 --data-episodes 30 --batch-size 128", above=-900.0),
+    "ppo": Case("--steps 2600 --eval-every 1000", above=100.0),
+    "qmix": Case("--steps 1000 --eval-every 500", above=7.5),
+    "r2d2": Case("--steps 4000 --eval-every 1000", above=-0.3),
+    "r2d3": Case(
+        "--steps 2400 --eval-every 600 --demo-share 0.5 --env MiniGrid-Empty-5x5-v0 --max-steps 20 --gamma 0.9"
+        " --target-every 25 --length 8 --burn-in 2 --hidden 32",
+        above=0.4,
+        needs=("minigrid",),
+    ),
+    "sac": Case("--steps 1500", above=-800.0),
+    "served": Case("--steps 4000 --eval-every 500 --hidden 64", above=50.0, needs=("pyarrow",)),
+    "tiers": Case("--steps 4000 --eval-every 500", above=0.0),
     "decision_transformer": Case(
         "--steps 40 --eval-every 20 --episodes 60 --window 8 --width 32 --layers 1 --learning-rate 3e-3",
         above=60.0,

@@ -42,8 +42,8 @@ def test_an_example_learns(name: str, tmp_path: Path) -> None:
     assert told["curve"] == result.curve and told["ending"] in {"steps", "seconds"}
     assert (tmp_path / "run" / "curve.png").stat().st_size > 0
     assert any((tmp_path / "run" / "tensorboard").iterdir())
-    left = [row.name for row in relive.list_tables() if str(os.getpid()) in row.name]  # others may have tables, too
-    assert not left, "a shared table is left behind"
+    mine = [table.name for table in relive.list_tables() if str(os.getpid()) in table.name]
+    assert not mine, "a shared table is left behind"
 
     # the run continues with its table and its learner, and reaches a later limit
     options = ["--resume", "--no-bar", "--run-dir", str(tmp_path / "run")]

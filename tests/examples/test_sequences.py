@@ -33,7 +33,7 @@ def started(name: str, folder: Path, arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_for_save(program: subprocess.Popen[str], folder: Path) -> None:
-    while not (folder / "save" / "CURRENT").exists():
+    while not any((folder / name).exists() for name in ("save/CURRENT", "learner.pt")):
         assert program.poll() is None, program.communicate()[0]
         time.sleep(0.05)
 

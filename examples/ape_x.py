@@ -1,0 +1,211 @@
+"""Ape-X: actor processes with a ladder of exploration rates and own priorities, two shards, one or several learners.
+
+Papers: Horgan et al. 2018 (Distributed Prioritized Experience Replay), Nair et al. 2015 (GORILA).
+
+    epsilon_i = epsilon^(1 + alpha i / (N - 1))                       for actor i of N; epsilon = 0.4, alpha = 7
+    initial priority = |R + discount * max_a Q(s', a) - Q(s, a)|      computed by the actor, with its own copy of Q
+    loss = mean_i w_i * huber(R + discount * Q_target(s', argmax_a Q(s', a)) - Q(s, a))
+           w_i = (N p_i)^-beta / max_j w_j
+
+Data flow: actor i writes to shard i mod 2. The learner draws from both shards by one handle (`relive.fleet.attach`):
+the roots of both trees give each shard its share of the batch. Priorities go back to the shard that each key names.
+`SamplesPerInsert` keeps the replay ratio: actors wait if they are ahead, and the learner waits if it is ahead.
+
+GORILA: `--learners 2` starts further learner processes. Each draws its own batches and adds its gradient to the shared
+parameters without waiting for the others (`torch.multiprocessing` shared tensors, Hogwild).
+
+Deviations from the papers: one-step returns, because the actor's own priority is then known with the step; no dueling
+network; Adam. The save of a run contains both shards; the learners beside the first are not saved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import frame
+import gymnasium
+import numpy as np
+import torch
+from processes import Actors
+from torch.nn import functional as F
+
+import relive
+import relive.fleet
+from relive.adapters.gymnasium import record
+
+
+@dataclass(frozen=True)
+class Settings(frame.Settings):
+    """The settings of Ape-X."""
+
+    env: str = "CartPole-v1"
+    steps: int = 60_000
+    eval_every: int = 5_000
+    hidden: int = 128
+    num_actors: int = 2
+    envs_per_actor: int = 4
+    learners: int = 1  # above 1: GORILA
+    capacity: int = 50_000  # of each shard
+    min_size: int = 1_000
+    batch_size: int = 128
+    samples_per_insert: float = 32.0
+    learning_rate: float = 1e-3
+    gamma: float = 0.98
+    priority_exponent: float = 0.6
+    beta: float = 0.4
+    target_every: int = 100  # updates
+    epsilon: float = 0.4
+    alpha: float = 7.0
+
+
+def make_network(settings: Settings) -> torch.nn.Sequential:
+    """The Q-network for the environment."""
+    env = gymnasium.make(settings.env)
+    return frame.mlp(env.observation_space.shape[0], settings.hidden, settings.hidden, int(env.action_space.n))
+
+
+def td_error(
+    q: torch.nn.Module, target: torch.nn.Module, rows: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chosen values and their double-Q targets [B]."""
+    with torch.no_grad():
+        best = q(rows["next_observation"]).argmax(1, keepdim=True)
+        value = target(rows["next_observation"]).gather(1, best)[:, 0]
+        wanted = rows["reward"] + rows["discount"] * value
+    return q(rows["observation"]).gather(1, rows["action"][:, None])[:, 0], wanted
+
+
+def act(number: int, settings: Settings, names: list[str], shared: torch.nn.Module) -> None:
+    """The body of an actor process. Its exploration rate and its shard follow from its number."""
+    rng = np.random.default_rng([settings.seed, number, os.getpid()])
+    exponent = 1.0 + settings.alpha * number / max(1, settings.num_actors - 1)
+    epsilon = settings.epsilon**exponent
+    envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(settings.env)] * settings.envs_per_actor)
+    network = deepcopy(shared)
+
+    def own_priorities(columns: dict[str, np.ndarray]) -> np.ndarray:
+        rows = {name: torch.as_tensor(column) for name, column in columns.items()}
+        rows["discount"] = settings.gamma * (1.0 - rows["terminated"].float())
+        with torch.no_grad():
+            value, wanted = td_error(network, network, rows)
+        return (wanted - value).abs().numpy() + 1e-6
+
+    with relive.fleet.attach(names, local=number % len(names)) as table:
+        recorded = record(envs, table, priority=own_priorities, timeout_s=600.0)
+        observations, _ = recorded.reset(seed=int(rng.integers(1 << 31)))
+        t = 0
+        while True:
+            if t % 50 == 0:  # a copy may mix two updates: one update more or less does not matter to an actor
+                network.load_state_dict(shared.state_dict())
+            with torch.no_grad():
+                actions = network(torch.as_tensor(observations)).argmax(1).numpy()
+            explores = rng.random(len(actions)) < epsilon
+            observations, *_ = recorded.step(
+                np.where(explores, rng.integers(envs.single_action_space.n, size=len(actions)), actions)
+            )
+            t += 1
+
+
+class Learner:
+    """Updates parameters that all processes share."""
+
+    def __init__(self, settings: Settings, table: relive.fleet.ShardedTable, shared: torch.nn.Module) -> None:
+        self.settings, self.table, self.q = settings, table, shared
+        self.target = deepcopy(shared)
+        self.optimizer = torch.optim.Adam(shared.parameters(), settings.learning_rate)
+        self.num_updates = 0
+
+    def update(self, timeout_s: float) -> float:
+        """Draws a batch from all shards and makes one step. Returns the loss."""
+        batch = self.table.sample(self.settings.batch_size, timeout_s=timeout_s)
+        value, wanted = td_error(self.q, self.target, batch.to_torch())
+        weights = torch.as_tensor(batch.weights(beta=self.settings.beta)).float()
+        loss = (weights * F.smooth_l1_loss(value, wanted, reduction="none")).mean()
+        gradients = torch.autograd.grad(loss, list(self.q.parameters()))
+        for parameter, gradient in zip(self.q.parameters(), gradients, strict=True):
+            parameter.grad = gradient  # of this process; the parameters alone are shared
+        torch.nn.utils.clip_grad_norm_(self.q.parameters(), 10.0)
+        self.optimizer.step()
+        self.table.update_priorities(batch.item_keys, (wanted - value.detach()).abs().numpy() + 1e-6)
+        self.num_updates += 1
+        if self.num_updates % self.settings.target_every == 0:
+            self.target.load_state_dict(self.q.state_dict())
+        return loss.item()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a continued run needs."""
+        return {name: getattr(self, name).state_dict() for name in ("q", "target", "optimizer")}
+
+
+def learn(number: int, settings: Settings, names: list[str], shared: torch.nn.Module) -> None:
+    """The body of a further learner process."""
+    with relive.fleet.attach(names) as table:
+        learner = Learner(settings, table, shared)
+        while True:
+            learner.update(timeout_s=600.0)
+
+
+def make_owners(settings: Settings, run: frame.Run) -> tuple[list[str], list[relive.fleet.ShardOwner]]:
+    """Two shards in shared memory. Their owner is this process."""
+    env = gymnasium.make(settings.env)
+    spec = relive.StepSpec.from_spaces(env.observation_space, env.action_space)
+    index = relive.Index(
+        relive.Transitions(gamma=settings.gamma),
+        relive.Prioritized(settings.priority_exponent, initial="given"),
+        relive.SamplesPerInsert(settings.samples_per_insert, min_size=settings.min_size),
+    )
+    names = [f"ape-x-{os.getpid()}-{number}" for number in (0, 1)]
+    owners = []
+    for number, name in enumerate(names):
+        config = relive.TableConfig(spec, settings.capacity, index, relive.SharedMemory(name), seed=settings.seed)
+        owners.append(relive.fleet.ShardOwner(number, config, load=run.shards))
+    return names, owners
+
+
+def main(arguments: Sequence[str] | None = None) -> frame.Result:
+    """Runs the example and returns its result."""
+    settings = frame.parse(Settings, arguments, __doc__)
+    run = frame.Run("ape_x", settings)
+    saved = run.load()
+    names, owners = make_owners(settings, run)
+    shared = make_network(settings).share_memory()
+
+    @torch.no_grad()
+    def greedy(observations: np.ndarray) -> np.ndarray:
+        return shared(torch.as_tensor(observations)).argmax(1).numpy()
+
+    run.result.random_return = frame.random_return(lambda: gymnasium.make(settings.env))
+    with relive.fleet.attach(names) as table:
+        learner = Learner(settings, table, shared)
+        if saved:
+            for name, state in saved.learner.items():
+                getattr(learner, name).load_state_dict(state)
+        before = run.step - table.stats().appended
+        with (
+            Actors(act, settings.num_actors, (settings, names, shared)) as actors,
+            Actors(learn, settings.learners - 1, (settings, names, shared)) as learners,
+            run.course(lambda: (table, learner.state())),
+        ):
+            while run.goes_on(step := before + table.stats().appended):
+                actors.watch()
+                learners.watch()
+                try:
+                    run.log(loss=learner.update(timeout_s=1.0))
+                except relive.DeadlineExceeded:
+                    continue  # too few steps for another batch: the actors are starting, or are slower
+                if run.evaluation_is_due(step):
+                    run.evaluated(frame.evaluate(greedy, lambda: gymnasium.make(settings.env), settings.eval_episodes))
+            sizes = [shard.num_steps for shard in table.stats().shards or ()]
+            run.result.facts |= {"updates": learner.num_updates, "restarts": actors.num_restarts}
+            run.result.facts |= {f"steps_of_shard_{number}": num for number, num in enumerate(sizes)}
+    for owner in owners:
+        owner.close()
+    return run.result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Offline reinforcement learning: implicit Q-learning (IQL) from a table that another run has saved.
+
+Paper: Kostrikov et al. 2022 (Offline Reinforcement Learning with Implicit Q-Learning).
+
+    L_V  = mean |tau - 1{Q_target(s, a) < V(s)}| * (Q_target(s, a) - V(s))^2        tau = 0.8: an upper expectile
+    L_Q  = mean sum_k (R + discount * V(s') - Q_k(s, a))^2
+    L_pi = -mean exp(beta * (Q_target(s, a) - V(s))) * log pi(a|s)                  weights of at most 100
+
+Data: `--data FOLDER` is the folder of a run of sac.py (`runs/examples/sac-0`). Its table is loaded as it was saved,
+and no environment is stepped for training. Without `--data`, the example records a controller that swings the
+pendulum up, with much noise.
+
+A step of this example is an update. `facts` contains the mean and the best return of the data's episodes, which are
+read from the table itself: all keys by age, then one gather for each page of keys.
+
+Deviations from the paper: the policy has no dropout and no cosine schedule; tau and beta are set for Pendulum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import frame
+import gymnasium
+import numpy as np
+import torch
+
+import relive
+from relive.adapters.gymnasium import record
+
+
+@dataclass(frozen=True)
+class Settings(frame.Settings):
+    """The settings of IQL."""
+
+    data: str = ""  # folder of a run of sac.py; "": record a noisy controller
+    data_episodes: int = 100
+    noise: float = 0.6  # share of random actions of the controller
+    steps: int = 10_000  # updates
+    eval_every: int = 1_000
+    eval_episodes: int = 10
+    hidden: int = 64
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    gamma: float = 0.98
+    target_rate: float = 0.01
+    expectile: float = 0.8
+    beta: float = 0.1  # rewards of Pendulum are in the tens
+
+
+def make_env() -> gymnasium.Env[Any, Any]:
+    """Pendulum with actions in [-1, 1]."""
+    return gymnasium.wrappers.RescaleAction(gymnasium.make("Pendulum-v1"), np.float32(-1.0), np.float32(1.0))
+
+
+def swing_up(observation: np.ndarray) -> np.ndarray:
+    """Pumps energy into the pendulum, and balances it near the top."""
+    cosine, sine, speed = observation
+    if cosine > 0.9:
+        return np.clip([-(8.0 * sine + 2.0 * speed)], -1.0, 1.0).astype(np.float32)
+    energy = speed**2 / 6.0 + 5.0 * cosine  # of a rod of length 1; 5 at rest at the top
+    return np.clip([(5.5 - energy) * np.sign(speed) * 2.0], -1.0, 1.0).astype(np.float32)
+
+
+def record_data(settings: Settings) -> relive.Table:
+    """A table with episodes of the controller."""
+    env = make_env()
+    spec = relive.StepSpec.from_spaces(env.observation_space, env.action_space, float64_as="float32")
+    index = relive.Index(relive.Transitions(gamma=settings.gamma))
+    table = relive.Table(spec, 250 * settings.data_episodes, index, seed=settings.seed)
+    rng, recorded = np.random.default_rng(settings.seed), record(env, table)
+    for number in range(settings.data_episodes):
+        observation, _ = recorded.reset(seed=settings.seed + 1_000 * number)
+        ended = False
+        while not ended:
+            is_noise = rng.random() < settings.noise
+            action = rng.uniform(-1.0, 1.0, 1).astype(np.float32) if is_noise else swing_up(observation)
+            observation, _, terminated, truncated, _ = recorded.step(action)
+            ended = terminated or truncated
+    recorded.close()
+    return table
+
+
+def returns_of(table: relive.Table) -> np.ndarray:
+    """The return of each whole episode of a table, read from the oldest key to the newest."""
+    sums: dict[int, float] = {}
+    whole = []
+    for keys in table.keys(order="age"):
+        rows = table.gather(keys, columns=["reward", "lane", "first", "terminated", "truncated"])
+        ends = rows["terminated"] | rows["truncated"]
+        for lane, first, reward, end in zip(rows["lane"], rows["first"], rows["reward"], ends, strict=True):
+            if first:
+                sums[lane] = 0.0
+            if lane in sums:
+                sums[lane] += float(reward)
+                if end:
+                    whole.append(sums.pop(lane))
+    return np.array(whole)
+
+
+class Learner:
+    """Two critics, a value, a policy with a fixed scale."""
+
+    def __init__(self, settings: Settings, num_inputs: int, num_actions: int) -> None:
+        self.settings, hidden = settings, settings.hidden
+        self.critics = torch.nn.ModuleList([frame.mlp(num_inputs + num_actions, hidden, hidden, 1) for _ in range(2)])
+        self.targets = deepcopy(self.critics)
+        self.value = frame.mlp(num_inputs, hidden, hidden, 1)
+        self.policy = frame.mlp(num_inputs, hidden, hidden, num_actions, last=torch.nn.Tanh())
+        parts = [*self.critics.parameters(), *self.value.parameters(), *self.policy.parameters()]
+        self.optimizer = torch.optim.Adam(parts, settings.learning_rate)
+
+    @torch.no_grad()
+    def act(self, observations: np.ndarray) -> np.ndarray:
+        """The policy's actions, without noise."""
+        return self.policy(torch.as_tensor(observations)).numpy()
+
+    def update(self, batch: relive.Batch) -> dict[str, float]:
+        """One step for all parts. Their losses have no parameters in common, so one backward pass serves all."""
+        rows, settings = batch.to_torch(), self.settings
+        observations, actions = rows["observation"], rows["action"]
+        inputs = torch.cat([observations, actions], -1)
+        with torch.no_grad():
+            stored = torch.stack([critic(inputs)[:, 0] for critic in self.targets]).amin(0)
+            target = rows["reward"] + rows["discount"] * self.value(rows["next_observation"])[:, 0]
+        advantage = stored - self.value(observations)[:, 0]
+        weights = torch.where(advantage < 0.0, 1.0 - settings.expectile, settings.expectile)
+        value_loss = (weights * advantage**2).mean()
+        critic_loss = torch.stack([((critic(inputs)[:, 0] - target) ** 2).mean() for critic in self.critics]).sum()
+        gain = (settings.beta * advantage.detach()).exp().clamp(max=100.0)
+        # a Gaussian with scale 0.3: its log-probability is a squared distance
+        policy_loss = (gain * ((self.policy(observations) - actions) ** 2).sum(-1) / 0.18).mean()
+        self.optimizer.zero_grad()
+        (value_loss + critic_loss + policy_loss).backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            slow, fast = list(self.targets.parameters()), list(self.critics.parameters())
+            torch._foreach_lerp_(slow, fast, weight=settings.target_rate)
+        return {"value_loss": value_loss.item(), "critic_loss": critic_loss.item(), "policy_loss": policy_loss.item()}
+
+    PARTS = ("critics", "targets", "value", "policy", "optimizer")
+
+
+def main(arguments: Sequence[str] | None = None) -> frame.Result:
+    """Runs the example and returns its result."""
+    settings = frame.parse(Settings, arguments, __doc__)
+    run = frame.Run("offline", settings)
+    saved = run.load()
+    if saved:
+        table = saved.table
+    elif settings.data:
+        table = relive.load(Path(settings.data) / "save")
+    else:
+        table = record_data(settings)
+    env = make_env()
+    learner = Learner(settings, env.observation_space.shape[0], env.action_space.shape[0])
+    if saved:
+        for name, state in saved.learner.items():
+            getattr(learner, name).load_state_dict(state)
+    returns = returns_of(table)
+    run.result.facts |= {"data_mean": float(returns.mean()), "data_best": float(returns.max())}
+    run.result.facts |= {"data_episodes": len(returns), "data_steps": len(table)}
+    run.result.random_return = frame.random_return(make_env)
+
+    step = run.step
+    with run.course(lambda: (table, {name: getattr(learner, name).state_dict() for name in learner.PARTS})):
+        while run.goes_on(step):
+            run.log(**learner.update(table.sample(settings.batch_size)))
+            step += 1
+            if run.evaluation_is_due(step):
+                run.evaluated(frame.evaluate(learner.act, make_env, settings.eval_episodes))
+    print(f"offline: mean return of the data {returns.mean():.0f}, of the policy {run.result.final:.0f}")
+    table.close()
+    return run.result
+
+
+if __name__ == "__main__":
+    main()
