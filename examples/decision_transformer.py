@@ -16,6 +16,7 @@ padded on the right, where a causal model does not see the padding. `steps` coun
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -28,7 +29,7 @@ import frame
 import gymnasium
 import numpy as np
 import torch
-from ranks import END, STATE, UPDATE, ShardsRun, run_ranks, same_order
+from ranks import END, STATE, UPDATE, run_ranks, same_order
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -194,14 +195,14 @@ def make_shards(settings: Settings, save: Path | None, stack: ExitStack) -> tupl
 def learn(rank: int, settings: Settings, names: list[str], task: Task) -> None:
     """The work of one rank."""
     torch.manual_seed(settings.seed)
-    run = ShardsRun("decision_transformer", settings)
+    run = frame.Run("decision_transformer", settings)
     learner = Learner(settings, task)
     columns = ["return_to_go", "observation", "action", "episode_step", "mask"]
     with relive.fleet.attach(names, local=rank, timeout_s=30.0) as table:
         loader = relive.loader(table, settings.batch_size, rank, settings.ranks, columns=columns)
-        if (saved := run.load_state()) is not None:
-            learner.load(saved["learner"])
-            loader.load_state_dict(saved["loader"])
+        if settings.resume and (saved := run.load()) is not None:
+            learner.load(saved.learner["learner"])
+            loader.load_state_dict(saved.learner["loader"])
         batches = iter(loader)
         if rank != 0:
             while (order := same_order(END)) != END:
@@ -229,12 +230,12 @@ def learn(rank: int, settings: Settings, names: list[str], task: Task) -> None:
 def main(arguments: Sequence[str] | None = None) -> frame.Result:
     """Runs the example and returns its result."""
     settings = frame.parse(Settings, arguments, __doc__)
-    run = ShardsRun("decision_transformer", settings)
-    save = run.begin()
+    run = frame.Run("decision_transformer", settings)
+    run.load()
     with ExitStack() as stack:
-        names, task = make_shards(settings, save, stack)
+        names, task = make_shards(settings, run.shards, stack)
         run_ranks(settings.ranks, learn, settings, names, task, folder=run.folder)
-    return run.told()
+    return frame.Result(**json.loads((run.folder / "result.json").read_text()))
 
 
 if __name__ == "__main__":

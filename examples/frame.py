@@ -200,7 +200,11 @@ class Run:
             table, whole = None, torch.load(self.folder / "learner.pt")
         else:
             raise SystemExit(f"{self.folder} has no save. Run the example without --resume first.")
-        self.take(whole)
+        told = whole["run"]
+        self.result.curve, self.result.steps, self.result.facts = told["curve"], told["steps"], told["facts"]
+        self._began -= told["seconds"]
+        self._next_evaluation = told["next_evaluation"]
+        torch.set_rng_state(whole["rng"])
         return Saved(table, whole["learner"])
 
     @property
@@ -208,21 +212,6 @@ class Run:
         """The save of all shards that this run continues with. None: none."""
         path = self.folder / "shards"
         return path if self.settings.resume and path.exists() else None
-
-    def take(self, whole: dict[str, Any]) -> None:
-        """Continues the run of a state that `whole` made."""
-        told = whole["run"]
-        self.result.curve, self.result.steps, self.result.facts = told["curve"], told["steps"], told["facts"]
-        self._began -= told["seconds"]
-        self._next_evaluation = told["next_evaluation"]
-        torch.set_rng_state(whole["rng"])
-
-    def whole(self, learner: dict[str, Any]) -> dict[str, Any]:
-        """The state of the run with the learner's state."""
-        result = self.result
-        told = {"curve": result.curve, "steps": result.steps, "seconds": time.monotonic() - self._began}
-        told |= {"facts": result.facts, "next_evaluation": self._next_evaluation}
-        return {"learner": learner, "run": told, "rng": torch.get_rng_state()}
 
     @contextlib.contextmanager
     def course(self, state: State) -> Iterator[None]:
@@ -273,8 +262,11 @@ class Run:
         """Saves table and learner as of now."""
         assert self._state is not None
         table, learner = self._state()
+        result = self.result
+        told = {"curve": result.curve, "steps": result.steps, "seconds": time.monotonic() - self._began}
+        told |= {"facts": result.facts, "next_evaluation": self._next_evaluation}
         self.folder.mkdir(parents=True, exist_ok=True)
-        whole = self.whole(learner)
+        whole = {"learner": learner, "run": told, "rng": torch.get_rng_state()}
         if isinstance(table, relive.Table):
             relive.checkpoint.save(self.folder / "save", table=table, learner=whole)
         else:  # None: a table that cannot be saved. After a kill between the two, the learner is one save older

@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     settings = frame.parse(Settings, arguments, __doc__)
     run, name = frame.Run("grpo", settings), f"grpo-{os.getpid()}"
     saved = run.load(relive.SharedMemory(name))
-    told = saved.learner["learner"] if saved else {}
+    told = saved.learner if saved else {}
     learner = Learner(settings, told.get("learner", {}))
     if not saved:
         run.result.random_return = learner.sums.mean_reward(learner.next_tokens)

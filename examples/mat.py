@@ -17,6 +17,7 @@ same network independent PPO with shared parameters. The curve shows the returns
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from typing import Any
 import frame
 import numpy as np
 import torch
-from ranks import END, UPDATE, ShardsRun, run_ranks, same_order
+from ranks import END, UPDATE, run_ranks, same_order
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -200,10 +201,9 @@ def own_shards(settings: Settings, save: Path | None, stack: ExitStack) -> list[
 def learn(rank: int, settings: Settings, names: list[str]) -> None:
     """The work of one rank."""
     torch.manual_seed(settings.seed)
-    run, learner = ShardsRun("mat", settings), Learner(settings)
-    saved = run.load_state()
-    if saved is not None:
-        learner.load(saved)
+    run, learner = frame.Run("mat", settings), Learner(settings)
+    if settings.resume and (saved := run.load()) is not None:
+        learner.load(saved.learner)
     torch.manual_seed(1_000 * settings.seed + 10 * run.step + rank)
     envs = Envs(settings.num_envs, 1_000 * settings.seed + 10 * run.step + rank)
     recent: deque[float] = deque(maxlen=5)
@@ -223,7 +223,7 @@ def learn(rank: int, settings: Settings, names: list[str]) -> None:
 
         step = run.step
         everything = np.random.default_rng(settings.seed)
-        if saved is None:
+        if not settings.resume:
             run.result.random_return = envs.play(lambda seen: (everything.integers(ACTIONS, size=seen.shape[:2]), None))
         with run.course(lambda: (table, learner.state())):
             while run.goes_on(step):
@@ -239,11 +239,11 @@ def learn(rank: int, settings: Settings, names: list[str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> frame.Result:
     """Runs the example and returns its result."""
     settings = frame.parse(Settings, arguments, __doc__)
-    run = ShardsRun("mat", settings)
-    save = run.begin()
+    run = frame.Run("mat", settings)
+    run.load()
     with ExitStack() as stack:
-        run_ranks(settings.ranks, learn, settings, own_shards(settings, save, stack), folder=run.folder)
-    return run.told()
+        run_ranks(settings.ranks, learn, settings, own_shards(settings, run.shards, stack), folder=run.folder)
+    return frame.Result(**json.loads((run.folder / "result.json").read_text()))
 
 
 if __name__ == "__main__":

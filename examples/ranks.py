@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import frame
 import torch
 from torch import distributed
 
@@ -80,38 +77,3 @@ def same_order(order: int) -> int:
     value = torch.tensor(order)
     distributed.broadcast(value, 0)
     return int(value)
-
-
-class ShardsRun(frame.Run):
-    """A run whose table lies in shards. A save is the shards in `save`, and the state of the ranks in `learner.pt`."""
-
-    def begin(self) -> Path | None:
-        """The folder of the shards' save if `--resume` asks for it. Otherwise an earlier run's folder is removed."""
-        save = self.folder / "save"
-        if not self.settings.resume:
-            self.load()
-            return None
-        if not (save / "CURRENT").exists():
-            raise SystemExit(f"{self.folder} has no save. Run the example without --resume first.")
-        return save
-
-    def load_state(self) -> Any:
-        """The state of the run that `--resume` continues; None without `--resume`."""
-        if not self.settings.resume:
-            return None
-        saved = torch.load(self.folder / "learner.pt", weights_only=False)
-        self.take(saved)
-        return saved["learner"]
-
-    def save(self) -> None:
-        """Puts the new state in the place of the old one by one rename, and saves the shards."""
-        table, state = self._state()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        torch.save(self.whole(state), self.folder / "learner.new")
-        os.replace(self.folder / "learner.new", self.folder / "learner.pt")
-        table.save(self.folder / "save")
-        self._saved = time.monotonic()
-
-    def told(self) -> frame.Result:
-        """The result that rank 0 wrote."""
-        return frame.Result(**json.loads((self.folder / "result.json").read_text()))

@@ -72,7 +72,7 @@ CASES = {
         more=20,
     ),
     "grpo": Case(
-        "--steps 3000 --eval-every 500 --lanes 64 --groups 4 --width 32 --layers 1 --learning-rate 3e-3", above=0.11
+        "--steps 3000 --eval-every 500 --lanes 64 --groups 4 --width 32 --layers 1 --learning-rate 3e-3", above=0.07
     ),
-    "mat": Case("--steps 1600 --eval-every 400 --num-envs 4 --epochs 4", above=-26.5, needs=("mpe2",), more=200),
+    "mat": Case("--steps 2400 --eval-every 800", above=-27.0, needs=("mpe2",), more=200),
 }
