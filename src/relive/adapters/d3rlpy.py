@@ -68,6 +68,7 @@ class ReplayBuffer(ReplayBufferBase):  # type: ignore[misc]  # d3rlpy has no typ
         trajectory_slicer: for decision transformers; None: d3rlpy's usual one.
         next_actions_only: True: draws terminal transitions, and those whose next action is known. A table over shards
             refuses it.
+        seed: of the random parts of episodes; None: another one each time. The table has its own seed.
 
     Raises:
         InvalidConfig: a column is missing, or an action is of another kind.
@@ -83,6 +84,7 @@ class ReplayBuffer(ReplayBufferBase):  # type: ignore[misc]  # d3rlpy has no typ
         transition_picker: Any = None,
         trajectory_slicer: Any = None,
         next_actions_only: bool = False,
+        seed: int | None = None,
     ) -> None:
         columns = table.spec.columns
         self._observations = tuple(name for name in columns if name.partition("/")[0] == "observation")
@@ -94,6 +96,7 @@ class ReplayBuffer(ReplayBufferBase):  # type: ignore[misc]  # d3rlpy has no typ
         self._picker = transition_picker or BasicTransitionPicker()
         self._slicer = trajectory_slicer or BasicTrajectorySlicer()
         self._action_size = action_size
+        self._random = np.random.default_rng(seed)
         self._where = _WHERE if flag("next_actions_only", next_actions_only) else None
         self._read: tuple[int, list[Any], dict[int, tuple[int, int]]] = (-1, [], {})
         self._writer: Any = None
@@ -121,7 +124,8 @@ class ReplayBuffer(ReplayBufferBase):  # type: ignore[misc]  # d3rlpy has no typ
 
     def sample_trajectory(self, length: int) -> Any:
         """Draws a part of an episode that ends with a random step."""
-        episode, index = self.buffer[int(np.random.randint(self.buffer.transition_count))]
+        buffer = self.buffer
+        episode, index = buffer[int(self._random.integers(buffer.transition_count))]
         return self._slicer(episode, index, length)
 
     def sample_trajectory_batch(self, batch_size: int, length: int) -> Any:
