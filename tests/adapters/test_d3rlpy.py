@@ -133,8 +133,8 @@ def test_bad_input() -> None:
     with relive.Table(relive.StepSpec({"x": relive.ArraySpec((), "int64")}), 100) as table:
         with pytest.raises(errors.InvalidConfig, match="observation, action and reward"):
             ReplayBuffer(table)
-    with relive.Table(spec(True), 100) as table, ReplayBuffer(table, action_size=2) as mine:
+    with relive.Table(spec(True), 100) as table, ReplayBuffer(table, action_size=2, seed=1) as mine:
         with pytest.raises(errors.DeadlineExceeded):
-            table.timeout_s and mine.table.sample(1, timeout_s=0.0)
+            mine.table.sample(1, timeout_s=0.0)
         with pytest.raises(errors.InvalidConfig, match="whole"):
             mine.transition_of(5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -114,3 +116,31 @@ def test_errors_of_another_number_of_axes_are_refused(shape: tuple[int, ...], op
     with pytest.raises(errors.ShapeMismatch) as caught:
         relive.sequence_priority(np.zeros(shape), np.ones(shape, bool), **options)
     assert caught.value.expected == expected and caught.value.got == shape
+
+
+def test_priorities_are_exact_while_the_exponent_changes() -> None:
+    """A leaf has the old or the new exponent while a change is under way; a reader knows which."""
+    spec = relive.StepSpec({"x": relive.ArraySpec((), "int64")})
+    index = relive.Index(sampler=relive.Prioritized(0.6))
+    with relive.Table(spec, 5000, index) as table, table.writer() as writer:
+        keys = writer.extend(x=np.arange(4000))
+        given = np.random.default_rng(0).random(4000).astype(np.float32) + 0.1
+        table.update_priorities(keys, given)
+        stop = threading.Event()
+
+        def change() -> None:
+            exponents = (0.3, 1.0, 0.6, 0.25)
+            number = 0
+            while not stop.is_set():
+                table.set_priority_exponent(exponents[number % 4])
+                number += 1
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            for _ in range(200):
+                read = table.gather(keys, columns=["priority"])["priority"]
+                assert read.tobytes() == given.tobytes()
+        finally:
+            stop.set()
+            thread.join()

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.checks.names import names_arguments
-from relive.checks.values import flag, integer
+from relive.checks.values import flag
 from relive.core.protocol import ReplayBatch, ReplayTable
 from relive.errors import InvalidConfig, MissingPackage
 from relive.errors.extras import install_command
@@ -55,7 +55,7 @@ _WHERE = "terminated or not truncated"
 
 
 @final
-class ReplayBuffer(ReplayBufferBase):
+class ReplayBuffer(ReplayBufferBase):  # type: ignore[misc]  # d3rlpy has no types here
     """d3rlpy's replay buffer over a table with the columns observation, action and reward.
 
     For one thread at a time. Close it, or use it in a `with` block, if it appends: then it has a writer.
@@ -68,7 +68,7 @@ class ReplayBuffer(ReplayBufferBase):
         trajectory_slicer: for decision transformers; None: d3rlpy's usual one.
         next_actions_only: True: draws terminal transitions, and those whose next action is known. A table over shards
             refuses it.
-        seed: of the choice of trajectories.
+        seed: of the random parts of episodes; None: another one each time. The table has its own seed.
 
     Raises:
         InvalidConfig: a column is missing, or an action is of another kind.
@@ -84,7 +84,7 @@ class ReplayBuffer(ReplayBufferBase):
         transition_picker: Any = None,
         trajectory_slicer: Any = None,
         next_actions_only: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         columns = table.spec.columns
         self._observations = tuple(name for name in columns if name.partition("/")[0] == "observation")
@@ -92,11 +92,11 @@ class ReplayBuffer(ReplayBufferBase):
             raise InvalidConfig("columns of a table for d3rlpy", "observation, action and reward", ", ".join(columns))
         self.table = table
         self._index = index
-        self._rng = np.random.default_rng(integer("seed", seed, 0))  # of trajectories
         self._is_discrete = columns["action"].dtype.kind in "iu"
         self._picker = transition_picker or BasicTransitionPicker()
         self._slicer = trajectory_slicer or BasicTrajectorySlicer()
         self._action_size = action_size
+        self._random = np.random.default_rng(seed)
         self._where = _WHERE if flag("next_actions_only", next_actions_only) else None
         self._read: tuple[int, list[Any], dict[int, tuple[int, int]]] = (-1, [], {})
         self._writer: Any = None
@@ -124,7 +124,8 @@ class ReplayBuffer(ReplayBufferBase):
 
     def sample_trajectory(self, length: int) -> Any:
         """Draws a part of an episode that ends with a random step."""
-        episode, index = self.buffer[int(self._rng.integers(self.buffer.transition_count))]
+        buffer = self.buffer
+        episode, index = buffer[int(self._random.integers(buffer.transition_count))]
         return self._slicer(episode, index, length)
 
     def sample_trajectory_batch(self, batch_size: int, length: int) -> Any:
