@@ -240,7 +240,7 @@ def check_relive(arguments: list[str]) -> None:
     if arguments == ["ls"] or arguments == ["--version"]:
         assert run_relive(*arguments).returncode == 0
         return
-    command = arguments[:2] if arguments[0] in ("train", "fleet") else arguments[:1]
+    command = arguments[:2] if arguments[0] in ("train", "fleet", "token") else arguments[:1]
     done = run_relive(*command, "--help")
     if "needs" in done.stderr:
         pytest.skip(done.stderr.strip())

@@ -55,6 +55,12 @@ def add(commands: Commands) -> None:
     parser.add_argument("--tls-key", metavar="FILE", help="Key of the certificate.")
     parser.add_argument("--client-ca", metavar="FILE", help="Authorities of the clients' certificates.")
     parser.add_argument(
+        "--metrics-port", type=at_least(0), metavar="PORT", help="Serve metrics for Prometheus on this port."
+    )
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", metavar="HOST", help="Host of that port (default: %(default)s)."
+    )
+    parser.add_argument(
         "--insecure",
         action="store_true",
         help="Listen beyond loopback although every client that reaches the port may do everything.",
@@ -110,7 +116,14 @@ def _remove(names: list[str], all_unused: bool, force: bool) -> int:
     return status
 
 
-def _serve(config: Path, address: str | None, insecure: bool, **files: str | None) -> None:
+def _serve(
+    config: Path,
+    address: str | None,
+    insecure: bool,
+    metrics_port: int | None,
+    metrics_host: str,
+    **files: str | None,
+) -> None:
     """Serve tables to other machines until Ctrl-C or SIGTERM.
 
     A table that is already in shared memory, as after a stop or a kill, is served with its content. It stays there
@@ -136,6 +149,8 @@ def _serve(config: Path, address: str | None, insecure: bool, **files: str | Non
             say(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps{_from_save(table, saves[name])}")
             for line in _cost_of_the_remover(table):
                 say(line)
+        if metrics_port is not None:
+            say(f"metrics: http://{metrics_host}:{server.serve_metrics(metrics_port, metrics_host)}/metrics")
         if door.insecure and not door.knows_clients:
             say("insecure: every client that reaches the port may change these tables")
         while not signals and not server.is_drained:

@@ -28,7 +28,7 @@ from relive.service.wire.address import parse_table
 from relive.service.wire.framing import Bytes
 from relive.service.wire.memory import keep_freed_memory
 from relive.service.wire.packing import Packing
-from relive.service.wire.sockets import heard_s, peers_of
+from relive.service.wire.sockets import heard_s, keep_alive_to, peers_of
 from relive.service.wire.transport import check_process, keep_for_ever, with_few_wakeups
 from relive.service.wire.verbs import VERBS
 
@@ -123,6 +123,7 @@ class Connection:
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._changed = threading.Lock()
         self._client: Any = None
+        self._keeps_alive = False  # whether the sockets of this client have the options of TCP
         self._silence_s = silence_s
         self.retries_s = math.inf
         self._peers: frozenset[tuple[str, int]] | None = None
@@ -169,9 +170,12 @@ class Connection:
 
     def heard_s(self) -> float | None:
         """Returns how long ago the last byte came from the server, in seconds; None if the system does not tell."""
+        return heard_s(self._addresses())
+
+    def _addresses(self) -> frozenset[tuple[str, int]]:
         if self._peers is None:
             self._peers = peers_of(self._location)
-        return heard_s(self._peers)
+        return self._peers
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
@@ -242,6 +246,7 @@ class Connection:
         with self._changed:
             if self._client is None:
                 keep_freed_memory()
+                self._keeps_alive = False
                 self._client = with_few_wakeups(lambda: self.access.client(self._location, _OPTIONS))
             client = self._client
         started = time.monotonic()
@@ -261,6 +266,9 @@ class Connection:
             if "error" in hello:
                 raise framing.error_from(hello["error"])
             self._identity = {name: framing.field(hello, name, str) for name in self._identity}
+            if not self._keeps_alive:
+                self._keeps_alive = True
+                keep_alive_to(self._addresses())
         except BaseException:
             self.drop(stream)
             raise

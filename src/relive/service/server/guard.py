@@ -16,6 +16,7 @@ from relive.core.ending import start_thread
 from relive.core.roles import ROLES, Needed, Role
 from relive.errors import AccessDenied, InvalidConfig
 from relive.service.wire.door import Door
+from relive.service.wire.sockets import peer_in
 from relive.service.wire.tokens import Entry, Grant, digest_of, entry_of, read_tokens
 
 __all__ = ["Caller", "Guard", "Permit", "TokenReader"]
@@ -75,6 +76,7 @@ class Permit:
         self.table = table
         self.name = ""
         self._used: set[Needed] = set()
+        self.pipe: Any = None  # of the stream, once it is open
         self._generation = -1
         self._roles = _NONE
         self._expires = 0.0
@@ -86,6 +88,12 @@ class Permit:
         self.name = "" if entry is None else entry.name
         self._roles = _NONE if entry is None else entry.roles_for(self.table)
         self._expires = 0.0 if entry is None else entry.expires
+
+    @property
+    def client(self) -> str:
+        """The client that shares of memory and streams are counted for: its token or certificate, else its host."""
+        found = peer_in(self.caller.peer)
+        return self.name or (found[0] if found is not None else "")
 
     def roles(self) -> frozenset[Role]:
         """Returns the roles that the client has now."""
@@ -163,11 +171,12 @@ class Guard:
             return _known(caller.certificate)
         return entry_of(self._entries, caller.digest, caller.certificate)
 
-    def enter(self, caller: Caller, table: str, roles: Collection[Role]) -> Permit:
+    def enter(self, caller: Caller, table: str, roles: Collection[Role], most_streams: int) -> Permit:
         """Returns the permit of a new stream that needs one of these roles. leave() ends it.
 
         Raises:
             AccessDenied: The client has none of the roles. A stranger waits half a second for the answer.
+            InvalidConfig: The client has too many streams.
         """
         permit = Permit(self, caller, table)
         try:
@@ -176,8 +185,11 @@ class Guard:
             self.refuse(is_stranger=not permit.roles())
             raise
         with self._changed:
-            self._permits.add(permit)
-        return permit
+            num_streams = sum(one.client == permit.client for one in self._permits)
+            if num_streams < most_streams:
+                self._permits.add(permit)
+                return permit
+        raise InvalidConfig("streams of one client", f"at most {most_streams} at once", num_streams)
 
     def leave(self, permit: Permit) -> None:
         """Forgets the permit of a stream that has ended."""
@@ -230,6 +242,24 @@ class Guard:
         except OSError as problem:
             return (problem.errno or 0,)
         return told.st_mtime_ns, told.st_ctime_ns, told.st_ino, told.st_size, told.st_mode
+
+    def permits(self) -> list[Permit]:
+        """Returns the permits of the open streams."""
+        with self._changed:
+            return list(self._permits)
+
+    def peers(self) -> set[tuple[str, int]]:
+        """Returns the peers that have a stream."""
+        with self._changed:
+            found = {peer_in(one.caller.peer) for one in self._permits}
+        return {one for one in found if one is not None}
+
+    def stalled(self, longest_s: float) -> set[tuple[str, int]]:
+        """Returns the peers that do not read an answer."""
+        with self._changed:
+            stalled = [one for one in self._permits if one.pipe is not None and one.pipe.is_stalled(longest_s)]
+        found = {peer_in(one.caller.peer) for one in stalled}
+        return {one for one in found if one is not None}
 
     def cut_streams_of(self, table: str) -> None:
         """Ends the connections with a stream of the table."""

@@ -15,13 +15,14 @@ import numpy as np
 from relive._core import CoreSelection
 from relive.errors import BadMessage, DeadlineExceeded, FormatMismatch, InvalidConfig, ServiceUnavailable
 from relive.service.parameters.store import ParameterStore
+from relive.service.server.budget import Budget
 from relive.service.server.saves import Saves
 from relive.service.wire.framing import VERSION, field
 from relive.service.wire.options import ServerOptions
 from relive.service.wire.packing import PackedArray, Packing, sampled
 from relive.table.table import Table
 
-__all__ = ["SLICE_S", "Applied", "Counts", "Hosted", "HostedSelection", "Offer", "check_version"]
+__all__ = ["SLICE_S", "Applied", "Counts", "Hosted", "HostedSelection", "Memory", "Offer", "check_version"]
 
 Value = TypeVar("Value")
 Offer = Callable[[], tuple[dict[str, Any], bytes]]  # fields of JSON and bytes, made at each request
@@ -105,6 +106,16 @@ class Counts:
             self.num_busy += change
 
 
+@final
+class Memory:
+    """The budgets of a server: of the work of requests, and of the answers that are not read yet."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.work = Budget("max_work_bytes", options.max_work_bytes, options.max_work_bytes)
+        per_client = options.max_inflight_bytes_per_client
+        self.inflight = Budget("max_inflight_bytes", options.max_inflight_bytes, per_client)
+
+
 def check_version(request: dict[str, Any]) -> None:
     """Refuses a client of another version or byte order. Raises FormatMismatch."""
     expected = {"relive": VERSION, "byte_order": sys.byteorder}
@@ -131,6 +142,8 @@ class Hosted:
         self._metadata = table.core.metadata.decode()
         loaded = table.loaded
         self._saved_uuid = loaded.facts.get("region") if loaded is not None and loaded.keeps_keys else None
+        self.memory: Memory = Memory(options)  # the server replaces it by the one of all its tables
+        self.observe: Callable[[str, str, str, float], None] | None = None  # notes how long a call took
         self.life: Any = None  # relive.service.server.life.Life: removes tables, and drains the server
         self.offers: dict[str, Offer] = {}  # further facts about the table, which clients request by name
         self._numbers = itertools.count(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +65,8 @@ class Pipe:
         self._sending = threading.Lock()
         self._is_busy = self._is_over = False
         self._busy_since = 0.0
+        self._sent_at = math.inf  # when the part of an answer that is being sent now was begun
+        self.gives_up = math.inf  # when the client gives up on the answer
         self._has_begun = False
         self._last = _NEVER  # length and header of the last message: requests for batches repeat it
         self._last_header: dict[str, Any] = {}
@@ -106,6 +109,11 @@ class Pipe:
         """Returns whether the session has worked on its last message for so long."""
         return self._is_busy and time.monotonic() - self._busy_since >= seconds
 
+    def is_stalled(self, longest_s: float) -> bool:
+        """Returns whether the client does not read its answer: no part for so long, or after it has given up."""
+        now, sent_at = time.monotonic(), self._sent_at
+        return now - sent_at > longest_s or (now - sent_at > 1.0 and now > self.gives_up)
+
     def pulse(self) -> None:
         """Says that the session works on an answer, unless it is sending one. Never waits for the session."""
         if self._sending.acquire(blocking=False):
@@ -136,7 +144,10 @@ class Pipe:
             self.send(header, *buffers)
             return
         with self._sending:
-            self._send_chunks(encode({**header, "body_bytes": num_bytes}), buffers)
+            try:
+                self._send_chunks(encode({**header, "body_bytes": num_bytes}), buffers)
+            finally:
+                self._sent_at = math.inf
 
     def _send_chunks(self, first: bytes, buffers: Sequence[pa.Buffer]) -> None:
         if not self._has_begun:
@@ -148,6 +159,7 @@ class Pipe:
                 part = buffer.slice(start, min(CHUNK_BYTES, buffer.size - start))
                 column = pa.Array.from_buffers(_BYTES, part.size, [None, part])
                 batch = pa.RecordBatch.from_arrays([column], schema=BODY)
+                self._sent_at = time.monotonic()
                 if message is None:
                     self._writer.write_batch(batch)
                 else:

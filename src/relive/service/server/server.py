@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import threading
 import time
 import weakref
 from collections.abc import Collection, Mapping
-from typing import final
+from typing import Any, final
 
 import pyarrow.flight as flight
 
@@ -20,7 +21,8 @@ from relive.saving.named import checked_name
 from relive.service.client.connection import close_connections
 from relive.service.parameters.store import ParameterStore
 from relive.service.server.guard import Guard
-from relive.service.server.hosting import Counts, Hosted, Offer
+from relive.service.server.hosting import Counts, Hosted, Memory, Offer
+from relive.service.server.keeper import Keeper
 from relive.service.server.life import Life
 from relive.service.server.pipe import StreamBroken
 from relive.service.server.pulses import Pulses
@@ -35,6 +37,7 @@ from relive.table.table import Table
 
 __all__ = ["Server", "serve", "serve_behind"]
 
+_STALLED_S = 60.0  # a client that reads no part of an answer for so long is cut
 _running: set[Server] = set()  # closed before the interpreter ends: no server thread may be in Arrow then
 
 
@@ -120,20 +123,28 @@ class Server(Closing):
         self._hosted = {name: Hosted(name, table, self._closing, options) for name, table in tables.items()}
         self._guard = Guard(door, _cut_peers)
         self._life = Life(self._hosted, self._counts, self._guard)
+        self._metrics: Any = None
+        self._memory = memory = Memory(options)
         for hosted in self._hosted.values():
-            hosted.life = self._life
+            hosted.life, hosted.memory = self._life, memory
+        guard = self._guard
+        budgets = (memory.work, memory.inflight)
+        self._keeper = Keeper(options, guard.peers, lambda: guard.stalled(_STALLED_S), budgets)
         serving = Serving(self._hosted, self._closing, options, self._counts, self._pulses, self._guard, self._life)
         try:
             flight_server = with_few_wakeups(lambda: FlightServer(f"{scheme}://{host}:{port}", serving, door))
         except StreamBroken as problem:
             self._guard.close()
+            self._keeper.close()
             raise ServiceUnavailable(address, 0.0, str(problem)[:200]) from None
         except BaseException:
             self._guard.close()
+            self._keeper.close()
             raise
         self._flight: FlightServer | None = flight_server
         self._port = flight_server.port
         self._address = f"{scheme}://{host}:{self._port}"
+        self._keeper.start(self._port)
         # The thread is also the second Python thread: with a single thread, the core would conclude that a
         # waiting thread waits for itself.
         self._thread = threading.Thread(target=flight_server.wait, name="relive-server", daemon=True)
@@ -172,6 +183,33 @@ class Server(Closing):
             KeyError: No table is served under this name.
         """
         self._hosted[table].offers[name] = give
+
+    def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
+        """Serves metrics for Prometheus until close(), as plain HTTP, to every client that reaches the port.
+
+        Args:
+            port: Port to listen on; 0: a free port.
+            host: Host to listen on.
+
+        Returns:
+            The port.
+
+        Raises:
+            InvalidConfig: The metrics are already served.
+            MissingPackage: prometheus-client is not installed (extra `service`).
+            ServiceUnavailable: The port cannot be bound.
+        """
+        if self._metrics is not None:
+            raise InvalidConfig("metrics of a server", "one port", self._metrics.port)
+        metrics = importlib.import_module("relive.service.server.metrics")
+        try:
+            made = metrics.Metrics(self._hosted, self._guard, self._memory, port, host)
+        except (OSError, OverflowError) as problem:
+            raise ServiceUnavailable(f"{host}:{port}", 0.0, str(problem)[:200]) from None
+        self._metrics = made
+        for name in self._hosted:
+            self._hosted[name].observe = made.observe
+        return int(made.port)
 
     def parameters(self, name: str) -> ParameterStore:
         """Returns the parameters beside a served table. Clients reach the same parameters as `remote.parameters`.
@@ -229,6 +267,9 @@ class Server(Closing):
         self._counts.drains = True
         self._closing.set()
         self._guard.close()
+        self._keeper.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self._pulses.close()
         for hosted in self._hosted.values():
             hosted.parameters.close()
@@ -251,7 +292,7 @@ class Server(Closing):
         # collected the server as garbage would join threads that the child does not have.
         del flight_server, stopper
         for hosted in self._hosted.values():
-            hosted.life = None  # which refers to the tables
+            hosted.life = hosted.observe = None  # which refer to the tables
         _running.discard(self)
 
     def __repr__(self) -> str:

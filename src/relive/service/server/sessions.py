@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
@@ -25,7 +27,7 @@ from relive.service.wire.options import ServerOptions
 from relive.service.wire.packing import CREATED, DRAWN, LISTED, PRESENT
 from relive.service.wire.verbs import VERBS, Verb, arguments
 
-__all__ = ["AskedDraw", "CallSession", "HoldSession", "Session", "bound", "send_drawn"]
+__all__ = ["SCRATCH_BYTES", "AskedDraw", "CallSession", "HoldSession", "Session", "bound", "draw_bytes", "send_drawn"]
 
 Header = dict[str, Any]
 
@@ -36,6 +38,26 @@ def bound(num_items: int, item_bytes: int, options: ServerOptions) -> int:
     if not 0 <= num_items <= most:
         raise InvalidConfig("num_items", f"at most {most}, as a reply holds {options.max_reply_bytes} bytes", num_items)
     return num_items
+
+
+# Bytes that the core needs for each item of a draw, a gather or a claim besides the answer: leaves, masses and runs. A
+# draw of 67 million keys had 9.8 GB at its peak, 146 bytes for each.
+SCRATCH_BYTES = 160
+_COPIES = 4  # of the arrays of a simple call: received, aligned, sorted, and the core's own
+_MEMORY_S = 60.0
+_PER_ITEM = 16  # key and probability
+
+
+def draw_bytes(asked: AskedDraw) -> tuple[int, int]:
+    """Returns the bytes of the answer to a draw, and those of the work besides it."""
+    num_items = asked.request.num_items
+    reply = num_items * (_PER_ITEM + (0 if asked.selection is None else asked.selection.item_bytes))
+    return reply, num_items * SCRATCH_BYTES
+
+
+def _seconds(header: Header) -> float:
+    """Returns the deadline of a call that waits for memory alone. Raises BadMessage."""
+    return framing.seconds(header) if "timeout_s" in header else _MEMORY_S
 
 
 class AskedDraw(NamedTuple):
@@ -75,7 +97,10 @@ class Session(ABC):
             while (message := self._next()) is not None:
                 try:
                     self.permit.check(self.role_of(message[0]))
-                    self.handle(*message)
+                    if self.hosted.observe is None:
+                        self.handle(*message)
+                    else:
+                        self._handle_observed(self.hosted.observe, *message)
                 except ReliveError as problem:  # before StreamBroken: some errors of the library are OSErrors
                     self.refuse(message[0], problem)
                 except StreamBroken:
@@ -87,6 +112,14 @@ class Session(ABC):
         finally:
             self.pipe.rest()
             self.end()
+
+    def _handle_observed(self, observe: Callable[..., None], header: Header, body: Bytes) -> None:
+        began = time.monotonic()
+        try:
+            self.handle(header, body)
+        finally:
+            kind = type(self).__name__.removesuffix("Session").lower()
+            observe(self.hosted.name, kind, str(header.get("op", kind)), time.monotonic() - began)
 
     def _next(self) -> tuple[Header, Bytes] | None:
         while True:
@@ -122,6 +155,24 @@ class Session(ABC):
     @abstractmethod
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one message, or raises."""
+
+    @contextmanager
+    def _room(self, reply_bytes: int, work_bytes: int, seconds: float) -> Iterator[Callable[[Callable[[], Any]], Any]]:
+        """Has room for an answer until it is sent. Yields a function that makes a call within the budget of work.
+
+        Raises InvalidConfig, DeadlineExceeded, ServiceUnavailable.
+        """
+        memory, client, gone = self.hosted.memory, self.permit.client, self.pipe.gone
+        self.pipe.gives_up = time.monotonic() + seconds
+        ends = self.pipe.gives_up
+
+        def within(call: Callable[[], Any]) -> Any:
+            left = max(ends - time.monotonic(), 0.0)
+            with memory.work.taken(client, reply_bytes + work_bytes, left, gone):
+                return call()
+
+        with memory.inflight.taken(client, reply_bytes, seconds, gone):
+            yield within
 
     def _asked_draw(self, header: Header, has_columns: bool) -> AskedDraw:
         """Returns the draw of a header. A header that repeats the header before it is not read again.
@@ -163,21 +214,24 @@ class CallSession(Session):
 
     def _draw(self, header: Header, body: Bytes) -> None:
         core, asked = self.hosted.table.core, self._asked_draw(header, header["op"] == "sample")
-        drawn = self.hosted.wait(
-            lambda slice_s: core.draw(asked.request, slice_s), framing.seconds(header), self.pipe.gone
-        )
-        send_drawn(self.pipe, asked, drawn, {})
+        seconds = framing.seconds(header)
+        with self._room(*draw_bytes(asked), seconds) as within:
+            drawn = self.hosted.wait(
+                lambda slice_s: within(lambda: core.draw(asked.request, slice_s)), seconds, self.pipe.gone
+            )
+            send_drawn(self.pipe, asked, drawn, {})
 
     def _claim(self, header: Header, body: Bytes) -> None:
         number = framing.whole(header, "index", 0, 1 << 16)
         self.hosted.index_name(number)
         count = bound(framing.whole(header, "n", 0, 2**31 - 1), 0, self.options)
         (keys,) = framing.arrays_of(body, (np.int64, (count,)))
-        core = self.hosted.table.core
-        taken, num_live = self.hosted.wait(
-            lambda slice_s: core.claim(number, keys, slice_s), framing.seconds(header), self.pipe.gone
-        )
-        self.pipe.send_buffers({"live": num_live}, packed(PRESENT, [taken], count))
+        core, seconds = self.hosted.table.core, framing.seconds(header)
+        with self._room(count, count * SCRATCH_BYTES, seconds) as within:
+            taken, num_live = self.hosted.wait(
+                lambda slice_s: within(lambda: core.claim(number, keys, slice_s)), seconds, self.pipe.gone
+            )
+            self.pipe.send_buffers({"live": num_live}, packed(PRESENT, [taken], count))
 
     def _list(self, header: Header, body: Bytes) -> None:
         number = framing.whole(header, "index", 0, len(self.hosted.table.indexes))  # the last one: the steps
@@ -187,19 +241,24 @@ class CallSession(Session):
         if text is not None:
             self.hosted.index_name(number)
         where = None if text is None else self.hosted.table.condition(number, text)
-        *found, next_leaf = self.hosted.table.core.list_items(number, first, min(count, most, 1 << 20), where)
-        rows = len(found[0])
-        self.pipe.send_buffers({"rows": rows, "next": next_leaf}, packed(LISTED, found, 0, rows))
+        count = min(count, most, 1 << 20)
+        core = self.hosted.table.core
+        with self._room(count * LISTED.item_bytes(1), count * SCRATCH_BYTES, _seconds(header)) as within:
+            *found, next_leaf = within(lambda: core.list_items(number, first, count, where))
+            rows = len(found[0])
+            self.pipe.send_buffers({"rows": rows, "next": next_leaf}, packed(LISTED, found, 0, rows))
 
     def _gather(self, header: Header, body: Bytes) -> None:
         selection = self._selection(header)
         count = bound(framing.whole(header, "n", 0, 2**31 - 1), selection.item_bytes, self.options)
         (keys,) = framing.arrays_of(body, (np.int64, (count,)))
-        arrays, present = self.hosted.table.core.gather(selection.core, keys, None)
-        rows = num_rows(selection, arrays)
-        columns = packed(selection.gathered, arrays, count, rows)
-        told = {"rows": rows} if selection.gathered.is_ragged else {}
-        self.pipe.send_buffers(told, [*columns, *packed(PRESENT, [present], count)])
+        core = self.hosted.table.core
+        with self._room(count * (selection.item_bytes + 1), count * SCRATCH_BYTES, _seconds(header)) as within:
+            arrays, present = within(lambda: core.gather(selection.core, keys, None))
+            rows = num_rows(selection, arrays)
+            columns = packed(selection.gathered, arrays, count, rows)
+            told = {"rows": rows} if selection.gathered.is_ragged else {}
+            self.pipe.send_buffers(told, [*columns, *packed(PRESENT, [present], count)])
 
     def _describe(self, header: Header, body: Bytes) -> None:
         selection = self._selection(header)
@@ -236,8 +295,9 @@ class CallSession(Session):
         """Answers a simple call with the core's return value."""
         core = self.hosted.table.core
         values = arguments(verb, header, body, len(self.hosted.table.config.index))
-        member = getattr(core, verb.name)
-        self.pipe.send({"value": member if verb.is_property else member(*values)})
+        with self._room(0, len(body) * _COPIES, _seconds(header)) as within:
+            value = within(lambda: getattr(core, verb.name) if verb.is_property else getattr(core, verb.name)(*values))
+        self.pipe.send({"value": value})
 
     # Functions of the class, not bound methods. A session that referenced itself would keep both ends of its stream and
     # the table alive until the next garbage collection, long after Arrow has released the stream.
@@ -305,12 +365,14 @@ class HoldSession(Session):
         core, number = self.hosted.table.core, DrawNumber(self.hosted.table.core)
         asked = self._asked_draw(header, has_columns)
         hold = Hold(gives_back_uses=header.get("claims") is True or not has_columns)
-        drawn = self.hosted.wait(
-            lambda slice_s: core.draw(asked.request, slice_s, hold), framing.seconds(header), self.pipe.gone
-        )
-        number.taken()
-        self._held.append(_Lent(hold, number))
-        send_drawn(self.pipe, asked, drawn, {})
+        seconds = framing.seconds(header)
+        with self._room(*draw_bytes(asked), seconds) as within:
+            drawn = self.hosted.wait(
+                lambda slice_s: within(lambda: core.draw(asked.request, slice_s, hold)), seconds, self.pipe.gone
+            )
+            number.taken()
+            self._held.append(_Lent(hold, number))
+            send_drawn(self.pipe, asked, drawn, {})
 
     def _give_back(self, lent: _Lent) -> None:
         lent.hold.give_back()

@@ -23,7 +23,7 @@ from relive.reading.sources import DrawNumber
 from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted
 from relive.service.server.pipe import Pipe
-from relive.service.server.sessions import Header, Session, send_drawn
+from relive.service.server.sessions import Header, Session, draw_bytes, send_drawn
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 from relive.service.wire.options import ServerOptions
@@ -113,14 +113,16 @@ class ShardSession(Session):
         core, number = self._core, DrawNumber(self._core)
         asked = self._asked_draw(header, "names" in header)
         hold = None if self.hosted.table.read_only else Hold()
-        drawn = self.hosted.wait(
-            lambda slice_s: core.draw(asked.request, slice_s, hold), framing.seconds(header), self.pipe.gone
-        )
-        number.taken()
-        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        if hold is not None:
-            self._lent[ticket] = _Lent(asked.request, number, hold, header.get("is_read") is not False)
-        send_drawn(self.pipe, asked, drawn, {"ticket": ticket})
+        seconds = framing.seconds(header)
+        with self._room(*draw_bytes(asked), seconds) as within:
+            drawn = self.hosted.wait(
+                lambda slice_s: within(lambda: core.draw(asked.request, slice_s, hold)), seconds, self.pipe.gone
+            )
+            number.taken()
+            ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
+            if hold is not None:
+                self._lent[ticket] = _Lent(asked.request, number, hold, header.get("is_read") is not False)
+            send_drawn(self.pipe, asked, drawn, {"ticket": ticket})
 
     def _settle(self, header: Header) -> None:
         for name, settle in (("done", self._commit), ("back", self._give_back)):

@@ -70,7 +70,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             request, kind = self._asked(descriptor)
             name = framing.field(request, "table", str)
-            permit = serving.guard.enter(_caller(context), name, kind.roles())
+            most = serving.options.max_streams_per_client
+            permit = serving.guard.enter(_caller(context), name, kind.roles(), most)
+            self._check_reserve(permit)
+            permit.pipe = pipe
             session = self._session(pipe, request, kind, permit)
         except Exception as problem:  # any error of the handshake is sent to the client, if the client is still there
             with contextlib.suppress(*StreamBroken):
@@ -106,6 +109,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if kind not in KINDS:
             raise BadMessage("kind of stream", " or ".join(KINDS), kind[:40])
         return request, KINDS[kind]
+
+    def _check_reserve(self, permit: Permit) -> None:
+        """Raises InvalidConfig if only streams for admins are left."""
+        counts, options = self._serving.counts, self._serving.options
+        most = max(options.max_streams - options.reserved_streams, 1)
+        if counts.num_streams > most and "admin" not in permit.roles():
+            raise InvalidConfig("streams", f"at most {most} at once, and the rest for admins", counts.num_streams)
 
     def _session(self, pipe: Pipe, request: dict[str, Any], kind: type[Session], permit: Permit) -> Session:
         serving = self._serving

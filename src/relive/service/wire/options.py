@@ -14,6 +14,14 @@ __all__ = ["ServerOptions", "Streaming"]
 
 
 _MAX_PATH_BYTES = 4096
+_BOUNDS = (
+    "max_parameter_bytes",
+    "max_work_bytes",
+    "max_inflight_bytes",
+    "max_inflight_bytes_per_client",
+    "max_streams_per_client",
+    "max_connections",
+)
 
 
 @names_arguments
@@ -28,6 +36,16 @@ class ServerOptions:
         max_streams: Number of streams that may be open at once, default 512. Each stream has a thread.
         close_timeout_s: Seconds that close() waits for calls in progress, default 5.
         max_parameter_bytes: Largest size in bytes of one version of the parameters beside a table, default 1 GiB.
+        max_work_bytes: Bytes that the requests under way may allocate together, keys, masses and scratch included,
+            default 4 GiB. A request waits for them in order; one that needs more alone is refused.
+        max_inflight_bytes: Bytes of answers that clients have not read yet, default 4 GiB.
+        max_inflight_bytes_per_client: The same for one client, default 2 GiB. A client is a token or a certificate, and
+            without these the host that it connects from.
+        max_streams_per_client: Number of streams of one client, default 512.
+        max_connections: Number of TCP connections, default 1024, and at most three quarters of the descriptors that the
+            process may have. Beyond it the oldest connections without a stream are cut.
+        idle_s: Seconds after which a connection without a stream is cut, default 10.
+        reserved_streams: Streams of max_streams that only clients with the role admin may open, default 4.
         saves: Folder of this machine below which clients may save tables (remote.save), as FOLDER/TABLE/NAME. A
             relative path becomes absolute at once. None, the default: clients may not save.
 
@@ -40,12 +58,22 @@ class ServerOptions:
     close_timeout_s: float = 5.0
     max_parameter_bytes: int = 1 << 30
     saves: str | os.PathLike[str] | None = None
+    max_work_bytes: int = 4 << 30
+    max_inflight_bytes: int = 4 << 30
+    max_inflight_bytes_per_client: int = 2 << 30
+    max_streams_per_client: int = 512
+    max_connections: int = 1024
+    idle_s: float = 10.0
+    reserved_streams: int = 4
 
     def __post_init__(self) -> None:
         integer("max_reply_bytes", self.max_reply_bytes, 1)
         integer("max_streams", self.max_streams, 1)
         finite("close_timeout_s", self.close_timeout_s, 0.0)
-        integer("max_parameter_bytes", self.max_parameter_bytes, 1)
+        for name in _BOUNDS:
+            integer(name, getattr(self, name), 1)
+        finite("idle_s", self.idle_s, 0.1)
+        integer("reserved_streams", self.reserved_streams, 0)
         if self.saves is not None:
             path = os.fspath(self.saves) if isinstance(self.saves, os.PathLike) else self.saves
             if not is_text(path, _MAX_PATH_BYTES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -11,7 +12,17 @@ from urllib.parse import unquote
 
 from relive.service.wire.address import host_and_port
 
-__all__ = ["cut", "heard_s", "is_of_port", "peer_in", "peer_of", "peers_of", "tcp_sockets"]
+__all__ = [
+    "cut",
+    "heard_s",
+    "is_of_port",
+    "keep_alive",
+    "keep_alive_to",
+    "peer_in",
+    "peer_of",
+    "peers_of",
+    "tcp_sockets",
+]
 
 # struct tcp_info of Linux: tcpi_unacked, then tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds, then
 # tcpi_bytes_received.
@@ -101,3 +112,26 @@ def peer_in(text: str) -> tuple[str, int] | None:
     host, _, port = rest.rpartition(":")
     host = host.strip("[]").removeprefix(_OF_IPV4).partition("%")[0]
     return (host, int(port)) if host and port.isdigit() else None
+
+
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
+
+
+def keep_alive(one: socket.socket) -> None:
+    """Sets the options with which the system finds out, within about 15 s, that the machine of the peer is gone.
+
+    A stopped process whose system answers stays connected. An option that the system does not have is left out.
+    """
+    with contextlib.suppress(OSError):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE:
+            if hasattr(socket, name):
+                one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def keep_alive_to(peers: frozenset[tuple[str, int]]) -> None:
+    """Sets these options on the connections of this process to one of these peers."""
+    for one in tcp_sockets():
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            if peer_of(one) in peers:
+                keep_alive(one)

@@ -1,0 +1,58 @@
+"""Metrics of a server, as Prometheus reads them."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+pytest.importorskip("prometheus_client", reason="prometheus-client is not installed here (extra `service`)")
+
+from contract.tools import plain_spec, prioritized, write_steps
+
+import relive
+from relive import errors
+from relive.service import connect, serve
+from relive.service.server import metrics as module
+from service.doors import tokens_for
+
+
+def test_metrics_of_tables_and_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = tokens_for(tmp_path / "tokens.toml", "*")
+    with relive.Table(plain_spec(), 200, prioritized()) as table, table.writer() as writer:
+        write_steps(writer, 0, 20)
+        with serve({"pong": table}, "grpc://127.0.0.1:0", tokens=tmp_path / "tokens.toml") as server:
+            port = server.serve_metrics()
+            with pytest.raises(errors.InvalidConfig, match="one port"):
+                server.serve_metrics()
+
+            def read() -> dict[str, float]:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+                    text = answer.read().decode()
+                assert not any(token in text for token in tokens.values())
+                lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+                return {name: float(value) for name, value in lines}
+
+            with connect(f"{server.address}/pong", token=tokens["read"]) as remote:
+                remote.sample(4)
+                with pytest.raises(errors.AccessDenied):
+                    remote.clear()
+                told = read()
+                assert (
+                    told['relive_table_steps{table="pong"}'] == 20
+                    and told['relive_table_fill_ratio{table="pong"}'] == 0.1
+                )
+                assert told['relive_table_stuck{table="pong"}'] == 0 and told["relive_refusals_total"] == 1
+                assert told['relive_streams{client="read",role="read"}'] == 1
+                assert told['relive_call_seconds_count{kind="call",op="sample",table="pong"}'] == 1
+
+                def stuck(core: object, timeout_s: float) -> None:
+                    raise errors.DeadlineExceeded("the lock", "", timeout_s, 4242)
+
+                monkeypatch.setattr(module, "check_lock", stuck)
+                told = read()
+                assert told['relive_table_stuck{table="pong"}'] == 1 and 'relive_table_steps{table="pong"}' not in told
+        with pytest.raises(OSError):
+            read()
