@@ -20,7 +20,7 @@ for _module in ("torch", "gymnasium", "rich", "tensorboard", "matplotlib"):
     pytest.importorskip(_module, reason=f"the examples need {_module}")
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 200.0
+DEADLINE_S = 250.0
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -38,28 +38,32 @@ def actors_of(pid: int) -> set[int]:
     return {int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
 
 
+@pytest.mark.timeout(900)
 def test_an_actor_and_then_the_learner_are_killed(tmp_path: Path) -> None:
     options = ["--no-bar", "--run-dir", str(tmp_path), "--save-s", "0.5", "--num-actors", "2"]
     command = [sys.executable, str(ROOT / "examples" / "impala.py"), *options, "--steps", "10000000"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    current = tmp_path / "save" / "CURRENT"
-    wait_for(current.exists, run)
-    before = actors_of(run.pid)
-    assert len(before) == 2
-    killed = min(before)
-    os.kill(killed, signal.SIGKILL)
-    wait_for(lambda: len(actors_of(run.pid) - {killed}) == 2, run)
-    saved = current.read_text()
-    wait_for(lambda: current.read_text() != saved, run)  # learning goes on
+    try:
+        current = tmp_path / "save" / "CURRENT"
+        wait_for(current.exists, run)
+        before = actors_of(run.pid)
+        assert len(before) == 2
+        killed = min(before)
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: len(actors_of(run.pid) - {killed}) == 2, run)
+        saved = current.read_text()
+        wait_for(lambda: current.read_text() != saved, run)  # learning goes on
 
-    actors = actors_of(run.pid)
-    run.kill()
-    said, _ = run.communicate(timeout=DEADLINE_S)  # the actors own the other end of the pipe until they end
-    assert said.count("the learner has ended, so this actor ends too") == len(actors), said
-    for table in relive.list_tables():  # a killed program leaves its table, which no process uses
-        if str(run.pid) in table.name:
-            assert table.num_attached == 0
-            relive.remove(table.name)
+        actors = actors_of(run.pid)
+        run.kill()
+        said, _ = run.communicate(timeout=DEADLINE_S)  # the actors own the other end of the pipe until they end
+        assert said.count("the learner has ended, so this actor ends too") == len(actors), said
+        for table in relive.list_tables():  # a killed program leaves its table, which no process uses
+            if str(run.pid) in table.name:
+                assert table.num_attached == 0
+                relive.remove(table.name)
+    finally:
+        run.kill()
 
     step = relive.checkpoint.load_learner(tmp_path / "save")["run"]["steps"]
     result = importlib.import_module("impala").main([*options, "--resume", "--steps", str(step + 512)])
