@@ -223,8 +223,7 @@ def learn(rank: int, settings: Settings, names: list[str]) -> None:
 
         step = run.step
         everything = np.random.default_rng(settings.seed)
-        if not settings.resume:
-            run.result.random_return = envs.play(lambda seen: (everything.integers(ACTIONS, size=seen.shape[:2]), None))
+        run.result.random_return = envs.play(lambda seen: (everything.integers(ACTIONS, size=seen.shape[:2]), None))
         with run.course(lambda: (table, learner.state())):
             while run.goes_on(step):
                 same_order(UPDATE)
