@@ -55,7 +55,7 @@ _WHERE = "terminated or not truncated"
 
 
 @final
-class ReplayBuffer(ReplayBufferBase):  # type: ignore[misc]  # d3rlpy has no types here
+class ReplayBuffer(ReplayBufferBase):
     """d3rlpy's replay buffer over a table with the columns observation, action and reward.
 
     For one thread at a time. Close it, or use it in a `with` block, if it appends: then it has a writer.
