@@ -184,7 +184,7 @@ class Run:
         """The number of steps at the last `goes_on`, or of the run that is continued."""
         return self.result.steps
 
-    def load(self, storage: relive.SharedMemory | None = None) -> Saved | None:
+    def load(self, storage: relive.SharedMemory | relive.Tiered | None = None) -> Saved | None:
         """Loads table and learner of the run that `--resume` continues. None: this run starts from its beginning.
 
         Without `--resume`, the folder of an earlier run is removed. A table over shards is not loaded here: its

@@ -11,8 +11,7 @@ Environment: Catch of bsuite (Osband et al. 2020), written again here and drawn 
 7 kB and the table outgrows `--ram` after a few thousand steps. `facts` tells how many pages went to the disk, how many
 bytes were read, and how often the learner had to wait for the disk.
 
-Deviations from DQN: the network sees the image averaged to 12 x 12 cells. A tiered table cannot be saved, so a run
-saves its learner alone: `--resume` continues with the learner and an empty table.
+Deviations from DQN: the network sees the image averaged to 12 x 12 cells.
 """
 
 from __future__ import annotations
@@ -114,7 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     """Runs the example and returns its result."""
     settings = frame.parse(Settings, arguments, __doc__)
     run = frame.Run("tiers", settings)
-    saved = run.load()
+    temporary = tempfile.TemporaryDirectory()
+    storage = relive.Tiered(settings.directory or temporary.name, settings.ram)
+    saved = run.load(storage)
     network = Network(settings.hidden)
     optimizer = torch.optim.Adam(network.parameters(), settings.learning_rate)
     parts = {"network": network, "target": deepcopy(network), "optimizer": optimizer}
@@ -131,32 +132,32 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     index = relive.Index(relive.Transitions(gamma=settings.gamma), limiter=relive.MinSize(settings.min_size))
     run.result.random_return = frame.random_return(Catch, 100)
     rng = np.random.default_rng([settings.seed, run.step])
-    with tempfile.TemporaryDirectory() as temporary:
-        storage = relive.Tiered(settings.directory or temporary, settings.ram)
-        with relive.Table(spec, settings.capacity, index, storage=storage, max_lanes=8, seed=settings.seed) as table:
-            recorded, step = record(envs, table), run.step
-            observations, _ = recorded.reset(seed=settings.seed + run.step)
-            with (
-                run.course(lambda: (None, {name: part.state_dict() for name, part in parts.items()})),
-                table.batches(settings.batch_size, prefetch=settings.prefetch) as batches,
-            ):
-                while run.goes_on(step):
-                    explores = rng.random(settings.num_envs) < settings.epsilon
-                    actions = np.where(explores, rng.integers(3, size=settings.num_envs), greedy(observations))
-                    observations, *_ = recorded.step(actions)
-                    step += settings.num_envs
-                    if table.num_items() >= settings.min_size and step % settings.steps_per_update == 0:
-                        run.log(loss=update(parts, next(batches), settings))
-                    if run.evaluation_is_due(step):
-                        run.evaluated(frame.evaluate(greedy, Catch, settings.eval_episodes))
-                tiers = table.stats().tiers
-                assert tiers is not None
-                run.result.facts |= {
-                    "bytes_written": tiers.bytes_written,
-                    "bytes_read": tiers.bytes_read,
-                    "late_batches": tiers.late_batches,
-                }
-            recorded.close()
+    options = {"storage": storage, "max_lanes": 8, "seed": settings.seed}
+    with saved.table if saved else relive.Table(spec, settings.capacity, index, **options) as table:
+        recorded, step = record(envs, table), run.step
+        observations, _ = recorded.reset(seed=settings.seed + run.step)
+        with (
+            run.course(lambda: (table, {name: part.state_dict() for name, part in parts.items()})),
+            table.batches(settings.batch_size, prefetch=settings.prefetch) as batches,
+        ):
+            while run.goes_on(step):
+                explores = rng.random(settings.num_envs) < settings.epsilon
+                actions = np.where(explores, rng.integers(3, size=settings.num_envs), greedy(observations))
+                observations, *_ = recorded.step(actions)
+                step += settings.num_envs
+                if table.num_items() >= settings.min_size and step % settings.steps_per_update == 0:
+                    run.log(loss=update(parts, next(batches), settings))
+                if run.evaluation_is_due(step):
+                    run.evaluated(frame.evaluate(greedy, Catch, settings.eval_episodes))
+            tiers = table.stats().tiers
+            assert tiers is not None
+            run.result.facts |= {
+                "bytes_written": tiers.bytes_written,
+                "bytes_read": tiers.bytes_read,
+                "late_batches": tiers.late_batches,
+            }
+        recorded.close()
+    temporary.cleanup()
     print(f"tiers: {tiers.bytes_written / 1e6:.0f} MB written to the disk, {tiers.bytes_read / 1e6:.0f} MB read")
     return run.result
 

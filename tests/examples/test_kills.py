@@ -38,6 +38,7 @@ def actors_of(pid: int) -> set[int]:
     return {int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_an_actor_and_then_the_learner_are_killed(tmp_path: Path) -> None:
     options = ["--no-bar", "--run-dir", str(tmp_path), "--save-s", "0.5", "--num-actors", "2"]

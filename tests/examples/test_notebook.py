@@ -14,6 +14,7 @@ for _module in ("torch", "gymnasium", "matplotlib"):
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "notebook.ipynb"
 
 
+@pytest.mark.thorough
 def test_every_cell_runs() -> None:
     import matplotlib
 

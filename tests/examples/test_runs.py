@@ -31,7 +31,12 @@ def example(name: str, case: Case) -> ModuleType:
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("qmix", "sac")  # the others run in `make test-all`: all of them take four minutes of a processor
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
+)
 def test_an_example_learns(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     module = example(name, case)

@@ -61,6 +61,7 @@ def check_prompts(folder: Path) -> int:
     return len(told["trained"])
 
 
+@pytest.mark.thorough
 def test_grpo_skips_and_repeats_no_prompt_after_kills(tmp_path: Path) -> None:
     trained = 0
     for resume in ("", " --resume"):
@@ -82,6 +83,7 @@ def test_grpo_skips_and_repeats_no_prompt_after_kills(tmp_path: Path) -> None:
         assert check_prompts(tmp_path) >= wanted
 
 
+@pytest.mark.thorough
 def test_ranks_end_together_and_continue_after_a_kill_and_save_at_ctrl_c(tmp_path: Path) -> None:
     program = started("decision_transformer", tmp_path, f"{SMALL_DATA} --steps 1000000 --save-s 0.1")
     wait_for_save(program, tmp_path)
