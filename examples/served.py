@@ -6,12 +6,13 @@ Subject: the service of relive. The algorithm is the double DQN of dqn_per.py, w
     actor process:      relive.connect(address)  --record(), Streaming writer-->  the same table
                         remote.parameters.pull(newer_than=version)                the newest network
 
-An actor knows the address and nothing else: it needs no shared memory, and may run on another machine (bind
-`--address grpc://0.0.0.0:7070`, and start `act` there with that address). A killed actor is started again. If the
-server is gone, an actor on another machine gets `ServiceUnavailable`, and ends.
+An actor knows the address and nothing else: it needs no shared memory, and may run on another machine. In a network of
+your own, bind `--address grpc://0.0.0.0:7070 --insecure`, and start `act` there with that address; docs/service.md has
+tokens and TLS for any other network. A killed actor is started again. If the server is gone, an actor on another
+machine gets `ServiceUnavailable`, and ends.
 
 Deviations from dqn_per.py: the actors are processes with a ladder of exploration rates; `SamplesPerInsert` keeps the
-replay ratio over the network: a remote writer waits as a local one does. The service has no encryption and no login.
+replay ratio over the network: a remote writer waits as a local one does.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Settings(dqn_per.Settings):
     """The settings of DQN, and those of the service."""
 
     address: str = "grpc://127.0.0.1:0"  # port 0: a free one
+    insecure: bool = False  # serve every client that reaches the port, on any address
     num_actors: int = 2
     samples_per_insert: float = 32.0
     publish_every: int = 20  # updates
@@ -100,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     run.result.random_return = frame.random_return(make_env)
 
     version, before = 1, run.step - table.stats().appended
-    with service.serve({"replay": table}, settings.address) as server:
+    with service.serve({"replay": table}, settings.address, insecure=settings.insecure) as server:
 
         def publish() -> None:
             arrays = {name: tensor.numpy() for name, tensor in learner.q.state_dict().items()}
