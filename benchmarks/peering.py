@@ -47,11 +47,12 @@ def owned(configs: list[Any], fill: Callable[[Any, int], None], num_steps: int) 
 
 def _own(pipe: Any, number: int, config: Any, fill: Callable[[Any, int], None], num_steps: int) -> None:
     from relive.fleet import ShardOwner
+    from relive.service import Door
 
     with ShardOwner(number, config) as owner:
         with owner.table.writer() as writer:
             fill(writer, num_steps)
-        pipe.send(owner.serve("grpc://127.0.0.1:0"))
+        pipe.send(owner.serve(door=Door(offers=True)))
         pipe.poll(None)
 
 

@@ -25,6 +25,7 @@ def own(name: str, load: str) -> None:
     """Owns and serves a full shard until standard input ends."""
     import relive
     from relive.fleet import ShardOwner
+    from relive.service import Door
 
     length, floats, num_steps, _ = trajectories.LOADS[load]
     spec = relive.StepSpec({"values": relive.ArraySpec((floats,), "float32")})
@@ -36,7 +37,7 @@ def own(name: str, load: str) -> None:
         with owner.table.writer() as writer:
             for episode in values:
                 writer.extend(values=episode, truncated=True)
-        print(owner.serve(f"grpc://{trajectories.OTHER_NODE}:0"), flush=True)
+        print(owner.serve(f"grpc://{trajectories.OTHER_NODE}:0", door=Door(insecure=True, offers=True)), flush=True)
         sys.stdin.read()
 
 

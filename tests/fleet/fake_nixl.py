@@ -18,6 +18,7 @@ from relive.fleet.onesided.nixl_agent import Agent
 from relive.fleet.onesided.peer import PeerShard
 from relive.fleet.onesided.peer_layout import PeerLayout
 from relive.fleet.onesided.rows import OneSidedReader
+from relive.service import Door
 from relive.service.server.shard_session import layout_of
 
 __all__ = ["FakeNixl", "Pair"]
@@ -158,7 +159,7 @@ class Pair:
     def served(self, config: relive.TableConfig, must: bool) -> Iterator[tuple[ShardOwner, PeerShard]]:
         """Another shard, whose owner serves it, and a handle that reads it by the same fake."""
         with ShardOwner(0, config) as owner:
-            address = owner.serve("grpc://127.0.0.1:0")
+            address = owner.serve(door=Door(offers=True))
             shared = SharedRegion(owner.table.core, lambda: self.agent)
 
             def give() -> Any:

@@ -30,6 +30,8 @@ FLEET_TOML = """
 name = "{name}"
 num_shards = 2
 port = 7300
+insecure = true
+offers = true
 
 [table]
 capacity = 1_000
@@ -99,7 +101,9 @@ def config(
 ) -> Any:
     import relive
     from relive.fleet.ray import FleetConfig
+    from relive.service import Door
 
+    more = {"door": Door(insecure=True, offers=True), **more}  # the nodes are namespaces of this machine
     columns = {"observation": relive.ArraySpec((2,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}
     return FleetConfig(name, num_shards, relive.TableConfig(relive.StepSpec(columns), capacity, index), port, **more)
 

@@ -14,6 +14,7 @@ from processes.asked import Asked, answer_until_closed
 
 import relive
 from relive.fleet import ShardOwner
+from relive.service import Door
 
 __all__ = ["Owners"]
 
@@ -35,7 +36,7 @@ def _answer(owners: dict[str, ShardOwner], what: str, *arguments: Any) -> Any:
         number, config, address, saves, load = arguments
         owner = ShardOwner(number, config, epoch=EPOCH, load=load)
         try:
-            served = owner.serve(address, saves=saves)
+            served = owner.serve(address, saves=saves, door=Door(offers=True))
         except BaseException:
             owner.close()
             raise

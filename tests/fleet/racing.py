@@ -65,6 +65,7 @@ def own(pipe: Any, number: int, name: str, capacity: int, words: int) -> None:
     """Owns a shard, serves it, and writes to it until it is told to end."""
     import relive
     from relive.fleet import ShardOwner
+    from relive.service import Door
 
     spec = relive.StepSpec(
         {"row": relive.ArraySpec((words,), "uint32", kind="state"), "few": relive.ArraySpec((2,), "uint32")}
@@ -82,7 +83,7 @@ def own(pipe: Any, number: int, name: str, capacity: int, words: int) -> None:
             for block in range(capacity // 64):
                 rows, few = blocks[block % num_blocks]
                 writer.extend(row=rows, few=few, truncated=np.arange(64) == 63)
-            pipe.send(owner.serve("grpc://127.0.0.1:0"))
+            pipe.send(owner.serve(door=Door(offers=True)))
             while not pipe.poll():
                 rows, few = blocks[first % num_blocks]
                 writer.extend(row=rows, few=few, truncated=np.arange(64) == 63)

@@ -317,9 +317,9 @@ def test_an_owner_that_works_on_an_answer_is_not_taken_for_silent(linked: Any, m
 
         def slow(session: Any, header: Any, body: Any) -> None:
             time.sleep(3.0)
-            plain(session, header, body)
+            plain.answer(session, header, body)
 
-        monkeypatch.setitem(CallSession._CALLS, "gather", slow)
+        monkeypatch.setitem(CallSession._CALLS, "gather", plain._replace(answer=slow))
         assert table.gather(keys).present.all()
 
 

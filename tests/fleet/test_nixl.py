@@ -30,6 +30,7 @@ from relive.fleet.onesided.nixl import NixlMemory, Offered, SharedRegion
 from relive.fleet.onesided.peer import PeerShard
 from relive.fleet.onesided.peer_layout import PeerLayout
 from relive.fleet.onesided.rows import OneSidedReader
+from relive.service import Door
 from relive.service.server.shard_session import layout_of
 
 pytestmark = needs_shared_memory
@@ -172,7 +173,7 @@ def test_where_nixl_is_not_installed(shm_name: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(nixl_agent, "_agents", [])
     assert not nixl_agent.is_installed()
     with ShardOwner(0, config_of(shm_name())) as owner:
-        address = owner.serve("grpc://127.0.0.1:0")
+        address = owner.serve(door=Door(offers=True))
         with pytest.raises(PeerUnreadable, match="does not offer its memory"):
             attach([address], path="nixl")
         shard = PeerShard(address, 0, 10.0, must=False)
@@ -253,7 +254,7 @@ def test_the_agent_ends_with_the_last_who_uses_it(start: Any, shm_name: Any) -> 
 @needs_nixl
 def test_a_shard_of_this_process_is_mapped(shm_name: Any) -> None:
     with ShardOwner(0, config_of(shm_name())) as owner:
-        address = owner.serve("grpc://127.0.0.1:0")
+        address = owner.serve(door=Door(offers=True))
         with pytest.raises(PeerUnreadable, match="this process"):
             attach([address], path="nixl")
 

@@ -27,6 +27,7 @@ from relive.fleet.onesided import nixl_agent
 from relive.fleet.onesided.nixl import NixlMemory, Offered, SharedRegion, open_memory
 from relive.fleet.onesided.peer import PeerShard
 from relive.fleet.sharded_table import ShardedTable
+from relive.service import Door
 
 pytestmark = needs_shared_memory
 PATIENCE_S = 10.0
@@ -45,7 +46,7 @@ def peers(pair: Pair, owners: list[ShardOwner]) -> Iterator[list[PeerShard]]:
     with ExitStack() as stack:
         shards = []
         for owner in owners:
-            address, region = owner.serve("grpc://127.0.0.1:0"), SharedRegion(owner.table.core, lambda: pair.agent)
+            address, region = owner.serve(door=Door(offers=True)), SharedRegion(owner.table.core, lambda: pair.agent)
             stack.callback(region.close)
 
             def give(region: SharedRegion = region) -> Any:
