@@ -158,6 +158,7 @@ PASSING: Calls = {
     "stats": ("Table.stats", lambda table, writer, keys, name: table.stats()),
     "exponent": ("Table.priority_exponent", lambda table, writer, keys, name: table.priority_exponent()),
     "keys": ("Table.keys", lambda table, writer, keys, name: list(table.keys())),
+    "episodes": ("Table.episodes", lambda table, writer, keys, name: list(table.episodes())),
     "limiter": ("Table.limiter", lambda table, writer, keys, name: table.limiter()),
     "version": ("Table.set_policy_version", lambda table, writer, keys, name: table.set_policy_version(3)),
     "version of a writer": (
@@ -165,6 +166,7 @@ PASSING: Calls = {
         lambda table, writer, keys, name: writer.set_policy_version(4),
     ),
     "gather": ("Table.gather", lambda table, writer, keys, name: table.gather(keys)),
+    "gather_steps": ("Table.gather_steps", lambda table, writer, keys, name: table.gather_steps(keys)),
     # It waits its deadline and leaves the rest to a sweep.
     "close": ("Table.close", lambda table, writer, keys, name: table.close()),
 }
