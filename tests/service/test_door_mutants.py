@@ -95,7 +95,7 @@ def sets_keepalive(place: Place) -> None:
         found = []
         for one in tcp_sockets():
             try:
-                if port in (one.getpeername()[1], one.getsockname()[1]):
+                if port in {name[1] for name in (one.getpeername(), one.getsockname()) if isinstance(name, tuple)}:
                     found.append(one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
             except OSError:
                 continue
