@@ -213,6 +213,27 @@ def test_a_revoked_token_ends_its_streams_and_gives_back(table: relive.Table, tm
         table.writer(num_lanes=100).close()  # all lanes are free
 
 
+def test_a_token_is_revoked_although_no_descriptor_was_left(
+    table: relive.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "tokens.toml")
+    token = add_token(path, "gone", ["read"], ["*"])
+    with serve({"pong": table}, LOOPBACK, tokens=path) as server:
+        cut, tries = server._guard._cut, list[Any]()
+
+        def without_descriptors(peers: Any) -> None:
+            tries.append(peers)
+            if len(tries) < 3:
+                raise OSError(24, "Too many open files")
+            cut(peers)
+
+        monkeypatch.setattr(server._guard, "_cut", without_descriptors)
+        stream = Stream(f"{server.address}/pong", "call", token)
+        stream.hears()
+        remove_token(path, "gone")
+        assert stream.ends() and len(tries) >= 3
+
+
 def _closed(remote: Any) -> None:
     with contextlib.suppress(errors.ReliveError):
         remote.close()
@@ -259,7 +280,9 @@ def test_a_clock_that_is_set_back_revives_no_token(
             Stream(f"{server.address}/pong", "call", token).hears()
 
 
-@pytest.mark.parametrize("content", ["", "[tokens", "[tokens.a]\nsha256 = 3\n", "x = 1", "\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", ["", "[tokens", "[tokens.a]\nsha256 = 3\n", "x = 1", "\xff\xfe", "x = " + "[" * 9_000]
+)
 def test_a_file_that_does_not_parse_changes_nothing(
     served: tuple[Server, dict[str, str], str], content: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -252,12 +252,12 @@ class PrioritizedEpisodeReplayBuffer(_PrioritizedEpisodeReplayBuffer):
         self.sampled_timesteps += number
         steps, mean = len(np.unique(drawn.item_keys)), float(drawn["num_steps"].mean())
         told: dict[str, Any] = {}
-        for who, name in (("agent", DEFAULT_AGENT_ID), ("module", DEFAULT_MODULE_ID)):
-            told[f"{who}_to_num_steps_sampled"] = {name: number}
-            told[f"{who}_to_num_episodes_per_sample"] = {name: steps}
-            told[f"{who}_to_num_steps_per_sample"] = {name: steps}
-            told[f"{who}_to_sampled_n_step"] = {name: mean}
-            told[f"{who}_to_num_resamples"] = {name: 0}
+        for kind, name in (("agent", DEFAULT_AGENT_ID), ("module", DEFAULT_MODULE_ID)):
+            told[f"{kind}_to_num_steps_sampled"] = {name: number}
+            told[f"{kind}_to_num_episodes_per_sample"] = {name: steps}
+            told[f"{kind}_to_num_steps_per_sample"] = {name: steps}
+            told[f"{kind}_to_sampled_n_step"] = {name: mean}
+            told[f"{kind}_to_num_resamples"] = {name: 0}
         self._update_sample_metrics(
             num_env_steps_sampled=number,
             num_episodes_per_sample=steps,
@@ -305,12 +305,12 @@ class PrioritizedEpisodeReplayBuffer(_PrioritizedEpisodeReplayBuffer):
         self._num_timesteps, self._num_timesteps_added, self.sampled_timesteps = state["counts"]
 
 
-def _each(who: str, name: str, new: int, steps: int, evicted: int, gone: int) -> dict[str, dict[str, int]]:
+def _each(kind: str, name: str, new: int, steps: int, evicted: int, gone: int) -> dict[str, dict[str, int]]:
     return {
-        f"{who}_to_num_episodes_added": {name: new},
-        f"{who}_to_num_steps_added": {name: steps},
-        f"{who}_to_num_episodes_evicted": {name: evicted},
-        f"{who}_to_num_steps_evicted": {name: gone},
+        f"{kind}_to_num_episodes_added": {name: new},
+        f"{kind}_to_num_steps_added": {name: steps},
+        f"{kind}_to_num_episodes_evicted": {name: evicted},
+        f"{kind}_to_num_steps_evicted": {name: gone},
     }
 
 

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relive.cli.commands import Commands, add_command, add_commands, at_least, extra_named, new_parser_of, say
+from relive.cli.commands import (
+    Commands,
+    UsageError,
+    add_command,
+    add_commands,
+    at_least,
+    extra_named,
+    new_parser_of,
+    say,
+)
 from relive.core.roles import ROLES
 
 if TYPE_CHECKING:
@@ -53,7 +62,10 @@ def _new(name: str, roles: list[str], tables: list[str] | None, days: float | No
     with extra_named("token", "service"):
         from relive.service.wire.tokens import add_token
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
-    expires = None if days is None else now + datetime.timedelta(days=days)
+    try:
+        expires = None if days is None else now + datetime.timedelta(days=days)
+    except OverflowError:
+        raise UsageError(f"--days {days:g}: expected a day that the calendar has, or no --days") from None
     say(add_token(os.fspath(file), name, roles, tables or ["*"], expires))
 
 

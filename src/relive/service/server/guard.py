@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -218,7 +219,8 @@ class Guard:
             with self._changed:
                 lost = {one.caller.peer for one in self._permits if one.is_lost()}
             if lost:
-                self._cut(lost)
+                with contextlib.suppress(OSError):  # no descriptor is left to find them with: the next look cuts them
+                    self._cut(lost)
 
     def _read_again(self) -> None:
         state = self._state_of_file()

@@ -130,8 +130,12 @@ def keep_alive(one: socket.socket) -> None:
 
 
 def keep_alive_to(peers: frozenset[tuple[str, int]]) -> None:
-    """Sets these options on the connections of this process to one of these peers."""
-    for one in tcp_sockets():
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            if peer_of(one) in peers:
-                keep_alive(one)
+    """Sets these options on the connections of this process to one of these peers.
+
+    Without a descriptor to look with, connections stay as they are.
+    """
+    with contextlib.suppress(OSError):
+        for one in tcp_sockets():
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                if peer_of(one) in peers:
+                    keep_alive(one)

@@ -111,7 +111,7 @@ def read_tokens(path: str) -> tuple[Entry, ...]:
         raise InvalidConfig(f"file of the tokens {path}", "a file that can be read", str(problem.strerror)) from None
     try:
         parts = tomllib.loads(content[:_MOST_BYTES].decode())
-    except ValueError as problem:  # TOML and UTF-8
+    except (ValueError, RecursionError) as problem:  # TOML and UTF-8, and brackets in brackets
         raise InvalidConfig(f"file of the tokens {path}", "TOML", str(problem)[:200]) from None
     refuse_unknown(f"option of {path}", parts, ("tokens",))
     if not isinstance(parts.get("tokens"), dict):
