@@ -48,6 +48,18 @@ def test_the_help_of_a_run_reads_at_80_columns_and_needs_no_extra() -> None:
         assert len(names) > 30 and all(lines[at + 1].startswith("      ") for at in names)
 
 
+def test_a_run_without_an_address_needs_the_extra_train_alone(tmp_path: Path) -> None:
+    """The packages of the other extras are hidden, as `make demo` does not install them."""
+    pytest.importorskip("torch", reason="agents are written in torch")
+    hidden = "import sys\nfor name in ('pyarrow', 'prometheus_client', 'ray', 'triton'): sys.modules[name] = None\n"
+    options = ("limits.max_steps=300", "topology=inline", "update=handwritten", "replay.min_size=64")
+    small = [word for option in options for word in ("--set", option)]
+    command = ["relive", "train", "dqn", "--env", "CartPole-v1", "--run-dir", str(tmp_path / "run"), *small]
+    program = f"{hidden}import relive.cli\nsys.argv = {command!r}\nrelive.cli.main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert "needs" not in done.stderr and (tmp_path / "run" / "result.json").exists(), done.stdout + done.stderr
+
+
 def test_the_options_of_the_help_are_those_of_the_classes() -> None:
     pytest.importorskip("torch", reason="agents are written in torch")
     script = Path(__file__).resolve().parents[2] / "scripts" / "write_options.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import socket
@@ -22,7 +23,6 @@ from relive.agents.agent import Agent, Spaces
 from relive.config.storage import Storage
 from relive.errors import InvalidConfig
 from relive.train.acting.environments import describe
-from relive.train.acting.serving import door_of
 from relive.train.config import TrainConfig
 from relive.train.learners.meeting import HostMeeting
 from relive.train.learners.numerics import threads_of
@@ -242,8 +242,9 @@ def _check_address(config: TrainConfig) -> None:
     """Raises InvalidConfig if another program serves at the address of the run."""
     if config.serving.address is None:
         return
+    serving = importlib.import_module("relive.train.acting.serving")  # needs the extra `service`
     server_address = where_to_serve(config.serving.address)[0]
-    door_of(config.serving).check(server_address)
+    serving.door_of(config.serving).check(server_address)
     where = urlsplit(server_address)
     try:
         family, kind, _, _, place = socket.getaddrinfo(where.hostname, where.port, type=socket.SOCK_STREAM)[0]
