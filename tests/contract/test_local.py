@@ -35,6 +35,7 @@ from contract.tools import MakeTable, Opening, plain_spec, write_steps
 from contract.where import WhereSuite
 from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
+from processes.shm import needs_shared_memory
 from relive import errors
 
 
@@ -166,6 +167,7 @@ def test_a_writer_does_not_pickle() -> None:
             pickle.dumps(writer)
 
 
+@needs_shared_memory
 def test_a_local_table_does_not_pickle(tmp_path: Path, shm_name: Any) -> None:
     """It has no address. Each way out that the error names leads to a pickle, or a folder, that can be loaded."""
     import pickle

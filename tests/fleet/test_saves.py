@@ -65,19 +65,19 @@ def test_the_limiter_over_totals_goes_on_where_it_was(names: tuple[str, str], tm
     with ExitStack() as stack:
         for number, name in enumerate(names):
             stack.enter_context(ShardOwner(number, config_of(name, index)))
-        table = stack.enter_context(attach(names, timeout_s=0.2))
+        table = stack.enter_context(attach(names))
         fill(table, 0, 0, 20)
         fill(table, 1, 0, 20)
         with pytest.raises(errors.DeadlineExceeded):
-            fill(table, 1, 40, 9)  # 42 of 42
+            fill(stack.enter_context(attach(names, timeout_s=0.2)), 1, 40, 9)  # 42 of 42
         inserted = table.stats().indexes["default"].inserted
         table.save(tmp_path / "save")
     with ExitStack() as stack:
         owning(stack, names, tmp_path / "save", index)
-        table = stack.enter_context(attach(names, timeout_s=0.2))
+        table = stack.enter_context(attach(names))
         assert table.stats().indexes["default"].inserted == inserted
         with pytest.raises(errors.DeadlineExceeded):
-            fill(table, 0, 60, 1)
+            fill(stack.enter_context(attach(names, timeout_s=0.2)), 0, 60, 1)
         table.sample(8)
         fill(table, 0, 60, 8)
 

@@ -304,9 +304,11 @@ def test_an_epoch_that_is_none(shm_name: Any) -> None:
 def test_shards_that_do_not_belong_together(shards: Any, shm_name: Any) -> None:
     names = shards(2)
     other_spec, other_index, no_shard = shards(1, relive.Index())[0], shm_name(), shm_name()
-    for wrong in ([names[0], names[0]], [names[1], other_spec], names[0], []):
+    for wrong in ([names[0], names[0]], [names[1], other_spec], names[0], [], None, 3, b"shard"):
         with pytest.raises(errors.InvalidConfig):
-            attach(wrong)
+            attach(wrong)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidConfig, match="exchange"):
+        attach(names, exchange=3)  # type: ignore[arg-type]
     with pytest.raises(errors.NoSuchTable):
         attach([names[0], no_shard])
     with relive.Table.from_config(config_of(other_index, prioritized(limiter=relive.MinSize(7)))):

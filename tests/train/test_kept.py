@@ -270,13 +270,13 @@ def test_an_output_that_fails_costs_no_update(topology: str, tmp_path: Path) -> 
 def test_an_environment_that_hangs_ends_at_the_time_limit(
     side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RELIVE_TEST_WILL", f"hang {side} 150" if side == "acting" else f"hang {side} 3")
+    monkeypatch.setenv("RELIVE_TEST_WILL", f"hang {side} 60" if side == "acting" else f"hang {side} 3")
     for module in (evaluate, inline):
         monkeypatch.setattr(module, "GRACE_S", 0.5)
     with pytest.raises(EnvironmentHangs, match="did not return") as caught:
-        train(small(WILLED, limits__max_steps=10**6, limits__max_minutes=0.03), tmp_path / "run")
+        train(small(WILLED, limits__max_steps=10**6, limits__max_minutes=0.05), tmp_path / "run")
     assert caught.value.what.startswith("the environment of actor" if side == "acting" else "an environment of an eval")
-    assert load_checkpoint(tmp_path / "run")[1].num_steps > 100
+    assert load_checkpoint(tmp_path / "run")[1].num_steps >= 60
 
 
 @pytest.mark.parametrize("topology", ["inline", "actors(2)"])
@@ -336,7 +336,7 @@ def test_a_resumed_run_leaves_no_result_of_an_earlier_session(tmp_path: Path) ->
 
     class Stops(Callback):
         def on_progress(self, now: Snapshot) -> bool:
-            return True
+            return np.float32(now.num_steps) >= 0  # type: ignore[return-value]  # a bool of numpy
 
     stopped = train(small(limits__max_steps=4000), folder, resume=True, callbacks=[Stops()])
     assert stopped.stopped and not result.exists()

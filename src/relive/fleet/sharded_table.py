@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -97,8 +97,11 @@ def attach(
     Blocks:
         For owners at addresses: at most timeout_s, or 10 s if timeout_s is None.
     """
-    if isinstance(names, str):
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
         raise InvalidConfig("names of shards", "a list of names", names)
+    names = list(names)
+    if exchange is not None and not (hasattr(exchange, "world") and hasattr(exchange, "all_gather")):
+        raise InvalidConfig("exchange", "an Exchange, such as TorchExchange(), or None", exchange)
     asked = checked_path(path)
     shards: list[Shard] = []
     try:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import final
 
+import numpy as np
+
 from relive.errors import InvalidConfig
 from relive.train.config import TrainConfig
 from relive.train.watching.checkpoint import CurvePoint
@@ -18,8 +20,8 @@ class Callback:
 
     The thread that called `train` makes all calls, between two updates, so that their time is time of the learner.
 
-    If a method returns True, the run stops as it does at Ctrl-C: a checkpoint is written, `result.stopped` is True, and
-    `train(run_dir=..., resume=True)` goes on. No other value stops it. If a method raises an error, the run ends too:
+    If a method returns True (or numpy's True), the run stops as it does at Ctrl-C: a checkpoint is written,
+    `result.stopped` is True, and `train(run_dir=..., resume=True)` goes on. No other value stops it. If a method raises an error, the run ends too:
     a checkpoint is written, the actors end, no callback is called any more, and `train` raises the error.
     """
 
@@ -101,7 +103,8 @@ class Listeners:
         """Calls `call` with each callback, in their order."""
         try:
             for callback in self._callbacks:
-                if call(callback) is True:
+                answer = call(callback)
+                if isinstance(answer, (bool, np.bool_)) and answer:  # a comparison of numbers of numpy is an np.bool_
                     self.stops = True
         except BaseException:
             self._callbacks = ()  # the run ends, and calls no callback any more
