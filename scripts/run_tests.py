@@ -32,6 +32,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -55,6 +56,8 @@ CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\
 NO_TESTS_COLLECTED = 5
 FATAL = "Fatal Python error"  # what Python says of a signal that ends it, before it says where its threads were
 BESIDE = 5  # niceness of the last two lanes: their tests must still meet their deadlines
+LONGEST_S = 2_400.0  # of a step: one that hangs ends then, with a backtrace of every thread
+GRACE_S = 30.0  # for the backtraces and a core dump of a step that hung
 
 
 @dataclasses.dataclass
@@ -84,6 +87,26 @@ def waited_for(process: subprocess.Popen[str]) -> tuple[int, float]:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, usage.ru_utime + usage.ru_stime
+
+
+def with_children(pid: int) -> list[int]:
+    """The process and all processes below it, as far as Linux lists them."""
+    found = [pid]
+    for parent in found:
+        with contextlib.suppress(OSError):
+            for listed in Path(f"/proc/{parent}/task").glob("*/children"):
+                found += [int(child) for child in listed.read_text().split()]
+    return found
+
+
+def end_all(process: subprocess.Popen[str]) -> None:
+    """Ends a step that hangs: the process shows its threads and dies, and then the processes that it leaves behind."""
+    pids = with_children(process.pid)
+    process.send_signal(signal.SIGABRT)
+    time.sleep(GRACE_S)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def run_command(
@@ -125,6 +148,9 @@ def run_command(
         errors="replace",
     ) as process:
         crashes.allow(process.pid)
+        limit = threading.Timer(LONGEST_S, end_all, [process])
+        limit.daemon = True
+        limit.start()
         assert process.stdout is not None
         for line in process.stdout:
             show(line)
@@ -136,6 +162,7 @@ def run_command(
                 failed, total = (int(number or 0) for number in found.groups())
                 counts = {"passed": total - failed, "failed": failed}
         status, processor_s = waited_for(process)
+        limit.cancel()
     backtraces, native_place = watch.report(status)
     show(backtraces)
     print("".join(shown), end="", flush=True)

@@ -72,6 +72,23 @@ def test_a_step_that_a_signal_ended_says_in_which_frame_it_came(run_tests: Modul
 
 
 @needs_linux
+def test_a_step_that_hangs_ends_with_the_processes_that_it_started(
+    run_tests: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The process below it would keep its output open."""
+    monkeypatch.setattr(run_tests, "LONGEST_S", 1.0)
+    monkeypatch.setattr(run_tests, "GRACE_S", 1.0)
+    below = "import time; time.sleep(250)"
+    program = (
+        "import faulthandler, subprocess, sys; faulthandler.enable(); "
+        f"subprocess.run([sys.executable, '-c', {below!r}])"
+    )
+    outcome = run_tests.run_command("hangs", [sys.executable, "-c", program], folder=tmp_path)
+    assert outcome.failed == 1 and outcome.remark.startswith(f"exit status -{int(signal.SIGABRT)}")
+    assert "subprocess.py" in capfd.readouterr().out and outcome.seconds < 60.0
+
+
+@needs_linux
 def test_a_death_in_a_thread_of_c_prints_a_backtrace_of_every_thread(
     run_tests: ModuleType, crashes: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
