@@ -1,7 +1,8 @@
 """A program: two Ray nodes in a network and a process tree of its own, and what fleets do there, as JSON.
 
-usage: unshare --net --pid --fork --kill-child --mount-proc python on_two_nodes.py PREFIX FOLDER
-PREFIX: of the names of shared memory. FOLDER: for Ray's files, its path short. All that it started ends with it.
+usage: unshare --net --pid --fork --kill-child --mount-proc python on_two_nodes.py PREFIX FOLDER SCENARIO ...
+PREFIX: of the names of shared memory. FOLDER: for Ray's files, its path short. SCENARIO: a function of this file, such
+as `starts`. All that the program started ends with it.
 """
 
 from __future__ import annotations
@@ -42,24 +43,13 @@ action = {{ dtype = "int64" }}
 """
 
 
-def main(prefix: str, folder: str) -> None:
+def main(prefix: str, folder: str, *names: str) -> None:
     raise_loopback()
     os.environ.update({"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"})
     os.environ.pop("RAY_ADDRESS", None)
     told: dict[str, Any] = {}
-    for scenario in (
-        without_a_cluster,
-        starts,
-        from_tasks,
-        killed,
-        kept,
-        refused,
-        incomplete,
-        stopped,
-        reserved,
-        on_the_command_line,
-    ):
-        if scenario is starts:
+    for scenario in (without_a_cluster, *(globals()[name] for name in names)):
+        if told and "RAY_ADDRESS" not in os.environ:
             start_nodes(folder)
             os.environ["RAY_ADDRESS"] = ADDRESS
         begun = time.monotonic()

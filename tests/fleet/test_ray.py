@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the
 
 from relive.fleet.ray import FleetConfig, load_config  # noqa: E402
 
-pytestmark = [needs_shared_memory, pytest.mark.timeout(600)]
+pytestmark = [needs_shared_memory, pytest.mark.timeout(1000)]
 PROGRAM = Path(__file__).with_name("on_two_nodes.py")
 UNSHARE = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
@@ -39,17 +39,16 @@ def why_not() -> str:
     return done.stderr.strip() or "unshare failed" if done.returncode else ""
 
 
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[dict[str, Any]]:
-    """What the program found; it runs once for all tests of this file."""
+@contextmanager
+def found_on_two_nodes(*scenarios: str) -> Iterator[dict[str, Any]]:
+    """What the program found in these scenarios."""
     reason = why_not()
     if reason:
         pytest.skip(f"two Ray nodes need a network namespace of their own, which is not permitted here: {reason}")
     prefix = f"test-ray-{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder:
-        done = subprocess.run(
-            [*UNSHARE, sys.executable, str(PROGRAM), prefix, folder], capture_output=True, text=True, timeout=500
-        )
+        command = [*UNSHARE, sys.executable, str(PROGRAM), prefix, folder, *scenarios]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     try:
         assert done.returncode == 0, done.stderr[-4000:]
         yield json.loads(done.stdout.splitlines()[-1])
@@ -57,6 +56,20 @@ def two_nodes() -> Iterator[dict[str, Any]]:
     finally:
         for path in shared_files(prefix):
             path.unlink()
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[dict[str, Any]]:
+    """The program runs once for the tests that take it."""
+    with found_on_two_nodes("starts", "from_tasks", "killed") as told:
+        yield told
+
+
+@pytest.fixture(scope="module")
+def two_nodes_at_length() -> Iterator[dict[str, Any]]:
+    """The same, for the tests that run before a release."""
+    with found_on_two_nodes("kept", "refused", "incomplete", "stopped", "reserved", "on_the_command_line") as told:
+        yield told
 
 
 def result(two_nodes: dict[str, Any], scenario: str) -> Any:
@@ -96,42 +109,48 @@ def test_a_killed_shard_is_left_out_and_comes_back_with_all_that_was_stored(two_
         assert told[f"acknowledged, {kind}"] and told[f"in order, {kind}"] and told[f"drawn again, {kind}"]
 
 
-def test_a_fleet_that_kept_its_memory_starts_with_it(two_nodes: dict[str, Any]) -> None:
-    told = result(two_nodes, "kept")
+@pytest.mark.thorough
+def test_a_fleet_that_kept_its_memory_starts_with_it(two_nodes_at_length: dict[str, Any]) -> None:
+    told = result(two_nodes_at_length, "kept")
     assert told["other"].startswith("FleetFailed") and "config of the shard" in told["other"]
     assert told["restored"] == [True, True] and told["there"]
 
 
-def test_memory_that_another_owns_is_not_taken(two_nodes: dict[str, Any]) -> None:
-    told = result(two_nodes, "refused")
+@pytest.mark.thorough
+def test_memory_that_another_owns_is_not_taken(two_nodes_at_length: dict[str, Any]) -> None:
+    told = result(two_nodes_at_length, "refused")
     assert told["owned"].startswith("FleetFailed") and "shard 0" in told["owned"] and "NameTaken" in told["owned"]
     assert told["left"] == "[]"
 
 
-def test_a_fleet_without_one_of_its_actors_is_no_smaller_table(two_nodes: dict[str, Any]) -> None:
-    told = result(two_nodes, "incomplete")
+@pytest.mark.thorough
+def test_a_fleet_without_one_of_its_actors_is_no_smaller_table(two_nodes_at_length: dict[str, Any]) -> None:
+    told = result(two_nodes_at_length, "incomplete")
     assert "shard 0" in told["states"][0] and told["states"][1] == "live"
     assert told["connect"].startswith("FleetFailed") and "start it again" in told["connect"]
     assert told["again"] == [True, True]
 
 
-def test_a_fleet_is_stopped_whatever_its_actors_do(two_nodes: dict[str, Any]) -> None:
-    told = result(two_nodes, "stopped")
+@pytest.mark.thorough
+def test_a_fleet_is_stopped_whatever_its_actors_do(two_nodes_at_length: dict[str, Any]) -> None:
+    told = result(two_nodes_at_length, "stopped")
     for how in ("killed", "ended", "hung"):
         assert told[f"{how}, removed"] == [0, [0, 0]], how
     assert told["hung, kept"] == told["killed, kept"] == [2, [20, 0]]
 
 
-def test_a_fleet_that_waits_for_nodes_has_its_name(two_nodes: dict[str, Any]) -> None:
-    told = result(two_nodes, "reserved")
+@pytest.mark.thorough
+def test_a_fleet_that_waits_for_nodes_has_its_name(two_nodes_at_length: dict[str, Any]) -> None:
+    told = result(two_nodes_at_length, "reserved")
     assert told["next to it"].startswith("FleetExists") and told["after a kill"].startswith("FleetExists")
     assert len(told["states"]) == 3 and all("start it again" in state for state in told["states"])
     assert told["connect"].startswith("FleetFailed") and told["again"] == ["live", "live"]
     assert told["refused by ray"].startswith("ClusterFailed") and told["left"].startswith("NoSuchFleet")
 
 
-def test_the_command_line(two_nodes: dict[str, Any]) -> None:
-    told = result(two_nodes, "on_the_command_line")
+@pytest.mark.thorough
+def test_the_command_line(two_nodes_at_length: dict[str, Any]) -> None:
+    told = result(two_nodes_at_length, "on_the_command_line")
     assert told["0 start"][0] == told["2 status"][0] == told["3 stop"][0] == 0
     for lines in (told["0 start"][1], told["2 status"][1]):
         assert [line.split(":")[0] for line in lines] == ["shard 0", "shard 1"]

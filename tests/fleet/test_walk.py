@@ -350,6 +350,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_walk_finds_each_rule_that_is_taken_away(
     subjects: list[Subject], name: str, monkeypatch: pytest.MonkeyPatch

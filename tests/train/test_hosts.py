@@ -462,6 +462,7 @@ def by_torchrun(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_a_run_of_two_hosts_and_its_second_session(tmp_path: Path) -> None:
     small = {name: value for name, value in SMALL.items() if not name.startswith("agent.network")}
     small |= {"topology": f"hosts({HOSTS})", "acting.num_actors": 1, "limits.max_steps": 400, "agent.hidden": 16}

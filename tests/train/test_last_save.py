@@ -48,7 +48,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("topology", ["inline", "actors(2)"])
+@pytest.mark.parametrize("topology", ["inline", pytest.param("actors(2)", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(("reason", "raised"), [("signal", "KeyboardInterrupt"), ("error", "OSError")])
 def test_a_second_signal_before_the_last_save(tmp_path: Path, topology: str, reason: str, raised: str) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

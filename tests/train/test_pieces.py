@@ -257,7 +257,9 @@ def test_a_view_outlives_the_close_of_its_memory() -> None:
 WORDS = ["", "nan", "inf", "-1", "0", "0.5", "1e308", "1" * 40, "none", "true", "x", "1,2"]
 
 
-@pytest.mark.parametrize("agent", list(AGENTS))
+@pytest.mark.parametrize(
+    "agent", [name if name in ("dqn", "sac") else pytest.param(name, marks=pytest.mark.thorough) for name in AGENTS]
+)
 def test_every_value_of_an_option_is_refused_or_kept(agent: str) -> None:
     """A value that is kept is written as JSON, which has neither nan nor infinity, and read back."""
     num_kept, usual = 0, preset(agent, AGENTS[agent].environment)

@@ -82,6 +82,7 @@ def address_of(run: Run) -> str:
     return wait_for(run, r"relive act (grpc://\S+)")[1]
 
 
+@pytest.mark.thorough
 def test_a_run_whose_actors_are_all_elsewhere(tmp_path: Path) -> None:
     """It waits for them, shows them, goes on when one is killed, and tells the others when it has ended."""
     folder = tmp_path / "run"
