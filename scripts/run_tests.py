@@ -9,7 +9,7 @@ Six lanes run at a time, since most tests wait more than they compute:
 - the other Pythons: each environment is made and tested;
 - the C++ tests, and the portable build: its environment and its C++ tests.
 
-The last two lanes run at a lower priority. The first lane alone shows its output as it comes. The others show that of
+The last two lanes run at a slightly lower priority. The first lane alone shows its output as it comes. The others show that of
 each step at its end.
 
 usage: python scripts/run_tests.py [--lint | --quick] [--all] [--others "3.10 3.12 3.13 3.14"]
@@ -55,7 +55,7 @@ COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
 NO_TESTS_COLLECTED = 5
 FATAL = "Fatal Python error"  # what Python says of a signal that ends it, before it says where its threads were
-BESIDE = 5  # niceness of the last two lanes: their tests must still meet their deadlines
+BESIDE = 1  # niceness of the last two lanes: more, and the stress programme waits for their build of the core
 LONGEST_S = 2_400.0  # of a step: one that hangs ends then, with a backtrace of every thread
 GRACE_S = 30.0  # for the backtraces and a core dump of a step that hung
 

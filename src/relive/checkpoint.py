@@ -1,5 +1,7 @@
 """One cut of learner, table and cursor: `save`, `load`, `load_learner`. All of them are in a checkpoint, or none is.
 
+`to_bytes` and `from_bytes` are for the learners of served and sharded tables, whose saves take bytes.
+
     relive.checkpoint.save("runs/one", table=table, learner={"model": model.state_dict()}, cursor=loader)
     one = relive.checkpoint.load("runs/one")  # one.table, one.learner, one.cursor
 
@@ -24,10 +26,10 @@ from relive.saving.trees import tree_from_bytes, tree_to_bytes
 from relive.table.open import load as load_table
 from relive.table.table import Table
 
-__all__ = ["Checkpoint", "Cursor", "load", "load_learner", "save"]
+__all__ = ["Checkpoint", "Cursor", "from_bytes", "load", "load_learner", "save", "to_bytes"]
 
 _LEARNER, _CURSOR = "learner", "cursor"
-_OTHERS = "a served table has remote.save(name, beside={...}), and a table over shards has save(path)"
+_OTHERS = "served and sharded tables have save(..., beside={'learner': relive.checkpoint.to_bytes(state)})"
 
 
 class Cursor(Protocol):
@@ -136,3 +138,22 @@ def load_learner(path: str | os.PathLike[str], number: int | None = None) -> Any
         if _LEARNER not in reader.blob_names():
             return None
         return tree_from_bytes(reader.blob(_LEARNER), os.fspath(path))
+
+
+def to_bytes(learner: Any) -> bytes:
+    """Packs the state of a learner, without pickle: a blob for `beside` of any save.
+
+    Args:
+        learner: A state_dict, or any tree of dicts, lists, numbers, text, arrays and tensors.
+
+    Raises:
+        InvalidConfig: A value is none of these types.
+    """
+    return tree_to_bytes(learner)
+
+
+def from_bytes(data: bytes) -> Any:
+    """Unpacks what to_bytes packed; tensors are on the CPU. Raises DamagedSave."""
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidConfig("state of a learner", "the bytes that relive.checkpoint.to_bytes returned", data)
+    return tree_from_bytes(bytes(data), "bytes of a learner")

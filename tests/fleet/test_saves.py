@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import relive.fleet
 from fleet.saves import cuts, num_saved, owning
 from fleet.tools import config_of, fill
 from relive import errors
+from relive.checkpoint import from_bytes, to_bytes
 from relive.fleet import OtherShards, ShardNotSaved, ShardOwner, attach
 from relive.fleet.saved import ShardsFolder
 
@@ -119,6 +121,44 @@ def test_a_second_save_writes_what_changed(whole: relive.fleet.ShardedTable, tmp
     assert third.number == 3 and cuts(tmp_path, 0) == [2, 3]
     described = relive.fleet.saved(tmp_path)
     assert (described.number, described.numbers, described.num_steps) == (3, (0, 1), 130)
+
+
+def test_bytes_beside_the_shards_come_and_go_with_their_save(
+    whole: relive.fleet.ShardedTable, tmp_path: Path, shm_name: Any
+) -> None:
+    learner = {"model": {"w": np.arange(6.0).reshape(2, 3)}, "num_updates": 7, "name": "dqn"}
+    whole.save(tmp_path, {"learner": to_bytes(learner), "none": b""}, keep=2)
+    first = relive.fleet.saved(tmp_path)
+    assert first.beside == ("learner", "none") and first.blob("none") == b""
+    back = from_bytes(pickle.loads(pickle.dumps(first)).blob("learner"))
+    assert (back["model"]["w"] == learner["model"]["w"]).all() and back["num_updates"] == 7
+    with pytest.raises(errors.InvalidConfig, match="learner"):
+        first.blob("other")
+    (tmp_path / "beside" / "2").mkdir()  # of a saver that died before its commit
+    (tmp_path / "beside" / "2" / "learner").write_bytes(b"half")
+    whole.save(tmp_path, beside={"learner": b"second"}, keep=2)
+    assert relive.fleet.saved(tmp_path).blob("learner") == b"second" and first.blob("none") == b""
+    whole.save(tmp_path)
+    assert relive.fleet.saved(tmp_path).beside == () and list((tmp_path / "beside").iterdir()) == []
+    with pytest.raises(errors.NoSuchSave):
+        first.blob("learner")
+    assert num_saved(tmp_path, shm_name) == (60, 40)
+
+
+def test_damaged_bytes_beside_the_shards_are_found(whole: relive.fleet.ShardedTable, tmp_path: Path) -> None:
+    whole.save(tmp_path, beside={"learner": b"0123456789"})
+    path, saved = tmp_path / "beside" / "1" / "learner", relive.fleet.saved(tmp_path)
+    for wrong in (b"0123456780", b"012345678", b"01234567890"):
+        path.write_bytes(wrong)
+        with pytest.raises(errors.DamagedSave, match="beside/1/learner"):
+            saved.blob("learner")
+    for beside in ({"a/b": b""}, {"a": 3}, [], {3: b""}):
+        with pytest.raises(errors.InvalidConfig):
+            whole.save(tmp_path, beside)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidConfig, match="bytes"):
+        from_bytes("text")  # type: ignore[arg-type]
+    with pytest.raises(errors.DamagedSave):
+        from_bytes(b"012345678901234567890")
 
 
 def test_a_folder_can_be_moved(whole: relive.fleet.ShardedTable, tmp_path: Path, shm_name: Any) -> None:

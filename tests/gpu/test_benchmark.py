@@ -16,6 +16,7 @@ WAYS = ["zero-copy", "pinned copy", "gather, then copy", "table in device memory
 KINDS = ["transitions", "Atari stacks", "windows"]
 
 
+@pytest.mark.thorough
 def test_it_measures_every_way_and_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.gpu.device import SMALL
 

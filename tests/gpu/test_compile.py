@@ -18,7 +18,10 @@ KERNELS = {"note_words", "resolve", "recheck", "copy_columns", "chain_swaps", "d
 KERNELS |= {"resolve_across", "fill_rows", "fill_versions", "copy_words"}
 
 
-@pytest.fixture(scope="module", params=[pytest.param(80, marks=pytest.mark.thorough), 90])
+pytestmark = pytest.mark.thorough  # a minute of processor, for what changes with the kernels and with Triton alone
+
+
+@pytest.fixture(scope="module", params=[80, 90])
 def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Compiled for one architecture, in a process without the interpreter, from an empty cache."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -128,7 +128,9 @@ def test_steps_are_those_that_the_table_counts(tmp_path: Path) -> None:
     assert load_checkpoint(folder)[1].num_steps == table_of(folder)[0]
 
 
-@pytest.mark.parametrize("mode", ["always", "end", "never"])
+@pytest.mark.parametrize(
+    "mode", ["always", *(pytest.param(mode, marks=pytest.mark.thorough) for mode in ("end", "never"))]
+)
 def test_the_files_of_each_choice(mode: str, tmp_path: Path) -> None:
     folder, noting = tmp_path / "run", Noting()
     train(small(checkpoint__table=mode, limits__max_steps=6_000), folder, callbacks=[noting])
@@ -286,6 +288,7 @@ def test_a_disk_without_room_for_the_last_save_keeps_the_learner(
     assert last.num_updates > again.num_updates
 
 
+@pytest.mark.thorough
 def test_a_periodic_checkpoint_that_cannot_be_written_at_all_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +334,7 @@ class Slow:
         monkeypatch.setattr(DiskFiles, "append", appended)
 
 
+@pytest.mark.thorough
 def test_the_learner_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, waits = Slow(monkeypatch, 0.3), []
     look = saves.Checkpoints.look

@@ -171,6 +171,7 @@ def streams_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if int(path.name) < 2**30}
 
 
+@pytest.mark.thorough
 def test_a_topology_does_not_change_the_streams_of_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +236,7 @@ def test_an_inline_run_is_the_same_each_time(tmp_path: Path) -> None:
         assert torch.equal(one, other), name
 
 
+@pytest.mark.thorough
 def test_several_learners_have_no_actors_beside_them_where_that_is_asked_for(tmp_path: Path) -> None:
     """The first of them steps the environments, whose streams are those of actor processes."""
     names: set[str] = set()
@@ -297,7 +299,7 @@ def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
         pytest.param("learners(2, async)", "learner", marks=pytest.mark.thorough),
         ("central(8, 200)", "inference"),
         pytest.param("double", "inference", marks=pytest.mark.thorough),
-        ("double", "actor"),
+        pytest.param("double", "actor", marks=pytest.mark.thorough),
     ],
 )
 def test_a_run_outlives_a_killed_process(topology: str, victim: str, tmp_path: Path) -> None:

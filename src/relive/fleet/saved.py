@@ -1,26 +1,30 @@
 """The folder of a save of several shards: the one file CURRENT that commits all of them.
 
 relive-shards.json   the format, its lowest reader version, the id of the folder
-CURRENT              the kept saves, the newest first: for each shard the folder and the name of its cut
+CURRENT              the kept saves, the newest first: for each shard the folder and the name of its cut; the blobs
+beside/N/NAME        bytes that the caller gave with save N
 shards/N             the save of shard N, unless its owner is another host's: it is then below the owner's folder
 lock                 locked by the saver
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from relive.checks.values import folder_path
 from relive.core.closing import Closing
-from relive.errors import DamagedSave, InvalidConfig, NoSuchSave
+from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, SystemFailure
 from relive.fleet.draws.placement import MAX_SHARDS
+from relive.saving.blobs import BESIDE, described, read_blob, remove_blobs, write_blobs
 from relive.saving.copying import SaveFacts
 from relive.saving.current import CURRENT, FOLDER, OF_SHARDS, id_in, line_of, read_line, told_by_current
 from relive.saving.disk_files import DiskFiles
+from relive.saving.files import is_no_file
 from relive.saving.named import is_visible_name
 
 __all__ = ["MOST_KEPT", "SavedShard", "SavedShards", "ShardsFolder", "saved"]
@@ -62,11 +66,45 @@ class SavedShards:
         path: The folder.
         number: The number of the save in the folder.
         shards: The part of each shard, by number.
+        beside: Names of the blobs that were saved beside the shards; `blob` reads one.
     """
 
     path: str
     number: int
     shards: tuple[SavedShard, ...]
+    _blobs: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)  # lengths and CRC-32Cs
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        return tuple(self._blobs)
+
+    def blob(self, name: str) -> bytes:
+        """Reads a blob.
+
+        Raises:
+            InvalidConfig: The save has no blob of this name.
+            NoSuchSave: The folder keeps this save no more.
+            DamagedSave: The blob is damaged.
+            StorageFull: It does not fit into memory.
+        """
+        if name not in self._blobs:
+            raise InvalidConfig("name of a blob", f"one of {list(self._blobs)}", name)
+        shown = f"{BESIDE}/{self.number}/{name}"
+        files = DiskFiles(self.path, makes=False)
+        try:
+            handle = files.open(BESIDE, str(self.number), name)
+            try:
+                return read_blob(files, handle, self.path, shown, self._blobs[name])
+            finally:
+                files.close_handle(handle)
+        except FileNotFoundError:
+            raise NoSuchSave(self.path) from None
+        except SystemFailure as error:
+            if not is_no_file(error):
+                raise
+            raise DamagedSave(self.path, shown, "a file", "none") from error
+        finally:
+            files.close()
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -133,12 +171,18 @@ class ShardsFolder(Closing):
             self._put(OF_SHARDS, told)
         self._id = _id_of(files, self.path)
         files.make_folder("shards")
+        files.make_folder(BESIDE)
         files.remove(f"{CURRENT}.new")
         files.sync_folder()  # a saver that died may have renamed CURRENT and not synced the name
         try:
             self._kept = _kept(files, self.path, self._id)
         except NoSuchSave:
             self._kept = []
+        self._remove_blobs()
+
+    def _remove_blobs(self) -> None:
+        """Removes the blobs of saves that are not kept: also those of a saver that died."""
+        remove_blobs(self._files, {save.number for save in self._kept})
 
     def _put(self, name: str, value: Mapping[str, Any]) -> None:
         """Writes a small file, syncs it, and puts it in the place of the one before."""
@@ -169,11 +213,12 @@ class ShardsFolder(Closing):
         saves = [*self._kept, *([] if self._committing is None else [self._committing])]
         return frozenset(one.cut_number for save in saves for one in save.shards if one.number == shard)
 
-    def commit(self, facts: Mapping[int, SaveFacts], keep: int) -> SavedShards:
+    def commit(self, facts: Mapping[int, SaveFacts], beside: Mapping[str, bytes], keep: int) -> SavedShards:
         """Makes these cuts the newest save of all shards, by one rename.
 
         Args:
             facts: The facts of each shard's save, by number.
+            beside: Blobs by name.
             keep: The number of saves that stay.
         """
         number = max((save.number for save in self._kept), default=0) + 1
@@ -181,11 +226,16 @@ class ShardsFolder(Closing):
             SavedShard(at, one.path, one.cut, one.number, one.num_steps, one.path == self.place_of(at))
             for at, one in sorted(facts.items())
         )
-        kept = [SavedShards(self.path, number, shards), *self._kept][:keep]
+        write_blobs(self._files, number, beside)
+        told = {name: (length, sum_) for name, (length, sum_) in described(beside).items()}
+        kept = [SavedShards(self.path, number, shards, told), *self._kept][:keep]
+        self._files.sync_folder(BESIDE)
         self._files.sync_folder("shards")
         self._committing = kept[0]
         self._put(CURRENT, {"folder": self._id, "saves": [_to_list(save) for save in kept]})
         self._kept, self._committing = kept, None
+        with contextlib.suppress(SystemFailure):  # the next save removes them
+            self._remove_blobs()
         return kept[0]
 
     def close(self) -> None:
@@ -209,7 +259,7 @@ def _kept(files: DiskFiles, path: str, folder: str) -> list[SavedShards]:
     told = told_by_current(files, path, folder)
     try:
         saves = [_from_list(path, one) for one in told["saves"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedSave(path, CURRENT, "a list of saves", str(error)) from error
     if not 1 <= len(saves) <= MOST_KEPT:
         raise DamagedSave(path, CURRENT, f"1 to {MOST_KEPT} saves", len(saves))
@@ -220,12 +270,12 @@ def _to_list(save: SavedShards) -> list[Any]:
     shards = [
         [one.number, None if one.is_here else one.path, one.cut, one.cut_number, one.num_steps] for one in save.shards
     ]
-    return [save.number, shards]
+    return [save.number, shards, {name: list(told) for name, told in save._blobs.items()}]
 
 
 def _from_list(path: str, value: Any) -> SavedShards:
     """Returns a save. A folder that lies below the folder of all shards is found where that folder is now."""
-    number, told = value
+    number, told, *more = value
     shards = []
     for at, place, cut, cut_number, num_steps in told:
         _check_whole(at, MAX_SHARDS)
@@ -238,7 +288,11 @@ def _from_list(path: str, value: Any) -> SavedShards:
     numbers = [one.number for one in shards]
     if not numbers or numbers != sorted(set(numbers)):
         raise ValueError(f"the shards {_shown(numbers)}")
-    return SavedShards(path, _check_whole(number, _MOST_NUMBER), tuple(shards))
+    blobs = {
+        str(name): (_check_whole(length, 2**62), _check_whole(sum_, 2**32))
+        for name, (length, sum_) in (more[0] if more else {}).items()
+    }
+    return SavedShards(path, _check_whole(number, _MOST_NUMBER), tuple(shards), blobs)
 
 
 def _shown(numbers: Sequence[int]) -> str:

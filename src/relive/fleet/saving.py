@@ -48,7 +48,9 @@ class ShardsSaveFacts:
         return sum(facts.num_bytes for facts in self.shards.values())
 
 
-def save_shards(shards: Shards, path: str, keep: int, timeout_s: float) -> ShardsSaveFacts:
+def save_shards(
+    shards: Shards, path: str, beside: Mapping[str, bytes], keep: int, timeout_s: float
+) -> ShardsSaveFacts:
     """Saves all shards. ShardedTable.save lists the arguments and the errors."""
     began = time.monotonic()
     with ShardsFolder(path) as folder:
@@ -61,7 +63,7 @@ def save_shards(shards: Shards, path: str, keep: int, timeout_s: float) -> Shard
                 asked = AskedSave(folder.place_of(shard.number), folder.name, folder.staying(shard.number), timeout_s)
                 parts[shard.number] = shard.begin_save(asked)
             facts = {number: _facts_of(part, began, timeout_s) for number, part in parts.items()}
-            committed = folder.commit(facts, keep)
+            committed = folder.commit(facts, beside, keep)
         except BaseException:
             _give_up(parts, folder)
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -27,13 +27,13 @@ from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore
 from relive.fleet.mapped import MappedShard
 from relive.fleet.opened import checked_path, is_address, mapped_shard, shard_at
-from relive.fleet.saved import MOST_KEPT
 from relive.fleet.saving import ShardsSaveFacts, save_shards
 from relive.fleet.shards import Shard, Shards
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
 from relive.reading.holds import BatchSource, HeldDraw, Taken
+from relive.saving.saving import checked
 from relive.table.handle import TableHandle
 from relive.table.table import Table
 from relive.writing.writer import Writer
@@ -223,7 +223,13 @@ class ShardedTable(TableHandle):
     # ---- saving ----------------------------------------------------------------------------------------------------
 
     @names_arguments
-    def save(self, path: str | os.PathLike[str], keep: int = 1, timeout_s: float | None = None) -> ShardsSaveFacts:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        beside: Mapping[str, bytes] | None = None,
+        keep: int = 1,
+        timeout_s: float | None = None,
+    ) -> ShardsSaveFacts:
         """Saves all shards. ShardOwner(load=path) makes each shard again. One rename commits all shards together.
 
         Each shard is saved as it is at one moment of this call, and the moments of two shards differ. This process
@@ -233,6 +239,8 @@ class ShardedTable(TableHandle):
 
         Args:
             path: Folder of the save. It is made if it is not there.
+            beside: Blobs to keep with the shards, by name: a model, a configuration. The same rename commits them.
+                relive.fleet.saved(path).blob(name) reads one.
             keep: Number of saves that the folder keeps, this one included.
             timeout_s: Deadline in seconds of the whole call; None: the handle's default. The save is cancelled then,
                 and also if Ctrl-C interrupts the call.
@@ -253,13 +261,13 @@ class ShardedTable(TableHandle):
 
         Blocks: until all shards are on disk.
         """
-        kept = integer("keep", keep, 1, MOST_KEPT)
+        blobs, kept = checked(beside, keep)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         if self.closed:
             raise TableClosed()
         if self._fleet.read_only:
             raise ReadOnly()
-        return save_shards(self._fleet.shards, folder_path("path of a save", path), kept, seconds)
+        return save_shards(self._fleet.shards, folder_path("path of a save", path), blobs, kept, seconds)
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive import _core
 from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, StorageFull, SystemFailure
+from relive.saving.blobs import NUMBER, described, remove_blobs, write_blobs
 from relive.saving.current import CURRENT, FOLDER, FORMAT, KeptCut, line_of, read_current, read_folder
 from relive.saving.cut_file import Section, write_cut
 from relive.saving.disk_files import DiskFiles
@@ -33,8 +32,6 @@ from relive.saving.reader import IMAGE, MOST_SEGMENTS, CutReader, bytes_of_json
 __all__ = ["DOOR", "IMAGE", "CommittedCut", "SaveFolder", "Segment", "remove_all"]
 
 DOOR = "door"
-
-_NUMBER = re.compile("0|[1-9][0-9]*", re.ASCII)
 
 
 @final
@@ -259,7 +256,7 @@ class SaveFolder:
         told = {
             **facts,
             "cut": name,
-            "beside": {blob: [len(data), _core.crc32c(data)] for blob, data in beside.items()},
+            "beside": described(beside),
         }
         whole = [("facts", 0, bytes_of_json(told)), ("images", 0, images.view(np.uint8).reshape(-1)), *sections]
         handle = files.create("cuts", f"{number}.cut")
@@ -268,25 +265,11 @@ class SaveFolder:
             files.sync(handle)
         finally:
             files.close_handle(handle)
-        if beside:
-            files.make_folder("beside", str(number))
-        for blob, data in beside.items():
-            num_bytes += self._write_blob(number, blob, data)
-        if beside:
-            files.sync_folder("beside", str(number))
+        num_bytes += write_blobs(files, number, beside)
         for folder in ("segments", "cuts", "beside"):
             files.sync_folder(folder)
         files.sync_folder()
         return num_bytes
-
-    def _write_blob(self, number: int, blob: str, data: bytes) -> int:
-        handle = self._files.create("beside", str(number), blob)
-        try:
-            self._files.append(handle, memoryview(data), 0)
-            self._files.sync(handle)
-        finally:
-            self._files.close_handle(handle)
-        return len(data)
 
     def _remove_unnamed(self) -> None:
         """Removes files of saves that are not kept, each by its own name. A name that no save has given stays."""
@@ -296,16 +279,12 @@ class SaveFolder:
         cuts = {cut.number for cut in self._kept}
         segments = {number for cut in self._kept for number in cut.segments}
         for name in files.names("segments"):
-            if name.endswith(".pages") and _NUMBER.fullmatch(name[:-6]) and int(name[:-6]) not in segments:
+            if name.endswith(".pages") and NUMBER.fullmatch(name[:-6]) and int(name[:-6]) not in segments:
                 files.remove("segments", name)
         for name in files.names("cuts"):
-            if name.endswith(".cut") and _NUMBER.fullmatch(name[:-4]) and int(name[:-4]) not in cuts:
+            if name.endswith(".cut") and NUMBER.fullmatch(name[:-4]) and int(name[:-4]) not in cuts:
                 files.remove("cuts", name)
-        for name in files.names("beside"):
-            if _NUMBER.fullmatch(name) and int(name) not in cuts:
-                for blob in files.names("beside", name):
-                    files.remove("beside", name, blob)
-                files.remove_folder("beside", name)
+        remove_blobs(files, cuts)
 
     def _remove_failed(self) -> None:
         """Removes the files of a save that failed, as far as the system lets it; the next save removes the rest."""
@@ -335,13 +314,10 @@ def remove_all(path: str) -> None:
     files = DiskFiles(path, makes=False)
     try:
         files.remove(CURRENT)
-        for name in files.names("beside"):
-            for blob in files.names("beside", name) if _NUMBER.fullmatch(name) else []:
-                files.remove("beside", name, blob)
-            files.remove_folder("beside", name)
+        remove_blobs(files, ())
         for folder, end in (("cuts", ".cut"), ("segments", ".pages")):
             for name in files.names(folder):
-                if name.endswith(end) and _NUMBER.fullmatch(name[: -len(end)]):
+                if name.endswith(end) and NUMBER.fullmatch(name[: -len(end)]):
                     files.remove(folder, name)
         for folder in ("beside", "cuts", "segments"):
             files.remove_folder(folder)

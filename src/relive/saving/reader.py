@@ -10,8 +10,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive import _core
 from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, SystemFailure
+from relive.saving.blobs import BESIDE, read_blob
 from relive.saving.current import read_current, read_folder
 from relive.saving.cut_file import SectionPlace, read_section, read_table
 from relive.saving.disk_files import DiskFiles
@@ -235,19 +235,10 @@ class CutReader:
             self._files.close_handle(handle)
 
     def _open_blob(self, name: str) -> int:
-        return self._open("beside", str(self.number), name)
+        return self._open(BESIDE, str(self.number), name)
 
     def _blob_in(self, handle: int, name: str, told: int, sum_: int) -> bytes:
-        shown = f"beside/{self.number}/{name}"
-        size = self._files.size(handle)
-        if size != told:
-            raise DamagedSave(self.path, f"the length of {shown}", told, size)
-        with memory_for(2 * size):  # the bytes and their copy
-            data = bytearray(size)
-            self._files.read(handle, 0, memoryview(data))
-            if _core.crc32c(data) != sum_:
-                raise DamagedSave(self.path, shown, "its checksum", "another")
-            return bytes(data)
+        return read_blob(self._files, handle, self.path, f"{BESIDE}/{self.number}/{name}", (told, sum_))
 
     def close(self) -> None:
         """Closes the files of the cut, not those of the folder. Closing twice is harmless."""
