@@ -9,8 +9,8 @@ Six lanes run at a time, since most tests wait more than they compute:
 - the other Pythons: each environment is made and tested;
 - the C++ tests, and the portable build: its environment and its C++ tests.
 
-The last two lanes run at a slightly lower priority. The first lane alone shows its output as it comes. The others show that of
-each step at its end.
+The last two lanes run at a slightly lower priority. The first lane alone shows its output as it comes. The others show
+that of each step at its end.
 
 usage: python scripts/run_tests.py [--lint | --quick] [--all] [--others "3.10 3.12 3.13 3.14"]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes.shm import needs_shared_memory
 
 import relive
 from contract.bad_config import BadConfigSuite
@@ -35,7 +36,6 @@ from contract.tools import MakeTable, Opening, plain_spec, write_steps
 from contract.where import WhereSuite
 from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
-from processes.shm import needs_shared_memory
 from relive import errors
 
 

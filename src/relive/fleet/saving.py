@@ -48,9 +48,7 @@ class ShardsSaveFacts:
         return sum(facts.num_bytes for facts in self.shards.values())
 
 
-def save_shards(
-    shards: Shards, path: str, beside: Mapping[str, bytes], keep: int, timeout_s: float
-) -> ShardsSaveFacts:
+def save_shards(shards: Shards, path: str, beside: Mapping[str, bytes], keep: int, timeout_s: float) -> ShardsSaveFacts:
     """Saves all shards. ShardedTable.save lists the arguments and the errors."""
     began = time.monotonic()
     with ShardsFolder(path) as folder:

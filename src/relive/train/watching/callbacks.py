@@ -21,8 +21,9 @@ class Callback:
     The thread that called `train` makes all calls, between two updates, so that their time is time of the learner.
 
     If a method returns True (or numpy's True), the run stops as it does at Ctrl-C: a checkpoint is written,
-    `result.stopped` is True, and `train(run_dir=..., resume=True)` goes on. No other value stops it. If a method raises an error, the run ends too:
-    a checkpoint is written, the actors end, no callback is called any more, and `train` raises the error.
+    `result.stopped` is True, and `train(run_dir=..., resume=True)` goes on. No other value stops it. If a method raises
+    an error, the run ends too: a checkpoint is written, the actors end, no callback is called any more, and `train`
+    raises the error.
     """
 
     def on_start(self, config: TrainConfig, run_dir: Path) -> None:
