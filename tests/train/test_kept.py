@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,16 @@ def snapshot(num_steps: int) -> Snapshot:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_directory_that_goes_is_one_error_of_tensorboard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its own thread meets the error first, and shows no traceback beside that of the run."""
+    folder, hook = tmp_path / "run", threading.excepthook
+    with pytest.raises(FileNotFoundError), ProgressReporter(Console(quiet=True), "title", folder) as reporter:
+        shutil.rmtree(folder)
+        reporter.options({"agent.gamma": 0.9})
+        reporter._writer.flush()
+    assert "Traceback" not in capfd.readouterr().err and threading.excepthook is hook
+
+
 def test_a_changed_bit_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     state = {"weights": torch.randn(300, generator=generator), "moments": torch.randn(300, generator=generator)}
@@ -274,7 +286,7 @@ def test_an_environment_that_hangs_ends_at_the_time_limit(
     for module in (evaluate, inline):
         monkeypatch.setattr(module, "GRACE_S", 0.5)
     with pytest.raises(EnvironmentHangs, match="did not return") as caught:
-        train(small(WILLED, limits__max_steps=10**6, limits__max_minutes=0.05), tmp_path / "run")
+        train(small(WILLED, limits__max_steps=10**6, limits__max_minutes=0.1), tmp_path / "run")
     assert caught.value.what.startswith("the environment of actor" if side == "acting" else "an environment of an eval")
     assert load_checkpoint(tmp_path / "run")[1].num_steps >= 60
 

@@ -59,6 +59,7 @@ _REWARD: Key = ("next", "reward")
 _ENDS = ("terminated", "truncated", "done")
 _BITS = "ends"  # the column with the ends as they were given, one bit for each of _ENDS
 _ADDED = ("index", "priority_weight")  # by a buffer, in a tensordict that it sampled
+_COLUMNS = "torchrl_columns"  # the blob beside a save: which column has which leaf
 
 
 class ReliveStorage(LazyTensorStorage):
@@ -302,14 +303,21 @@ class ReliveStorage(LazyTensorStorage):
     def dumps(self, path: Any) -> None:
         """Saves the table and its columns into a folder."""
         if self.table is not None:
-            self.table.save(Path(path) / "table")
-            (Path(path) / "columns.json").write_text(json.dumps(self._told()))
+            self.table.save(Path(path) / "table", beside={_COLUMNS: json.dumps(self._told()).encode()})
 
     def loads(self, path: Any) -> None:
-        """Reads a folder that dumps wrote. Open episodes are truncated."""
-        file = Path(path) / "columns.json"
-        if file.exists():
-            self._take(load(Path(path) / "table", self._where), json.loads(file.read_text()))
+        """Reads a folder that dumps wrote. Open episodes are truncated. An empty storage has left no table there."""
+        folder = Path(path) / "table"
+        if not folder.exists():
+            return
+        table = load(folder, self._where)
+        try:
+            assert table.loaded is not None
+            told = json.loads(table.loaded.beside[_COLUMNS])
+        except KeyError:
+            table.close()
+            raise InvalidConfig("folder to load", "one that ReliveStorage.dumps wrote", str(path)) from None
+        self._take(table, told)
 
     def state_dict(self) -> dict[str, Any]:
         """The table and its columns, as arrays of bytes."""

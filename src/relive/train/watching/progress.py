@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -133,6 +135,23 @@ def _line(now: Snapshot) -> str:
     )
 
 
+@contextlib.contextmanager
+def _tensorboard_raises_once() -> Iterator[None]:
+    """Leaves out the traceback of the thread in which TensorBoard writes: its next call raises the same error here."""
+    before = threading.excepthook
+
+    def shows(told: threading.ExceptHookArgs) -> None:
+        if not type(told.thread).__module__.startswith("tensorboard."):
+            before(told)
+
+    threading.excepthook = shows
+    try:
+        yield
+    finally:
+        if threading.excepthook is shows:
+            threading.excepthook = before
+
+
 @final
 class ProgressReporter:
     """Shows snapshots as often as is useful and writes them to TensorBoard files in `run_dir`. Use it with `with`."""
@@ -155,10 +174,12 @@ class ProgressReporter:
         self._live: Live | None = None
         self._writer: Any = None
         self._shown_s = self._written_s = float("-inf")
+        self._quiet = contextlib.ExitStack()
 
     def __enter__(self) -> ProgressReporter:
         purge_step = None if self._resumed_at is None else self._resumed_at + 1
         self._writer = SummaryWriter(str(self._run_dir / "tensorboard"), purge_step=purge_step, flush_secs=10)
+        self._quiet.enter_context(_tensorboard_raises_once())
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
             self._live.__enter__()
@@ -174,8 +195,9 @@ class ProgressReporter:
             if live is not None:
                 live.__exit__(kind, error, trace)
         finally:
-            if writer is not None:
-                writer.close()
+            with self._quiet:
+                if writer is not None:
+                    writer.close()
 
     @property
     def wants(self) -> bool:
