@@ -150,8 +150,11 @@ def columns_of(table: relive.Table, items: Any) -> list[str]:
     return [*all_columns(table), *(("mask", "loss_mask") if items.has_time else ())]
 
 
-CASES = [pytest.param(name, True, id=name) for name in KINDS]
-CASES += [pytest.param(name, False, id=f"{name} without states") for name in STATELESS]
+CASES = [pytest.param(name, True, id=name, marks=[pytest.mark.thorough] * (at % 2)) for at, name in enumerate(KINDS)]
+CASES += [
+    pytest.param(name, False, id=f"{name} without states", marks=[pytest.mark.thorough] * (at % 2))
+    for at, name in enumerate(STATELESS)
+]
 
 
 @pytest.mark.parametrize(("name", "has_state"), CASES)

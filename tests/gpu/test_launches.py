@@ -174,7 +174,7 @@ def write_strata(chains: tl.int64, strata: tl.int64, count: tl.int32, base: tl.u
     tl.store(strata.to(tl.pointer_type(tl.int32)) + item, stratum, mask=item < count)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 31, 256, 257, 5000])
+@pytest.mark.parametrize("size", [1, 2, 3, 31, 256, 257, pytest.param(5000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("block", [64, 4096])
 def test_the_device_shuffles_as_the_core_does(size: int, block: int) -> None:
     """The stratum of every row, for batches smaller and larger than what one program does at a time."""

@@ -269,7 +269,7 @@ def play(sampler: tuple[Any, bool], remover: Any, limiter: Any, max_times: int |
 
 
 @pytest.mark.parametrize("third", [0, *(pytest.param(one, marks=pytest.mark.thorough) for one in (1, 2))])
-@pytest.mark.parametrize("max_times", [None, 1, 3])
+@pytest.mark.parametrize("max_times", [None, pytest.param(1, marks=pytest.mark.thorough), 3])
 @pytest.mark.parametrize("limiter", LIMITERS, ids=str)
 def test_every_sampler_with_every_remover(limiter: Any, max_times: int | None, third: int) -> None:
     """Each pair with a third of the limiters and use counts; `make test-all` plays all of them together."""
