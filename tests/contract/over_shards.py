@@ -2,7 +2,7 @@
 
 If such a table refuses a case (docs/fleet.md), the refusal is tested in the place of the case. Left out, with reasons
 (a table of these parts says NotOverShards; tests that make one skip with its sentence):
-- explicit items, groups of episodes, ragged batches, Queue and StalenessBudget, where= of a draw.
+- explicit items, groups of episodes, Queue and StalenessBudget, where= of a draw.
 - Hindsight and PromptGroups: not tried over shards yet.
 - configurations of Table itself (BadConfigSuite): shards are made by their owners.
 """
@@ -28,6 +28,7 @@ from contract.limits import LimitsSuite
 from contract.mixtures import MixturesSuite
 from contract.orders import ORDERS, OrdersSuite
 from contract.own_samplers import OwnSamplersSuite
+from contract.ragged import RaggedSuite
 from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -101,6 +102,7 @@ SUITES: tuple[type, ...] = (
     WritingSuite,
     ItemsSuite,
     TimeFirstSuite,
+    RaggedSuite,
     SequencesSuite,
     EpisodesSuite,
     OwnSamplersSuite,

@@ -15,7 +15,7 @@ from contract.tools import plain_spec, prioritized, write_steps
 import relive
 from relive.fleet import ShardOwner
 
-__all__ = ["TRANSPORTS", "Together", "config_of", "fill", "in_threads", "needs_nixl", "own_until_told"]
+__all__ = ["PATHS", "TRANSPORTS", "Together", "config_of", "fill", "in_threads", "needs_nixl", "own_until_told"]
 
 TRANSPORTS = {
     "UCX_TLS": "sm,tcp,self",
@@ -23,6 +23,8 @@ TRANSPORTS = {
     "UCX_LOG_LEVEL": "error",
 }  # of UCX: there is no network card here
 os.environ.update({name: os.environ.get(name, value) for name, value in TRANSPORTS.items()})
+_SERVICE = importlib.util.find_spec("pyarrow") is not None
+PATHS = [("mapped", "mapped"), *([("mapped", "service"), ("service", "service")] if _SERVICE else [])]
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl_cu12") is None,
     reason="NIXL is not installed here (pip install --no-deps nixl-cu12==1.5.1)",

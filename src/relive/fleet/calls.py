@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from relive.core.late_rows import check_twice
 from relive.errors import AlreadyCompleted, DeadlineExceeded, InvalidPriority, ReliveError, from_core
-from relive.fleet.draws.mixing import Outputs, empty, scatter
+from relive.fleet.draws.mixing import Outputs, are_ragged, empty, end_to_end, scatter
 from relive.fleet.shards import Answer, Missed, Places, Shard, Shards
 
 __all__ = ["Calls"]
@@ -86,15 +86,20 @@ class Calls:
         if len(self._shards) == 1 and (not len(keys) or self._shards[0].is_live):
             with contextlib.suppress(Missed):
                 return self._shards[0].gather(parts[0], keys, out)
-        arrays = [empty(output, len(keys)) for output in outputs] if out is None else list(out)
         present = np.zeros(len(keys), np.bool_)
-        for array in arrays:
-            array.fill(0)
         due = (
             (self._shards[at], mine, partial(self._shards[at].ask_gather, parts[at], keys[mine]))
             for at, mine in self._split(places)
         )
-        for _, mine, (some, present[mine]) in self._taken(due):
+        told = self._taken(due)
+        for _, mine, (_, there) in told:
+            present[mine] = there
+        if are_ragged(outputs):  # no caller gives arrays for these: their lengths are not known before
+            return end_to_end(outputs, [(mine, some) for _, mine, (some, _) in told], len(keys)), present
+        arrays = [empty(output, len(keys)) for output in outputs] if out is None else list(out)
+        for array in arrays:
+            array.fill(0)
+        for _, mine, (some, _) in told:
             scatter(outputs, arrays, mine, some)
         return arrays, present
 

@@ -93,18 +93,11 @@ class FleetCore:
     # ---- drawing ---------------------------------------------------------------------------------------------------
 
     def select(self, index: int, names: list[str]) -> FleetSelection:
-        """Resolves columns in every shard.
-
-        Raises UnknownColumn. Raises NotOverShards if items of the batch lie end to end (a ragged batch).
-        """
+        """Resolves columns in every shard. Raises UnknownColumn."""
         alike: list[Any] = []
         parts: list[Any] = [shard.select(index, names, alike) for shard in self.shards]
         live = [part for part, shard in zip(parts, self.shards, strict=True) if shard.is_live]
         outputs: Outputs = next((part for part in parts if isinstance(part, CoreSelection)), (live or parts)[0]).outputs
-        if len(self.shards) > 1 and any(per != "item" for *_, per in outputs):
-            raise NotOverShards(
-                "a ragged batch", "rows of several shards are not put end to end yet", "use layout='padded'"
-            )
         return FleetSelection(parts, outputs)
 
     def where(self, index: int, text: str, operations: list[Any]) -> list[Any]:

@@ -142,8 +142,7 @@ class ShardedTable(TableHandle):
     the first items of each shard, as many as the shard's share of the live items.
 
     These parts raise NotOverShards: where= of a draw, Shuffle, Fresh(decay=), replacement=False, explicit items,
-    groups,
-    ragged batches and set_limiter.
+    groups, Queue, StalenessBudget and set_limiter.
     """
 
     def __init__(
