@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import relive
-from fleet.tools import config_of, fill
+from fleet.tools import Owner, config_of, fill
 from relive.fleet import ShardedTable, ShardOwner, attach
 
 
@@ -78,3 +78,11 @@ def over(shm_name: Any) -> Iterator[Callable[..., ShardedTable]]:
             return stack.enter_context(attach(places, **{"timeout_s": 30.0, **ways, **attached}))
 
         yield make
+
+
+@pytest.fixture
+def owners() -> Iterator[list[Owner]]:
+    made: list[Owner] = []
+    yield made
+    for owner in made:
+        owner.kill()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +17,7 @@ from contract.tools import plain_spec, prioritized, write_steps
 import relive
 from relive.fleet import ShardOwner
 
-__all__ = ["PATHS", "TRANSPORTS", "Together", "config_of", "fill", "in_threads", "needs_nixl", "own_until_told"]
+__all__ = ["CONTEXT", "PATHS", "TRANSPORTS", "Owner", "Together", "config_of", "fill", "in_threads", "needs_nixl"]
 
 TRANSPORTS = {
     "UCX_TLS": "sm,tcp,self",
@@ -23,6 +25,7 @@ TRANSPORTS = {
     "UCX_LOG_LEVEL": "error",
 }  # of UCX: there is no network card here
 os.environ.update({name: os.environ.get(name, value) for name, value in TRANSPORTS.items()})
+CONTEXT = multiprocessing.get_context("spawn")
 _SERVICE = importlib.util.find_spec("pyarrow") is not None
 PATHS = [("mapped", "mapped"), *([("mapped", "service"), ("service", "service")] if _SERVICE else [])]
 needs_nixl = pytest.mark.skipif(
@@ -43,12 +46,28 @@ def fill(table: Any, shard: int, first: int, count: int) -> np.ndarray:
         return write_steps(writer, first, count)
 
 
-def own_until_told(pipe: Any, number: int, name: str) -> None:
+def own_until_told(pipe: Any, number: int, config: relive.TableConfig) -> None:
     """Owns a shard, says whether it came back with what its memory held, and waits."""
-    owner = ShardOwner(number, config_of(name))
+    owner = ShardOwner(number, config)
     pipe.send(owner.is_restored)
     pipe.recv()
     owner.close()
+
+
+class Owner:
+    """A child that owns a shard."""
+
+    def __init__(self, number: int, config: relive.TableConfig) -> None:
+        self.pipe, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=own_until_told, args=(theirs, number, config), daemon=True)
+        self.process.start()
+        assert self.pipe.poll(60.0)
+        self.is_restored = self.pipe.recv()
+
+    def kill(self) -> None:
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(60.0)
 
 
 class Together:

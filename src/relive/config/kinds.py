@@ -213,6 +213,11 @@ class ItemsKind(ABC):
         return False
 
     @property
+    def end_with_episodes(self) -> bool:
+        """Whether each item is made of whole episodes, so that the end of an episode makes at most one item."""
+        return False
+
+    @property
     def has_time(self) -> bool:
         """Whether columns have a time axis."""
         return False

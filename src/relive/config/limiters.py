@@ -195,8 +195,16 @@ class SamplesPerInsert(LimiterKind):
     # ---- over shards -----------------------------------------------------------------------------------------------
 
     def check_draw(self, num_items: int) -> None:
-        """Raises RequestTooLarge if the draw and one row do not fit the window together."""
-        if num_items > self.window - self.samples_per_insert + self._error(0):
+        """Raises RequestTooLarge if the draw and one row do not fit the window together.
+
+        If samples_per_insert is a whole number, so is d, and slightly larger draws fit.
+        """
+        error, ratio = self._error(0), self.samples_per_insert
+        low, high = self._low - error, self._low + self.window + error
+        fits = num_items <= self.window - ratio + error
+        if not fits and ratio == math.floor(ratio):
+            fits = num_items + math.ceil(low) <= math.floor(high) - ratio + 1
+        if not fits:
             raise RequestTooLarge(num_items, self.window)
 
     def can_sample(self, totals: Totals, num_items: int) -> bool:

@@ -23,11 +23,12 @@ import numpy.typing as npt
 from relive import _core
 from relive.errors import FormatMismatch, InvalidConfig
 
-__all__ = ["MAX_SHARDS", "ROOT_BYTES", "Point", "Root", "Roots", "offsets", "place", "shared_point", "within"]
+__all__ = ["MAX_SHARDS", "ROOT_BYTES", "Point", "Root", "Roots", "home", "offsets", "place", "shared_point", "within"]
 
 MAX_SHARDS = 4096  # a key has 12 bits for the shard
 _ROOT = struct.Struct("<HHIdqdqqq")
 ROOT_BYTES = _ROOT.size  # sent for one index of one shard
+_WORD = 2**64 - 1
 
 Counts = npt.NDArray[np.int64]
 
@@ -208,6 +209,23 @@ def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int 
         counts.append(mine - mine_before)
         mine_before = mine
     return counts
+
+
+def home(value: int, shards: Sequence[int]) -> int:
+    """The shard, of those with these numbers, for everything that has this value. The same in every process.
+
+    Each shard gets an equal part of all values. If a shard is added or removed, values move to or from that shard only.
+
+    Args:
+        value: a number of 64 bits.
+        shards: numbers of shards, at least one.
+
+    Returns:
+        The number of the shard with the largest hash of its number and the value (rendezvous hashing; Thaler and
+        Ravishankar 1998, IEEE/ACM Transactions on Networking 6(1)).
+    """
+    word = _core.splitmix64(value & _WORD)
+    return max(shards, key=lambda number: (_core.splitmix64(word ^ number), number))
 
 
 def within(counts: list[int], room: Sequence[int]) -> list[int] | None:
