@@ -2,7 +2,7 @@
 
 If such a table refuses a case (docs/fleet.md), the refusal is tested in the place of the case. Left out, with reasons
 (a table of these parts says NotOverShards; tests that make one skip with its sentence):
-- explicit items, Queue and StalenessBudget, where= of a draw.
+- explicit items, where= of a draw.
 - Hindsight: not tried over shards yet.
 - configurations of Table itself (BadConfigSuite): shards are made by their owners.
 """

@@ -17,7 +17,7 @@ from relive.errors import InvalidConfig, ReadOnly, ServiceUnavailable, TableClos
 from relive.fleet.agreement import Agreement, Exchange
 from relive.fleet.calls import Calls
 from relive.fleet.draws.mixing import Outputs, mixed
-from relive.fleet.draws.pace import Pace, Wait, pace_of
+from relive.fleet.draws.pace import Pace, Wait
 from relive.fleet.draws.placement import Roots, home, place, shared_point, within
 from relive.fleet.errors import NoLiveShard, NotOverShards
 from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shard, Shards, Short
@@ -80,7 +80,7 @@ class FleetCore:
         config = shards[0].table.config
         self._seed = config.seed
         self._timeout_s = config.timeout_s  # of calls that have no deadline of their own
-        self._paces = [pace_of(index.limiter) for index in config.index.values()]
+        self._paces: list[Pace] = [index.limiter for index in config.index.values()]
         self._items = [index.items for index in config.index.values()]
         self._max_times = [index.max_times_sampled for index in config.index.values()]
         self._call = 0

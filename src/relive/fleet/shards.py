@@ -9,11 +9,11 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.config.limiters import MinSize
 from relive.config.table_config import TableConfig
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import ForeignKey, InvalidConfig, ReliveError, ServiceUnavailable
+from relive.fleet.draws.pace import region_limiter
 from relive.fleet.draws.placement import MAX_SHARDS, Root
 from relive.fleet.draws.sharing import sharing_of
 from relive.fleet.errors import NotOverShards, OtherShards
@@ -176,6 +176,7 @@ class Shard(ABC):
         self.number = number
         self.uuid = facts[0]
         self.keys = ShardKeys(table.config.index, *facts[1:])
+        self.bounds_items = [index.limiter.bounds_items for index in table.config.index.values()]
 
     @property
     def progress(self) -> str:
@@ -378,10 +379,12 @@ class Shards:
                 raise InvalidConfig(
                     f"{what} of shard {shard.number}", f"{value!r}, as shard {first.number}", given[what]
                 )
-        for name in config.index:
-            own = shard.table.limiter(name)
-            if own != MinSize():
-                expected_limiter = "MinSize(1) in its region, as ShardOwner makes it: those of a fleet act on totals"
+        for name, index in config.index.items():
+            own, made = shard.table.limiter(name), region_limiter(index.limiter)
+            if own != made:
+                expected_limiter = (
+                    f"{made!r} in its region, as ShardOwner makes it: the limiters of a fleet act on totals"
+                )
                 raise InvalidConfig(f"limiter of index {name!r} in shard {shard.number}", expected_limiter, own)
 
 
