@@ -43,7 +43,8 @@ class Fleet:
 
 
 CLASSES = classes_of(Fleet, "TestNixlFleet")
-# Refused calls read no rows, and test_fleet_remote.py makes the same calls.
-for _suite in ("BadTypes", "BadInput"):
+# Refused calls read no rows, the owner sends those of ragged items and groups, and test_fleet_remote.py makes the same
+# calls.
+for _suite in ("BadTypes", "BadInput", "Ragged", "Groups", "PromptGroups"):
     pytest.mark.thorough(CLASSES[f"TestNixlFleet{_suite}"])
 globals().update(CLASSES)
