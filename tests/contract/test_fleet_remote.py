@@ -39,4 +39,7 @@ class Fleet:
         return lambda stack, fresh: making(stack, fresh, owners.owning(stack), path="service")
 
 
-globals().update(classes_of(Fleet, "TestRemoteFleet"))
+CLASSES = classes_of(Fleet, "TestRemoteFleet")
+for _suite in ("Groups", "PromptGroups"):  # tests/fleet/test_groups.py has shards of this path, too
+    pytest.mark.thorough(CLASSES[f"TestRemoteFleet{_suite}"])
+globals().update(CLASSES)

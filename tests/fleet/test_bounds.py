@@ -44,7 +44,7 @@ def budget(eta: float, count: int, **more: Any) -> relive.Index:
     return relive.Index(limiter=relive.StalenessBudget(eta, count), **{"max_times_sampled": 1, **more})
 
 
-@pytest.mark.parametrize("paths", PATHS, ids="-".join)
+@pytest.mark.parametrize("paths", PATHS)
 def test_a_queue_beside_its_twin(over: Over, paths: tuple[str, ...]) -> None:
     """A list for each shard. Writers pass while all lists have less than max_size; a draw takes from their fronts."""
     table, random = over(plain_spec(), queue(6), paths), np.random.default_rng(0)
@@ -78,7 +78,7 @@ def test_a_queue_beside_its_twin(over: Over, paths: tuple[str, ...]) -> None:
     table.check()
 
 
-@pytest.mark.parametrize("paths", PATHS, ids="-".join)
+@pytest.mark.parametrize("paths", PATHS)
 def test_a_budget_beside_its_twin(over: Over, paths: tuple[str, ...]) -> None:
     """Items ever drawn, and items that are there: at most (eta + version - first version + 1) x items_per_version.
 
@@ -120,7 +120,7 @@ def test_a_budget_beside_its_twin(over: Over, paths: tuple[str, ...]) -> None:
     table.check()
 
 
-@pytest.mark.parametrize("paths", PATHS, ids="-".join)
+@pytest.mark.parametrize("paths", PATHS)
 def test_each_item_is_drawn_once_by_readers_of_two_handles(over: Over, paths: tuple[str, ...]) -> None:
     """While four threads write to both shards: none twice, none lost, and in the order of its writer."""
     table = over(plain_spec(), queue(8), paths)
@@ -253,7 +253,7 @@ def test_groups_count_once_and_their_members_never_wait_for_each_other(over: Ove
     table.check()
 
 
-@pytest.mark.parametrize("path", ["mapped", "service"])
+@pytest.mark.parametrize("path", ["mapped", pytest.param("service", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("by", ["queue", "budget"])
 def test_what_a_dead_shard_had_takes_no_room(
     shm_name: Any, owners: list[Owner], start: Any, path: str, by: str

@@ -42,7 +42,7 @@ def check(batch: Any) -> None:
             assert batch["action"][item, number, : number + 1].tolist() == [*range(first, first + number + 1)]
 
 
-@pytest.mark.parametrize("paths", PATHS, ids="-".join)
+@pytest.mark.parametrize("paths", PATHS)
 def test_groups_of_all_shards_are_drawn_by_their_mass(over: Over, paths: tuple[str, ...]) -> None:
     """By the variance of their members; a group whose members are alike is never drawn; keys name the groups."""
     table = over(spec_of_groups(score=SCORE), grouped(sampler=relive.PromptGroups("variance", "score")), paths)
@@ -154,7 +154,7 @@ def test_values_have_the_same_shard_in_every_handle(over: Over) -> None:
             table.shard_of_group(wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("paths", PATHS, ids="-".join)
+@pytest.mark.parametrize("paths", PATHS)
 def test_each_group_is_drawn_once_by_two_readers(over: Over, paths: tuple[str, ...]) -> None:
     table = over(spec_of_groups(score=SCORE), grouped(max_groups=100, max_times_sampled=1), paths)
     got: list[list[int]] = [[], []]

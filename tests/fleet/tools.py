@@ -26,8 +26,9 @@ TRANSPORTS = {
 }  # of UCX: there is no network card here
 os.environ.update({name: os.environ.get(name, value) for name, value in TRANSPORTS.items()})
 CONTEXT = multiprocessing.get_context("spawn")
-_SERVICE = importlib.util.find_spec("pyarrow") is not None
-PATHS = [("mapped", "mapped"), *([("mapped", "service"), ("service", "service")] if _SERVICE else [])]
+PATHS: list[Any] = [("mapped", "mapped")]  # of the shards of a table
+if importlib.util.find_spec("pyarrow") is not None:
+    PATHS += [("mapped", "service"), pytest.param(("service", "service"), marks=pytest.mark.thorough)]
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl_cu12") is None,
     reason="NIXL is not installed here (pip install --no-deps nixl-cu12==1.5.1)",

@@ -106,7 +106,7 @@ def _num_ends(columns: dict[str, Any], num_lanes: int) -> int:
     for name in ("terminated", "truncated"):
         try:
             flags = np.asarray(columns.get(name, False))
-            count += np.count_nonzero(flags) if flags.ndim else num_lanes * bool(flags)
+            count += int(np.count_nonzero(flags)) if flags.ndim else num_lanes * bool(flags)
         except (TypeError, ValueError):
             continue  # the core refuses such a value
     return count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,7 @@ def mixed(
     placed: list[tuple[Places, Arrays]] = []
     first = 0
     for some, keys, masses, share in parts:
-        mine = positions[first : first + len(keys)]
+        mine: Places = positions[first : first + len(keys)]
         item_keys[mine], probabilities[mine] = keys, masses * share
         placed.append((mine, some))
         first += len(keys)
@@ -104,8 +104,34 @@ def end_to_end(outputs: Outputs, placed: Sequence[tuple[Places, Arrays]], num_it
     arrays = [np.zeros((sizes[per], *shape), dtype) for _, dtype, shape, _, per in outputs]
     arrays[at][:] = offsets
     for mine, some in placed:
-        rows = np.repeat(offsets[mine] - some[at][:-1], np.diff(some[at])) + np.arange(some[at][-1])
+        rows = _Rows(offsets[mine], some[at])
         for (*_, per), array, part in zip(outputs, arrays, some, strict=True):
-            if per != "offset":
-                array[rows if per == "row" else mine] = part
+            if per == "row":
+                rows.copy(part, array)
+            elif per == "item":
+                array[mine] = part
     return arrays
+
+
+_LONG = 32  # rows of an item from which on a copy of its own takes less time than a part of a scatter
+
+
+@final
+class _Rows:
+    """The rows of the items of a part: where each item begins in the batch, and the offsets in the part."""
+
+    def __init__(self, begins: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> None:
+        num_rows = int(offsets[-1])
+        self._spans: list[tuple[int, int, int]] | None = None
+        if num_rows >= _LONG * len(begins):
+            self._spans = list(zip(begins.tolist(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+        else:
+            self._places = np.repeat(begins - offsets[:-1], np.diff(offsets)) + np.arange(num_rows)
+
+    def copy(self, part: npt.NDArray[Any], array: npt.NDArray[Any]) -> None:
+        """Copies the rows of one column to their places in the batch."""
+        if self._spans is None:
+            array[self._places] = part
+            return
+        for begin, first, end in self._spans:
+            array[begin : begin + end - first] = part[first:end]
