@@ -37,7 +37,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
     "service": [{"wire"}, {"parameters"}, {"client"}, {"server", "config"}],
     "fleet": [
         {"errors"},
-        {"draws"},
+        {"draws", "keys"},
         {"saved"},
         {"shards", "owner"},
         {"agreement", "calls", "totals", "writing", "remote", "mapped", "saving"},

@@ -2,8 +2,8 @@
 
 If such a table refuses a case (docs/fleet.md), the refusal is tested in the place of the case. Left out, with reasons
 (a table of these parts says NotOverShards; tests that make one skip with its sentence):
-- explicit items, groups of episodes, ragged batches, Queue and StalenessBudget, where= of a draw.
-- Hindsight and PromptGroups: not tried over shards yet.
+- explicit items, where= of a draw.
+- Hindsight: not tried over shards yet.
 - configurations of Table itself (BadConfigSuite): shards are made by their owners.
 """
 
@@ -21,6 +21,8 @@ from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.exponents import ExponentsSuite
+from contract.groups import GroupsSuite
+from contract.hindsight import PromptGroupsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
@@ -28,6 +30,7 @@ from contract.limits import LimitsSuite
 from contract.mixtures import MixturesSuite
 from contract.orders import ORDERS, OrdersSuite
 from contract.own_samplers import OwnSamplersSuite
+from contract.ragged import RaggedSuite
 from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -101,6 +104,9 @@ SUITES: tuple[type, ...] = (
     WritingSuite,
     ItemsSuite,
     TimeFirstSuite,
+    RaggedSuite,
+    GroupsSuite,
+    PromptGroupsSuite,
     SequencesSuite,
     EpisodesSuite,
     OwnSamplersSuite,

@@ -40,6 +40,8 @@ class Fleet:
 
 
 CLASSES = classes_of(Fleet, "TestRemoteFleet")
-# The handle refuses these before it asks an owner: test_fleet.py makes the same calls.
-pytest.mark.thorough(CLASSES["TestRemoteFleetBadTypes"])
+# The handle refuses wrong types before it asks an owner: test_fleet.py makes the same calls. tests/fleet/test_groups.py has
+# shards of this path, too.
+for _suite in ("BadTypes", "Groups", "PromptGroups"):
+    pytest.mark.thorough(CLASSES[f"TestRemoteFleet{_suite}"])
 globals().update(CLASSES)

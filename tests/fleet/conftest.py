@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fleet.tools import config_of, fill
+import relive
+from fleet.tools import Owner, config_of, fill
 from relive.fleet import ShardedTable, ShardOwner, attach
 
 
@@ -60,3 +61,28 @@ def whole(names: tuple[str, str]) -> Iterator[ShardedTable]:
         fill(table, 0, 0, 60)
         fill(table, 1, 1_000, 40)
         yield table
+
+
+@pytest.fixture
+def over(shm_name: Any) -> Iterator[Callable[..., ShardedTable]]:
+    """over(spec, index, paths, **attached): a table over one shard a path: "mapped", or "service" over loopback."""
+    with ExitStack() as stack:
+
+        def make(spec: Any, index: Any, paths: tuple[str, ...] = ("mapped", "mapped"), **attached: Any) -> ShardedTable:
+            places = []
+            for number, path in enumerate(paths):
+                config = relive.TableConfig(spec, 4096, index, relive.SharedMemory(shm_name()))
+                owner = stack.enter_context(ShardOwner(number, config))
+                places.append(config.storage.name if path == "mapped" else owner.serve())
+            ways = {"path": "service"} if "service" in paths else {}
+            return stack.enter_context(attach(places, **{"timeout_s": 30.0, **ways, **attached}))
+
+        yield make
+
+
+@pytest.fixture
+def owners() -> Iterator[list[Owner]]:
+    made: list[Owner] = []
+    yield made
+    for owner in made:
+        owner.kill()

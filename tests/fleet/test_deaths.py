@@ -2,53 +2,26 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from processes.shm import needs_shared_memory
 
-from fleet.tools import config_of, fill, own_until_told
+from fleet.tools import CONTEXT, Owner, config_of, fill
 from relive import errors
 from relive.fleet import NoLiveShard, ShardOwner, attach
 from relive.fleet import owner as owner_module
 
 pytestmark = needs_shared_memory
-CONTEXT = multiprocessing.get_context("spawn")
-
-
-class Owner:
-    """A child that owns a shard."""
-
-    def __init__(self, number: int, name: str) -> None:
-        self.pipe, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=own_until_told, args=(theirs, number, name), daemon=True)
-        self.process.start()
-        assert self.pipe.poll(60.0)
-        self.is_restored = self.pipe.recv()
-
-    def kill(self) -> None:
-        if self.process.pid is not None and self.process.is_alive():
-            os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(60.0)
-
-
-@pytest.fixture
-def owners() -> Iterator[list[Owner]]:
-    made: list[Owner] = []
-    yield made
-    for owner in made:
-        owner.kill()
 
 
 def test_draws_go_on_without_a_killed_shard_and_it_comes_back(shm_name: Any, owners: list[Owner]) -> None:
     names = [shm_name(), shm_name()]
-    owners.append(Owner(1, names[1]))
+    owners.append(Owner(1, config_of(names[1])))
     with ShardOwner(0, config_of(names[0])), attach(names) as table:
         keys = np.concatenate([fill(table, 0, 0, 30), fill(table, 1, 30, 10)])
         assert {one.state for one in table.stats().shards} == {"live"}
@@ -67,7 +40,7 @@ def test_draws_go_on_without_a_killed_shard_and_it_comes_back(shm_name: Any, own
         with table.writer() as writer:
             assert writer.append(observation=[0, 0], action=0, reward=0.0, next_observation=[0, 0]) >> 51 == 0
 
-        owners.append(Owner(1, names[1]))
+        owners.append(Owner(1, config_of(names[1])))
         assert owners[1].is_restored
         again = table.gather(keys, columns=["reward"])
         assert again.present.all() and again["reward"].tolist() == list(range(40))
@@ -78,7 +51,7 @@ def test_draws_go_on_without_a_killed_shard_and_it_comes_back(shm_name: Any, own
 
 def test_an_owner_that_is_refused_leaves_what_the_killed_one_held(shm_name: Any, owners: list[Owner]) -> None:
     name = shm_name()
-    owners.append(Owner(1, name))
+    owners.append(Owner(1, config_of(name)))
     with attach([name]) as table:
         keys = fill(table, 1, 0, 10)
     owners[0].kill()
@@ -94,7 +67,7 @@ def test_an_owner_that_dies_while_another_is_refused_leaves_what_it_held(
 ) -> None:
     """The lock is held a little longer than the memory: who comes in between is refused, and is alone with it then."""
     name = shm_name()
-    owners.append(Owner(0, name))
+    owners.append(Owner(0, config_of(name)))
     with attach([name]) as table:
         keys = fill(table, 0, 0, 30)
 
@@ -112,7 +85,7 @@ def test_an_owner_that_dies_while_another_is_refused_leaves_what_it_held(
 
 def test_roots_that_are_kept_do_not_keep_a_shard_alive(shm_name: Any, owners: list[Owner]) -> None:
     names = [shm_name(), shm_name()]
-    owners.append(Owner(1, names[1]))
+    owners.append(Owner(1, config_of(names[1])))
     with ShardOwner(0, config_of(names[0])), attach(names, root_age=1_000) as table:
         fill(table, 0, 0, 10)
         fill(table, 1, 10, 30)
@@ -124,7 +97,7 @@ def test_roots_that_are_kept_do_not_keep_a_shard_alive(shm_name: Any, owners: li
 
 def test_where_no_shard_lives_calls_end_at_their_deadline(shm_name: Any, owners: list[Owner]) -> None:
     name = shm_name()
-    owners.append(Owner(3, name))
+    owners.append(Owner(3, config_of(name)))
     with attach([name]) as table:
         keys = fill(table, 3, 0, 5)
         owners[0].kill()

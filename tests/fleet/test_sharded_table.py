@@ -350,8 +350,6 @@ def test_conditions_of_the_only_shard_and_of_several(shards: Any) -> None:
         relive.Index(sampler=relive.Shuffle()),
         relive.Index(sampler=relive.Fresh(decay=0.9)),
         relive.Index(replacement=False),
-        relive.Index(limiter=relive.Queue(8), max_times_sampled=1),
-        relive.Index(relive.Episodes(8, layout="ragged")),
     ],
 )
 def test_what_does_not_work_yet_says_so(shards: Any, index: relive.Index) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +17,7 @@ from contract.tools import plain_spec, prioritized, write_steps
 import relive
 from relive.fleet import ShardOwner
 
-__all__ = ["TRANSPORTS", "Together", "config_of", "fill", "in_threads", "needs_nixl", "own_until_told"]
+__all__ = ["CONTEXT", "PATHS", "TRANSPORTS", "Owner", "Together", "config_of", "fill", "in_threads", "needs_nixl"]
 
 TRANSPORTS = {
     "UCX_TLS": "sm,tcp,self",
@@ -23,6 +25,10 @@ TRANSPORTS = {
     "UCX_LOG_LEVEL": "error",
 }  # of UCX: there is no network card here
 os.environ.update({name: os.environ.get(name, value) for name, value in TRANSPORTS.items()})
+CONTEXT = multiprocessing.get_context("spawn")
+PATHS: list[Any] = [("mapped", "mapped")]  # of the shards of a table
+if importlib.util.find_spec("pyarrow") is not None:
+    PATHS += [("mapped", "service"), pytest.param(("service", "service"), marks=pytest.mark.thorough)]
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl_cu12") is None,
     reason="NIXL is not installed here (pip install --no-deps nixl-cu12==1.5.1)",
@@ -41,12 +47,28 @@ def fill(table: Any, shard: int, first: int, count: int) -> np.ndarray:
         return write_steps(writer, first, count)
 
 
-def own_until_told(pipe: Any, number: int, name: str) -> None:
+def own_until_told(pipe: Any, number: int, config: relive.TableConfig) -> None:
     """Owns a shard, says whether it came back with what its memory held, and waits."""
-    owner = ShardOwner(number, config_of(name))
+    owner = ShardOwner(number, config)
     pipe.send(owner.is_restored)
     pipe.recv()
     owner.close()
+
+
+class Owner:
+    """A child that owns a shard."""
+
+    def __init__(self, number: int, config: relive.TableConfig) -> None:
+        self.pipe, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=own_until_told, args=(theirs, number, config), daemon=True)
+        self.process.start()
+        assert self.pipe.poll(60.0)
+        self.is_restored = self.pipe.recv()
+
+    def kill(self) -> None:
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(60.0)
 
 
 class Together:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import relive
+from relive.saving.place import Place
 from saving.test_file import NFS, opened, restart, wait_for
 
 ROUNDS = int(os.environ.get("RELIVE_FILE_ROUNDS", "6"))
@@ -91,7 +92,6 @@ def test_processes_come_and_go(tmp_path: Path, in_memory: bool, monkeypatch: pyt
         assert acknowledged <= actions_of(saved)
         saved.close()
     assert len(acknowledged) < CAPACITY
+    region = Place.of(str(folder)).region
     relive.remove(relive.File(folder))
-    wait_for(
-        lambda: not [name for name in os.listdir("/dev/shm") if name.startswith("relive.file-")], "a region is left"
-    )
+    wait_for(lambda: not os.path.lexists(region), "a region is left")

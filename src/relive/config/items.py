@@ -10,7 +10,7 @@ import numpy as np
 
 from relive.checks.names import names_arguments
 from relive.checks.values import finite, flag, integer
-from relive.config.kinds import ItemsKind, OneTableOnly, WindowShape
+from relive.config.kinds import ItemsKind, WindowShape
 from relive.config.spec import DERIVED_NAMES, ArraySpec, StepSpec, next_step_names
 from relive.errors import InvalidConfig, SpecError, UnknownColumn
 
@@ -425,6 +425,11 @@ class Episodes(_OverLanes):
         return self.group_by is not None
 
     @property
+    def end_with_episodes(self) -> bool:
+        """Always: an item is one episode, or a group of episodes."""
+        return True
+
+    @property
     def steps_apart(self) -> int:
         """1, or the number of episodes of a group."""
         return self.group_size or 1
@@ -463,15 +468,6 @@ class Episodes(_OverLanes):
     def shape(self) -> WindowShape:
         """max_length + bootstrap steps."""
         return WindowShape(0, self.max_length, self.num_rows)
-
-    @property
-    def one_table_only(self) -> OneTableOnly | None:
-        """The reason, for groups."""
-        if not self.is_grouped:
-            return None
-        return OneTableOnly(
-            "groups of episodes", "members in different shards would not meet", "write all groups to one table"
-        )
 
     @property
     def keys_are_steps(self) -> bool:

@@ -137,7 +137,7 @@ class LimiterKind(ABC):
     """The answers of a limiter.
 
     A limiter is sent as numbers: `core_numbers` writes them, and `num_numbers` and `of_numbers` of the class read them.
-    A limiter that works over shards also has the methods of relive.fleet.draws.pace.Pace.
+    It also has the methods of relive.fleet.draws.pace.Pace, by which it acts over the totals of shards.
     """
 
     @property
@@ -146,9 +146,9 @@ class LimiterKind(ABC):
         """The items that the index must have room for."""
 
     @property
-    @abstractmethod
-    def one_table_only(self) -> OneTableOnly | None:
-        """The reason why the limiter does not work over shards; None: it does."""
+    def bounds_items(self) -> bool:
+        """Whether it bounds the number of items: then it acts in each shard, too, and not over the totals alone."""
+        return False
 
     @property
     def size_name(self) -> str:
@@ -210,6 +210,11 @@ class ItemsKind(ABC):
     @property
     def is_grouped(self) -> bool:
         """Whether an item is several episodes."""
+        return False
+
+    @property
+    def end_with_episodes(self) -> bool:
+        """Whether each item is made of whole episodes, so that the end of an episode makes at most one item."""
         return False
 
     @property

@@ -9,15 +9,13 @@ from typing import Any, ClassVar, Protocol, TypeAlias, final
 
 from relive.checks.names import names_arguments
 from relive.checks.values import finite, integer
-from relive.config.kinds import LimiterKind, OneTableOnly
+from relive.config.kinds import LimiterKind
 from relive.errors import InvalidConfig, RequestTooLarge
 
 __all__ = ["LIMITERS", "Limiter", "MinSize", "Queue", "SamplesPerInsert", "StalenessBudget", "Totals", "limiter_of"]
 
 _MOST = 2**53  # a float64 represents it exactly, and limiters travel as float64
 _ROUNDING = 2.0**-51  # SamplesPerInsert meets its bounds within this relative error of float64, as the core does
-_EXACT = "it counts items exactly, under a lock that shards do not share"
-_INSTEAD = "use MinSize or SamplesPerInsert, or one table"
 
 
 class Totals(Protocol):
@@ -43,6 +41,21 @@ class Totals(Protocol):
         """Items drawn."""
         ...
 
+    @property
+    def drawable(self) -> int:
+        """Live items that a draw can find: those with a mass."""
+        ...
+
+    @property
+    def used_or_unused(self) -> int:
+        """Items that were ever drawn, and items that can still be drawn for the first time."""
+        ...
+
+    @property
+    def progress(self) -> int:
+        """Versions of the learner since the budget began."""
+        ...
+
 
 @names_arguments
 @final
@@ -55,7 +68,6 @@ class MinSize(LimiterKind):
     """
 
     num_numbers: ClassVar[int] = 1
-    one_table_only: ClassVar[None] = None
     stops_inserts: ClassVar[bool] = False
 
     min_size: int = 1
@@ -77,10 +89,10 @@ class MinSize(LimiterKind):
         """live >= min_size."""
         return totals.num_items >= self.min_size
 
-    def check_insert(self, num_steps: int) -> None:
+    def check_insert(self, num_items: int) -> None:
         """Any insert can pass."""
 
-    def can_insert(self, totals: Totals, num_steps: int) -> bool:
+    def can_insert(self, totals: Totals, num_items: int) -> bool:
         """Writers never wait."""
         return True
 
@@ -132,7 +144,6 @@ class SamplesPerInsert(LimiterKind):
     """
 
     num_numbers: ClassVar[int] = 3
-    one_table_only: ClassVar[None] = None
     stops_inserts: ClassVar[bool] = True
 
     samples_per_insert: float
@@ -195,8 +206,16 @@ class SamplesPerInsert(LimiterKind):
     # ---- over shards -----------------------------------------------------------------------------------------------
 
     def check_draw(self, num_items: int) -> None:
-        """Raises RequestTooLarge if the draw and one row do not fit the window together."""
-        if num_items > self.window - self.samples_per_insert + self._error(0):
+        """Raises RequestTooLarge if the draw and one row do not fit the window together.
+
+        If samples_per_insert is a whole number, so is d, and slightly larger draws fit.
+        """
+        error, ratio = self._error(0), self.samples_per_insert
+        low, high = self._low - error, self._low + self.window + error
+        fits = num_items <= self.window - ratio + error
+        if not fits and ratio == math.floor(ratio):
+            fits = num_items + math.ceil(low) <= math.floor(high) - ratio + 1
+        if not fits:
             raise RequestTooLarge(num_items, self.window)
 
     def can_sample(self, totals: Totals, num_items: int) -> bool:
@@ -205,17 +224,17 @@ class SamplesPerInsert(LimiterKind):
             self._balance(totals) - num_items >= self._low - self._error(totals.inserted)
         )
 
-    def check_insert(self, num_steps: int) -> None:
+    def check_insert(self, num_items: int) -> None:
         """Raises RequestTooLarge if the block is worth more than the window."""
-        if num_steps * self.samples_per_insert > self.window + self._error(0):
-            raise RequestTooLarge(num_steps, self.window, self.arithmetic())
+        if num_items * self.samples_per_insert > self.window + self._error(0):
+            raise RequestTooLarge(num_items, self.window, self.arithmetic())
 
-    def can_insert(self, totals: Totals, num_steps: int) -> bool:
+    def can_insert(self, totals: Totals, num_items: int) -> bool:
         """The first fill, or d + n x samples_per_insert <= high. Waiting items count as inserted."""
         live = totals.num_items + totals.pending
-        if live + num_steps <= self.min_size or live < self.min_size:
+        if live + num_items <= self.min_size or live < self.min_size:
             return True
-        worth = (totals.pending + num_steps) * self.samples_per_insert
+        worth = (totals.pending + num_items) * self.samples_per_insert
         return self._balance(totals) + worth <= self._low + self.window + self._error(totals.inserted)
 
     def needs(self, num_items: int) -> str:
@@ -274,7 +293,7 @@ class Queue(LimiterKind):
     """
 
     num_numbers: ClassVar[int] = 1
-    one_table_only: ClassVar[OneTableOnly] = OneTableOnly("the limiter Queue", _EXACT, _INSTEAD)
+    stops_inserts: ClassVar[bool] = True
 
     max_size: int
 
@@ -308,6 +327,35 @@ class Queue(LimiterKind):
     def check_uses(self, max_times_sampled: int | None) -> None:
         """Raises InvalidConfig if the index does not count uses."""
         _check_counted(self, max_times_sampled)
+
+    # ---- over shards -----------------------------------------------------------------------------------------------
+
+    @property
+    def bounds_items(self) -> bool:
+        """Always."""
+        return True
+
+    def check_draw(self, num_items: int) -> None:
+        """Raises RequestTooLarge for more items than the queue ever has."""
+        if num_items > self.max_size:
+            raise RequestTooLarge(num_items, self.window)
+
+    def can_sample(self, totals: Totals, num_items: int) -> bool:
+        """live >= n."""
+        return totals.num_items >= num_items
+
+    def check_insert(self, num_items: int) -> None:
+        """Any insert: the shard that gets it refuses those that can never pass."""
+
+    def can_insert(self, totals: Totals, num_items: int) -> bool:
+        """There is room for one item, if the insert makes one. Items without a mass make room."""
+        return totals.drawable + totals.pending + min(num_items, 1) <= self.max_size
+
+    def needs(self, num_items: int) -> str:
+        """The live items, in words."""
+        return f"{num_items} live items"
+
+    # ---- for the core ----------------------------------------------------------------------------------------------
 
     def core_config(self) -> dict[str, Any]:
         """The limiter as the core reads it."""
@@ -349,7 +397,7 @@ class StalenessBudget(LimiterKind):
     """
 
     num_numbers: ClassVar[int] = 2
-    one_table_only: ClassVar[OneTableOnly] = OneTableOnly("the limiter StalenessBudget", _EXACT, _INSTEAD)
+    stops_inserts: ClassVar[bool] = True
 
     eta: float
     items_per_version: int
@@ -382,6 +430,34 @@ class StalenessBudget(LimiterKind):
     def check_uses(self, max_times_sampled: int | None) -> None:
         """Raises InvalidConfig if the index does not count uses."""
         _check_counted(self, max_times_sampled)
+
+    # ---- over shards -----------------------------------------------------------------------------------------------
+
+    @property
+    def bounds_items(self) -> bool:
+        """Always."""
+        return True
+
+    def check_draw(self, num_items: int) -> None:
+        """Any draw can pass."""
+
+    def can_sample(self, totals: Totals, num_items: int) -> bool:
+        """There is an item."""
+        return totals.num_items >= 1
+
+    def check_insert(self, num_items: int) -> None:
+        """Any insert: the shard that gets it refuses those that can never pass."""
+
+    def can_insert(self, totals: Totals, num_items: int) -> bool:
+        """The budget has room for one item, if the insert makes one."""
+        budget = (self.eta + totals.progress + 1.0) * self.items_per_version
+        return totals.used_or_unused + totals.pending + min(num_items, 1) <= budget
+
+    def needs(self, num_items: int) -> str:
+        """The live items, in words."""
+        return "1 live item"
+
+    # ---- for the core ----------------------------------------------------------------------------------------------
 
     def core_config(self) -> dict[str, Any]:
         """The limiter as the core reads it."""

@@ -50,7 +50,7 @@ class PromptGroups(SamplerKind):
         InvalidConfig: an argument has another type or value. The table checks the column.
     """
 
-    one_table_only: ClassVar[None] = None  # its items answer
+    one_table_only: ClassVar[None] = None
 
     by: GroupChoice = "variance"
     of: str = "reward"

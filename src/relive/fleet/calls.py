@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from relive.core.late_rows import check_twice
 from relive.errors import AlreadyCompleted, DeadlineExceeded, InvalidPriority, ReliveError, from_core
-from relive.fleet.draws.mixing import Outputs, empty, scatter
-from relive.fleet.shards import Answer, Missed, Places, Shard, Shards
+from relive.fleet.draws.mixing import Outputs, are_ragged, empty, end_to_end, scatter
+from relive.fleet.keys import ShardKeys
+from relive.fleet.shards import Answer, AreOwn, Missed, Places, Shard, Shards
 
 __all__ = ["Calls"]
 
@@ -82,19 +83,24 @@ class Calls:
 
     def gather(self, parts: Sequence[Any], outputs: Outputs, keys: Keys, out: Any) -> tuple[Arrays, npt.NDArray[Any]]:
         """Gathers columns by key, each key from its shard; into `out` if it is given. Rows that are gone read as 0."""
-        places = self._shards.places_of(keys, False)
+        places = self._shards.places_of(keys, None)
         if len(self._shards) == 1 and (not len(keys) or self._shards[0].is_live):
             with contextlib.suppress(Missed):
                 return self._shards[0].gather(parts[0], keys, out)
-        arrays = [empty(output, len(keys)) for output in outputs] if out is None else list(out)
         present = np.zeros(len(keys), np.bool_)
-        for array in arrays:
-            array.fill(0)
         due = (
             (self._shards[at], mine, partial(self._shards[at].ask_gather, parts[at], keys[mine]))
             for at, mine in self._split(places)
         )
-        for _, mine, (some, present[mine]) in self._taken(due):
+        told = self._taken(due)
+        for _, mine, (_, there) in told:
+            present[mine] = there
+        if are_ragged(outputs):  # no caller gives arrays for these: their lengths are not known before
+            return end_to_end(outputs, [(mine, some) for _, mine, (some, _) in told], len(keys)), present
+        arrays = [empty(output, len(keys)) for output in outputs] if out is None else list(out)
+        for array in arrays:
+            array.fill(0)
+        for _, mine, (some, _) in told:
             scatter(outputs, arrays, mine, some)
         return arrays, present
 
@@ -106,23 +112,29 @@ class Calls:
             wrong = np.flatnonzero(~((narrow >= 0.0) & np.isfinite(narrow)))
             if wrong.size:
                 raise InvalidPriority(int(wrong[0]), float(priorities[wrong[0]]))
-        return self._summed(
-            "update_priorities", keys, lambda mine: (index, keys[mine], np.ascontiguousarray(priorities[mine]))
-        )
+
+        def values(mine: Places) -> tuple[Any, ...]:
+            return index, keys[mine], np.ascontiguousarray(priorities[mine])
+
+        return self._summed("update_priorities", keys, self.items_of(index), values)
 
     def delete(self, keys: Keys) -> int:
-        """Removes steps, each from its shard."""
-        return self._summed("delete", keys, lambda mine: (keys[mine],))
+        """Removes steps, and items with keys of their own, each from its shard."""
+        return self._summed("delete", keys, ShardKeys.are_own, lambda mine: (keys[mine],))
 
     def complete(self, keys: Keys, cells: npt.NDArray[np.uint8]) -> int:
         """Writes late columns of rows, each row in its shard."""
         rows = cells.reshape(len(keys), -1) if len(keys) else cells.reshape(0, 1)
         if len(self._shards) > 1:
             self._check_unfilled(keys)
-        return self._summed("complete", keys, lambda mine: (keys[mine], np.ascontiguousarray(rows[mine]).reshape(-1)))
+
+        def values(mine: Places) -> tuple[Any, ...]:
+            return keys[mine], np.ascontiguousarray(rows[mine]).reshape(-1)
+
+        return self._summed("complete", keys, ShardKeys.are_rows, values)
 
     def _check_unfilled(self, keys: Keys) -> None:
-        places = self._shards.places_of(keys, True)
+        places = self._shards.places_of(keys, ShardKeys.are_rows)
         columns = self._shards[0].table.config.spec.columns.items()
         column = next((name for name, one in columns if one.late), "")
         check_twice(keys, column)
@@ -139,7 +151,7 @@ class Calls:
         taken = np.zeros(len(keys), np.bool_)
         due = (
             (self._shards[at], mine, partial(self._shards[at].ask_claim, index, keys[mine], left_s))
-            for at, mine in self._split(self._shards.places_of(keys, True))
+            for at, mine in self._split(self._shards.places_of(keys, self.items_of(index)))
         )
         for _, mine, claimed in self._taken(due):
             taken[mine] = claimed
@@ -152,8 +164,13 @@ class Calls:
         found = [(at, np.flatnonzero(places == at)) for at in range(len(self._shards))]
         return [(at, mine) for at, mine in found if mine.size and self._shards[at].is_live]
 
-    def _summed(self, call: str, keys: Keys, values: Callable[[Places], tuple[Any, ...]]) -> int:
-        places = self._shards.places_of(keys, True)
+    def items_of(self, index: int) -> AreOwn:
+        """Tells which keys may be those of items of an index. The number after that of the last index is the steps'."""
+        are_steps = index >= len(self._shards.sharings)
+        return ShardKeys.are_rows if are_steps else lambda of, keys: of.are_items(keys, index)
+
+    def _summed(self, call: str, keys: Keys, are_own: AreOwn, values: Callable[[Places], tuple[Any, ...]]) -> int:
+        places = self._shards.places_of(keys, are_own)
         split = self._split(places)
         if not len(keys):  # some shard checks the other arguments
             split = [(0, np.arange(0))]

@@ -13,16 +13,16 @@ import numpy.typing as npt
 from relive._core import CoreSelection
 from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, WriterCore
-from relive.errors import ReadOnly, ServiceUnavailable, TableClosed
+from relive.errors import InvalidConfig, ReadOnly, ServiceUnavailable, TableClosed
 from relive.fleet.agreement import Agreement, Exchange
 from relive.fleet.calls import Calls
 from relive.fleet.draws.mixing import Outputs, mixed
-from relive.fleet.draws.pace import Pace, Wait, pace_of
-from relive.fleet.draws.placement import Roots, place, shared_point, within
-from relive.fleet.errors import NotOverShards
+from relive.fleet.draws.pace import Pace, Wait
+from relive.fleet.draws.placement import Roots, home, place, shared_point, within
+from relive.fleet.errors import NoLiveShard, NotOverShards
 from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shard, Shards, Short
 from relive.fleet.totals import totals
-from relive.fleet.writing import PacedWriterCore, emptiest
+from relive.fleet.writing import Inserted, PacedWriterCore, emptiest
 
 __all__ = ["Drawn", "FleetCore", "FleetSelection"]
 
@@ -80,7 +80,8 @@ class FleetCore:
         config = shards[0].table.config
         self._seed = config.seed
         self._timeout_s = config.timeout_s  # of calls that have no deadline of their own
-        self._paces = [pace_of(index.limiter) for index in config.index.values()]
+        self._paces: list[Pace] = [index.limiter for index in config.index.values()]
+        self._items = [index.items for index in config.index.values()]
         self._max_times = [index.max_times_sampled for index in config.index.values()]
         self._call = 0
 
@@ -93,18 +94,11 @@ class FleetCore:
     # ---- drawing ---------------------------------------------------------------------------------------------------
 
     def select(self, index: int, names: list[str]) -> FleetSelection:
-        """Resolves columns in every shard.
-
-        Raises UnknownColumn. Raises NotOverShards if items of the batch lie end to end (a ragged batch).
-        """
+        """Resolves columns in every shard. Raises UnknownColumn."""
         alike: list[Any] = []
         parts: list[Any] = [shard.select(index, names, alike) for shard in self.shards]
         live = [part for part, shard in zip(parts, self.shards, strict=True) if shard.is_live]
         outputs: Outputs = next((part for part in parts if isinstance(part, CoreSelection)), (live or parts)[0]).outputs
-        if len(self.shards) > 1 and any(per != "item" for *_, per in outputs):
-            raise NotOverShards(
-                "a ragged batch", "rows of several shards are not put end to end yet", "use layout='padded'"
-            )
         return FleetSelection(parts, outputs)
 
     def where(self, index: int, text: str, operations: list[Any]) -> list[Any]:
@@ -241,7 +235,7 @@ class FleetCore:
         wait, pace = Wait(timeout_s), self._paces[index]
         if self.read_only:
             raise ReadOnly()
-        self.shards.places_of(keys, True)
+        self.shards.places_of(keys, self.calls.items_of(index))
         pace.check_draw(len(keys))
         while not pace.can_sample(roots := self.agreement.read(index, wait.arrives_s), len(keys)):
             if wait.is_over:
@@ -422,25 +416,45 @@ class FleetCore:
     # ---- the table as a whole --------------------------------------------------------------------------------------
 
     def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
-        """Opens lanes in the local shard, otherwise in the emptiest shard."""
-        shard = emptiest(self.calls.stats()) if self._local is None else self.shards.numbered(self._local)
-        return self.open_writer_of(shard, num_lanes, single, normalise)
+        """Opens lanes in the local shard, otherwise in the emptiest shard.
+
+        Raises InvalidConfig if an index has groups and no shard is named: members in several shards form no group.
+        """
+        if self._local is not None:
+            return self.open_writer_of(self.shards.numbered(self._local), num_lanes, single, normalise)
+        if len(self.shards) > 1 and any(items.is_grouped for items in self._items):
+            expected = (
+                "a number, because the members of a group meet in one shard only: writer(shard=), where"
+                " table.shard_of_group(value) gives the same shard in every process, or attach(local=)"
+            )
+            raise InvalidConfig("shard of a writer of groups", expected, None)
+        return self.open_writer_of(emptiest(self.calls.stats()), num_lanes, single, normalise)
 
     def open_writer_of(self, shard: Shard, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
         """Opens lanes in this shard."""
         core: WriterCore = shard.core.open_writer(num_lanes, single, normalise)
-        paced = [(number, pace) for number, pace in enumerate(self._paces) if pace.stops_inserts]
-        if not paced:
+        if not any(pace.stops_inserts for pace in self._paces):
             return core
-
-        def has_room(num_steps: int, left_s: float) -> bool:
-            for _, pace in paced:
-                pace.check_insert(num_steps)
-            roots = {number: self.agreement.read(number, left_s) for number, _ in paced}
-            return all(pace.can_insert(roots[number], num_steps) for number, pace in paced)
-
         columns = shard.table.config.spec.columns.items()
-        return PacedWriterCore(core, has_room, {name for name, column in columns if column.kind == "step"})
+        return PacedWriterCore(core, self._has_room, {name for name, column in columns if column.kind == "step"})
+
+    def _has_room(self, inserted: Inserted, left_s: float) -> bool:
+        """Whether the limiters let an insert pass, by the totals. Raises RequestTooLarge if they never do."""
+        paced = []
+        for number, (pace, items) in enumerate(zip(self._paces, self._items, strict=True)):
+            if pace.stops_inserts:
+                paced.append((number, pace, inserted.num_ends if items.end_with_episodes else inserted.num_steps))
+        for _, pace, num_items in paced:
+            pace.check_insert(num_items)
+        roots = {number: self.agreement.read(number, left_s) for number, _, _ in paced}
+        return all(pace.can_insert(roots[number], num_items) for number, pace, num_items in paced)
+
+    def shard_of_group(self, value: int) -> int:
+        """The number of the live shard for groups of this value. Raises NoLiveShard."""
+        live = [shard.number for shard in self.shards.live]
+        if not live:
+            raise NoLiveShard(len(self.shards))
+        return home(value, live)
 
     def num_steps(self) -> int:
         """Live steps of live shards. Raises TableClosed."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from relive._core import CoreTable, Hold
 from relive.core.late_rows import first_filled
+from relive.core.limiter_words import NO_WORDS, limiter_words
 from relive.core.locked import check_lock, is_of_lock
 from relive.errors import DeadlineExceeded
 from relive.fleet.draws.placement import Root
@@ -92,8 +93,9 @@ class MappedShard(Shard):
 
     def _root(self, index: int) -> Root:
         mass, num_items, max_priority, inserted, sampled, pending, version = self.core.root(index)
+        words = limiter_words(self.core, index) if self.bounds_items[index] else NO_WORDS
         is_dead = not self.is_live
-        return Root(self.number, mass, num_items, max_priority, inserted, sampled, version, is_dead, pending)
+        return Root(self.number, mass, num_items, max_priority, inserted, sampled, version, is_dead, pending, words)
 
     def begin(self, asked: Asked) -> Part:
         """Begins a draw. The items are drawn in take(), while other shards answer."""

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, final
 
 from relive import _core
 from relive.checks.values import integer
-from relive.config.limiters import MinSize
 from relive.config.storage import File, SharedMemory
 from relive.config.table_config import TableConfig
 from relive.core.attached import attached_pids
 from relive.core.closing import Closing
 from relive.errors import InvalidConfig, NameTaken, NoSuchTable, SystemFailure
+from relive.fleet.draws.pace import region_limiter
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.fleet.errors import OtherShards
 from relive.fleet.saved import SavedShards, saved
@@ -42,7 +42,7 @@ _owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # of this process, for
 
 
 def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Table:
-    """Makes a shard that has no owner. Its own limiters let every call pass, because a fleet's limiters act on totals.
+    """Makes a shard that has no owner. A limiter of a ratio acts over the totals of a fleet, not in the shard.
 
     Args:
         number: number of the shard, 0 to 4095.
@@ -62,8 +62,8 @@ def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Ta
         raise InvalidConfig("config of a shard", "a TableConfig", config)
     if isinstance(config.storage, File):
         raise InvalidConfig("storage of a shard", "LocalMemory() or SharedMemory(name)", config.storage)
-    open_doors = {name: replace(one, limiter=MinSize()) for name, one in config.index.items()}
-    made = replace(config, index=open_doors).core_config()
+    own = {name: replace(one, limiter=region_limiter(one.limiter)) for name, one in config.index.items()}
+    made = replace(config, index=own).core_config()
     made |= {"shard": number, "epoch": begins, "metadata": config.to_metadata()}
     return table_over(_core.create_table(made, config.storage.path), None)
 

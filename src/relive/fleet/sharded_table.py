@@ -138,12 +138,10 @@ class ShardedTable(TableHandle):
     Capacity is the sum of the shards' capacities. Each shard evicts its own oldest steps.
 
     Orders and ranks are per shard: TopK(k) draws uniformly among the k best items of each shard. An ordered sampler
-    takes
-    the first items of each shard, as many as the shard's share of the live items.
+    takes the first items of each shard, as many as the shard's share of the live items.
 
-    These parts raise NotOverShards: where= of a draw, Shuffle, Fresh(decay=), replacement=False, explicit items,
-    groups,
-    ragged batches and set_limiter.
+    These parts raise NotOverShards: where= of a draw, Shuffle, Fresh(decay=), replacement=False, explicit items
+    and set_limiter.
     """
 
     def __init__(
@@ -192,7 +190,9 @@ class ShardedTable(TableHandle):
 
         Args:
             num_lanes: number of lanes. None: one lane, and arrays have no lane axis.
-            shard: number of the shard. None: the local shard, otherwise the emptiest live shard.
+            shard: number of the shard. None: the local shard, otherwise the emptiest live shard. A table over several
+                shards with groups of episodes needs a number here or in attach(local=), because the members of a group
+                meet in one shard only.
 
         Returns:
             The writer.
@@ -200,7 +200,7 @@ class ShardedTable(TableHandle):
         Raises:
             TooManyLanes: the shard does not have that many free lanes.
             CapacityTooSmall: the shard has too few steps for a whole window of every open lane.
-            InvalidConfig: no shard has this number, or num_lanes is out of range.
+            InvalidConfig: no shard has this number, num_lanes is out of range, or no shard is named for groups.
             NoLiveShard: no shard has a live owner.
             ReadOnly: the table was attached with read_only=True.
             TableClosed: the table was closed.
@@ -208,6 +208,25 @@ class ShardedTable(TableHandle):
         opens = self._fleet if shard is None else _Opens(self._fleet, self._fleet.shards.numbered(shard))
         repeated = self._repeated_stacks
         return Writer(opens, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items, repeated)
+
+    @names_arguments
+    def shard_of_group(self, value: int) -> int:
+        """The number of the shard for the groups of a value, the same in every process with the same live shards.
+
+        Write all members of a group through writers of one shard, for example of this one. If the shard dies, the
+        groups of its values get another shard; all other values keep theirs.
+
+        Args:
+            value: the value of the column that groups form by (Episodes(group_by=)).
+
+        Returns:
+            The number, for writer(shard=).
+
+        Raises:
+            InvalidConfig: value is not an integer of 64 bits.
+            NoLiveShard: no shard has a live owner.
+        """
+        return self._fleet.shard_of_group(integer("value of a group", value, -(2**63), 2**63 - 1))
 
     # ---- drawing ahead ---------------------------------------------------------------------------------------------
 

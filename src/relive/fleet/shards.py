@@ -9,14 +9,15 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.config.limiters import MinSize
 from relive.config.table_config import TableConfig
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import ForeignKey, InvalidConfig, ReliveError, ServiceUnavailable
+from relive.fleet.draws.pace import region_limiter
 from relive.fleet.draws.placement import MAX_SHARDS, Root
 from relive.fleet.draws.sharing import sharing_of
 from relive.fleet.errors import NotOverShards, OtherShards
+from relive.fleet.keys import LEAF_BITS, ShardKeys
 from relive.saving.copying import SaveFacts
 from relive.table.handle import TableHandle
 
@@ -24,6 +25,7 @@ __all__ = [
     "SILENCE_S",
     "STALL_S",
     "Answer",
+    "AreOwn",
     "Asked",
     "AskedSave",
     "Later",
@@ -44,10 +46,10 @@ Masses = npt.NDArray[np.float64]
 Arrays = list[npt.NDArray[Any]]
 Present = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
+AreOwn: TypeAlias = Callable[[ShardKeys, Keys], npt.NDArray[np.bool_]]  # which keys a call takes, of one shard's
 
 STALL_S = 0.5  # how long a call waits for the lock of one shard; draws then leave the shard out for as long
 SILENCE_S = 1.0  # how long a call waits without a byte from the owner of a shard; the shard is dead then
-_LEAF_BITS = 51
 
 
 class Missed(Exception):
@@ -172,7 +174,9 @@ class Shard(ABC):
         self.table = table
         self.core = core
         self.number = number
-        self.uuid, self._slot_bits, self._num_slots = facts
+        self.uuid = facts[0]
+        self.keys = ShardKeys(table.config.index, *facts[1:])
+        self.bounds_items = [index.limiter.bounds_items for index in table.config.index.values()]
 
     @property
     def progress(self) -> str:
@@ -257,12 +261,6 @@ class Shard(ABC):
     def begin_save(self, asked: AskedSave) -> SavingPart:
         """Begins a save of the shard. Raises the errors of a save as far as they are known at once."""
 
-    def are_rows(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which of the keys, all with this shard's number, the shard may have given out for rows."""
-        in_shard = keys & ((1 << _LEAF_BITS) - 1)
-        slots, generations = in_shard & ((1 << self._slot_bits) - 1), in_shard >> self._slot_bits
-        return (slots < self._num_slots) & (generations >= 1)
-
     @abstractmethod
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
         """Sets how long calls without a deadline of their own wait for the shard."""
@@ -337,22 +335,21 @@ class Shards:
                 return shard
         raise InvalidConfig("shard", " or ".join(str(shard.number) for shard in self._shards), number)
 
-    def places_of(self, keys: Keys, are_changed: bool) -> Places:
+    def places_of(self, keys: Keys, are_own: AreOwn | None) -> Places:
         """[B] The place in this list of each key's shard.
 
-        Raises ForeignKey for a key of no shard. If the keys are for a change, also raises ForeignKey for a key of no
-        row.
-        A shard checks the keys of a read itself. Keys of a change are all checked before the first shard is changed.
+        Raises ForeignKey for a key of no shard. A shard checks the keys of a read itself. Keys of a change are all
+        checked before the first shard is changed: are_own tells which of a shard's keys the call takes.
         """
-        numbers = keys >> _LEAF_BITS
+        numbers = keys >> LEAF_BITS
         if len(self) == 1 and (numbers == self._shards[0].number).all():
             return np.zeros(len(keys), np.int64)
         places: Places = np.where(keys >= 0, self._place_of[numbers & (MAX_SHARDS - 1)], -1)
         wrong = places < 0
-        if are_changed and len(self) > 1:
+        if are_own is not None and len(self) > 1:
             for place in np.unique(places[~wrong]):
                 mine = places == place
-                wrong[mine] = ~self[place].are_rows(keys[mine])
+                wrong[mine] = ~are_own(self[place].keys, keys[mine])
         if wrong.any():
             position = int(np.flatnonzero(wrong)[0])
             raise ForeignKey(position, int(keys[position]))
@@ -382,10 +379,12 @@ class Shards:
                 raise InvalidConfig(
                     f"{what} of shard {shard.number}", f"{value!r}, as shard {first.number}", given[what]
                 )
-        for name in config.index:
-            own = shard.table.limiter(name)
-            if own != MinSize():
-                expected_limiter = "MinSize(1) in its region, as ShardOwner makes it: those of a fleet act on totals"
+        for name, index in config.index.items():
+            own, made = shard.table.limiter(name), region_limiter(index.limiter)
+            if own != made:
+                expected_limiter = (
+                    f"{made!r} in its region, as ShardOwner makes it: the limiters of a fleet act on totals"
+                )
                 raise InvalidConfig(f"limiter of index {name!r} in shard {shard.number}", expected_limiter, own)
 
 

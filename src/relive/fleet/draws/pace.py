@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, cast, final
+from typing import Protocol, final
 
-from relive.config.limiters import Limiter, Totals
+from relive.config.limiters import Limiter, MinSize, Totals
 from relive.errors import DeadlineExceeded, InvalidConfig
-from relive.fleet.errors import NotOverShards
 
-__all__ = ["Pace", "Wait", "pace_of"]
+__all__ = ["Pace", "Wait", "region_limiter"]
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two checks
 
@@ -36,12 +35,12 @@ class Pace(Protocol):
         """Whether a draw of num_items items may go on now."""
         ...
 
-    def check_insert(self, num_steps: int) -> None:
-        """Raises RequestTooLarge if an insert of num_steps steps could never pass."""
+    def check_insert(self, num_items: int) -> None:
+        """Raises RequestTooLarge if an insert that makes num_items items could never pass."""
         ...
 
-    def can_insert(self, totals: Totals, num_steps: int) -> bool:
-        """Whether an insert of num_steps steps may go on now. Each step counts as an item."""
+    def can_insert(self, totals: Totals, num_items: int) -> bool:
+        """Whether an insert that makes at most num_items items may go on now."""
         ...
 
     def needs(self, num_items: int) -> str:
@@ -53,11 +52,13 @@ class Pace(Protocol):
         ...
 
 
-def pace_of(limiter: Limiter) -> Pace:
-    """The limiter as it acts on totals. Raises NotOverShards for limiters that need a number of a single shard."""
-    if limiter.one_table_only is not None:
-        raise NotOverShards(*limiter.one_table_only)
-    return cast(Pace, limiter)
+def region_limiter(limiter: Limiter) -> Limiter:
+    """The limiter in the region of each shard.
+
+    A limiter that bounds items acts in each shard as it does in one table. Every other limiter acts over the totals
+    alone, because a shard's own corridor could close while that of the totals is open.
+    """
+    return limiter if limiter.bounds_items else MinSize()
 
 
 @final

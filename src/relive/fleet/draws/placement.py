@@ -21,13 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from relive import _core
+from relive.core.limiter_words import NO_WORDS, LimiterWords
 from relive.errors import FormatMismatch, InvalidConfig
 
-__all__ = ["MAX_SHARDS", "ROOT_BYTES", "Point", "Root", "Roots", "offsets", "place", "shared_point", "within"]
+__all__ = ["MAX_SHARDS", "ROOT_BYTES", "Point", "Root", "Roots", "home", "offsets", "place", "shared_point", "within"]
 
 MAX_SHARDS = 4096  # a key has 12 bits for the shard
 _ROOT = struct.Struct("<HHIdqdqqq")
 ROOT_BYTES = _ROOT.size  # sent for one index of one shard
+_WORD = 2**64 - 1
 
 Counts = npt.NDArray[np.int64]
 
@@ -38,7 +40,7 @@ Counts = npt.NDArray[np.int64]
 @final
 @dataclass(frozen=True)
 class Root:
-    """The numbers of one index in one shard. A dead shard counts as without mass and items."""
+    """The numbers of one index in one shard. A dead shard counts as without mass and live items."""
 
     shard: int
     mass: float  # of its live items
@@ -49,6 +51,7 @@ class Root:
     policy_version: int = 0
     is_dead: bool = False
     pending: int = 0  # items that wait for late columns or a priority
+    words: LimiterWords = NO_WORDS  # of a limiter that bounds items, for writers of this handle. Ranks do not send them
 
     def pack(self) -> bytes:
         """The root as ROOT_BYTES bytes."""
@@ -138,6 +141,29 @@ class Roots:
         """Number of items drawn. Dead shards count."""
         return sum(root.sampled for root in self.shards)
 
+    @property
+    def drawable(self) -> int:
+        """Number of live items with a mass."""
+        return self.num_items - sum(root.words.num_massless for root in self.shards if not root.is_dead)
+
+    @property
+    def used_or_unused(self) -> int:
+        """Number of items that were ever drawn, and of live items with a mass that never were, if uses are counted.
+
+        Items of a dead shard count if they were drawn: no draw finds the others.
+        """
+        unused = (root.num_items - root.words.num_massless if root.is_dead else 0 for root in self.shards)
+        return self.inserted - sum(unused)
+
+    @property
+    def progress(self) -> int:
+        """Number of versions since the budget of versions began: of the shard that has seen most of them.
+
+        A shard without a row begins with its first row, and a shard may not have the newest version yet.
+        """
+        live = [root for root in self.shards if not root.is_dead]
+        return max((root.policy_version - root.words.base_version for root in live), default=0)
+
 
 # ---- the shared stream ---------------------------------------------------------------------------------------------
 
@@ -208,6 +234,23 @@ def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int 
         counts.append(mine - mine_before)
         mine_before = mine
     return counts
+
+
+def home(value: int, shards: Sequence[int]) -> int:
+    """The shard, of those with these numbers, for everything that has this value. The same in every process.
+
+    Each shard gets an equal part of all values. If a shard is added or removed, values move to or from that shard only.
+
+    Args:
+        value: a number of 64 bits.
+        shards: numbers of shards, at least one.
+
+    Returns:
+        The number of the shard with the largest hash of its number and the value (rendezvous hashing; Thaler and
+        Ravishankar 1998, IEEE/ACM Transactions on Networking 6(1)).
+    """
+    word = _core.splitmix64(value & _WORD)
+    return max(shards, key=lambda number: (_core.splitmix64(word ^ number), number))
 
 
 def within(counts: list[int], room: Sequence[int]) -> list[int] | None:

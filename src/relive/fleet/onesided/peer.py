@@ -221,7 +221,7 @@ class PeerShard(RemoteShard):
         if not self.is_read_here(selection):
             return super().gather(selection, keys, out)
         self.check_live()
-        are_rows = self.are_rows(keys)
+        are_rows = self.keys.are_rows(keys)
         if not are_rows.all():
             wrong = int(np.argmin(are_rows))
             raise ForeignKey(wrong, int(keys[wrong]))

@@ -13,12 +13,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast, final
 
 import numpy as np
 import numpy.typing as npt
 
 from relive.core.ending import start_thread
+from relive.core.limiter_words import NO_WORDS, LimiterWords
 from relive.core.locked import is_of_lock
 from relive.errors import (
     BadMessage,
@@ -295,11 +297,15 @@ class RemoteShard(Shard):
                 answer = self.answered(pending.take)
         if answer is None:
             known = self._last_root.get(index, Root(self.number, 0.0, 0))
-            return Root(self.number, 0.0, 0, known.max_priority, known.inserted, known.sampled, is_dead=True)
+            return replace(known, mass=0.0, pending=0, is_dead=True)
         if len(answer.body) != ROOT.size:
             raise BadMessage("a root", f"{ROOT.size} bytes", len(answer.body))
         mass, num_items, max_priority, inserted, sampled, pends, version = ROOT.unpack(bytes(answer.body))
-        root = Root(self.number, mass, num_items, max_priority, inserted, sampled, version, False, pends)
+        words = NO_WORDS
+        if self.bounds_items[index]:
+            massless = framing.whole(answer.header, "massless", 0, 1 << 62)
+            words = LimiterWords(massless, framing.whole(answer.header, "base_version", -(1 << 62), 1 << 62))
+        root = Root(self.number, mass, num_items, max_priority, inserted, sampled, version, False, pends, words)
         self._last_root[index] = root
         return root
 

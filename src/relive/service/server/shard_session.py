@@ -16,6 +16,7 @@ import numpy as np
 
 from relive._core import CoreTable, Hold
 from relive.core.late_rows import first_filled
+from relive.core.limiter_words import limiter_words
 from relive.core.locked import check_lock
 from relive.core.request import DrawRequest
 from relive.errors import BadMessage, TableClosed
@@ -91,7 +92,7 @@ class ShardSession(Session):
         if "after" in header:
             self.hosted.wait_for(header["after"], framing.seconds(header))
         if op == "roots":
-            self.pipe.send({}, self._root(header))
+            self._root(header)
         elif op == "draw":
             self._draw(header)
         elif op == "layout":
@@ -105,9 +106,14 @@ class ShardSession(Session):
             check_lock(self._core, framing.seconds(header))
             self.pipe.send({})
 
-    def _root(self, header: Header) -> bytes:
-        number = framing.whole(header, "index", 0, len(self.hosted.table.config.index) - 1)
-        return ROOT.pack(*self._core.root(number))
+    def _root(self, header: Header) -> None:
+        indexes = list(self.hosted.table.config.index.values())
+        number = framing.whole(header, "index", 0, len(indexes) - 1)
+        told: dict[str, Any] = {}
+        if indexes[number].limiter.bounds_items:
+            massless, base_version = limiter_words(self._core, number)
+            told = {"massless": massless, "base_version": base_version}
+        self.pipe.send(told, ROOT.pack(*self._core.root(number)))
 
     def _draw(self, header: Header) -> None:
         core, number = self._core, DrawNumber(self._core)
