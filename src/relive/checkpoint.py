@@ -29,7 +29,8 @@ from relive.table.table import Table
 __all__ = ["Checkpoint", "Cursor", "from_bytes", "load", "load_learner", "save", "to_bytes"]
 
 _LEARNER, _CURSOR = "learner", "cursor"
-_OTHERS = "served and sharded tables have save(..., beside={'learner': relive.checkpoint.to_bytes(state)})"
+_STATE = "{'learner': relive.checkpoint.to_bytes(state)}"
+_OTHERS = f"a served table has remote.save(name, beside={_STATE}), a table over shards save(path, beside={_STATE})"
 
 
 class Cursor(Protocol):

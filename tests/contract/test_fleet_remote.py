@@ -40,8 +40,8 @@ class Fleet:
 
 
 CLASSES = classes_of(Fleet, "TestRemoteFleet")
-# The handle refuses wrong types before it asks an owner: test_fleet.py makes the same calls. tests/fleet/test_groups.py has
-# shards of this path, too.
+# The handle refuses wrong types before it asks an owner, as in test_fleet.py. tests/fleet/test_groups.py has shards of
+# this path, too.
 for _suite in ("BadTypes", "Groups", "PromptGroups"):
     pytest.mark.thorough(CLASSES[f"TestRemoteFleet{_suite}"])
 globals().update(CLASSES)

@@ -280,7 +280,7 @@ def test_a_staleness_budget_goes_on_where_it_was(tmp_path: Path) -> None:
                 client.sample(15)
                 with pytest.raises(errors.DeadlineExceeded):
                     write_steps(writer, 30, 1)
-            facts = client.save("paced")
+            facts = client.save("paced", timeout_s=60.0)
             expected = client.stats()
     with relive.load(facts.path, timeout_s=0.3) as copy, serve({"paced": copy}, "grpc://127.0.0.1:0") as one:
         with connect(f"{one.address}/paced") as client, client.writer() as writer:
