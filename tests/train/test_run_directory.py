@@ -183,7 +183,9 @@ def test_an_address_that_is_taken_is_refused_before_there_is_a_directory(tmp_pat
             relive.train.train(small(topology="actors(1)", serving__address=address), tmp_path / "run")
         nowhere = f"grpc://{'a' * 70}:0"  # no name of a machine is so long
         with pytest.raises(InvalidConfig, match=r"serving.address"):
-            relive.train.train(small(topology="actors(1)", serving__address=nowhere, serving__insecure=True), tmp_path / "run")
+            relive.train.train(
+                small(topology="actors(1)", serving__address=nowhere, serving__insecure=True), tmp_path / "run"
+            )
     assert list(tmp_path.iterdir()) == []
 
 
