@@ -92,14 +92,14 @@ class NotShareable(ReliveError, TypeError):
 
 _WHY_NOT_SHAREABLE = {
     "table": (
-        "a table in LocalMemory or Tiered lives in one process and cannot be pickled; to keep it after the program, make"
-        " it with storage=File(folder), whose handle pickles as that folder, or call table.save(folder), and"
+        "a table in LocalMemory or Tiered lives in one process and cannot be pickled; to keep it after the program,"
+        " make it with storage=File(folder), whose handle pickles as that folder, or call table.save(folder), and"
         " relive.load(folder) later; to pass it to processes of this program, make it with storage=SharedMemory(name),"
         " whose handle pickles as an address that works while a process has it open"
     ),
     "writer": (
-        "a writer belongs to the process that opened it and cannot be pickled; pickle its table, and open a writer there"
-        " with table.writer()"
+        "a writer belongs to the process that opened it and cannot be pickled; pickle its table, and open a writer"
+        " there with table.writer()"
     ),
     "save": (
         "a save under way belongs to the process that began it and cannot be pickled; wait for it there, and pickle the"
