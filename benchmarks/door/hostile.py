@@ -85,7 +85,7 @@ class Hostile:
         else:
             tls, token = client_tls(self.folder, self.address), self.folder / "append.token"
             remote = relive.connect(f"{self.address}/small", tls=tls, token=token)
-            writer = remote.writer(num_lanes=1, streaming=relive.service.Streaming())
+            writer = remote.writer(streaming=relive.service.Streaming())
             for _ in range(100):
                 writer.append(**STEP)
             writer.flush()
@@ -143,11 +143,14 @@ def main() -> None:
     folder, address, act, role = sys.argv[1:]
     hostile = Hostile(Path(folder), address, role)
     print("ready", flush=True)
+    heard: set[str] = set()
     while True:
         try:
             getattr(hostile, act)()
         except (relive.errors.ReliveError, *_FAILURES) as problem:
-            sys.stderr.write(f"hostile {act}, {role}: {type(problem).__name__} {str(problem)[:200]}\n")
+            if type(problem).__name__ not in heard:
+                heard.add(type(problem).__name__)
+                sys.stderr.write(f"  hostile {act}, {role}: {type(problem).__name__} {str(problem)[:200]}\n")
             time.sleep(0.01)
 
 

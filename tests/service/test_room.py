@@ -17,20 +17,17 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 from contract.tools import plain_spec, prioritized, write_steps
 
 import relive
-from relive import errors
+from relive import _core, errors
 from relive.service import ServerOptions, connect, serve
+from relive.service.server import keeper
 from relive.service.server.hosting import Memory
+from relive.service.server.keeper import give_memory_back, private_bytes
 from relive.service.server.room import on_own_thread, room
 
 LOOPBACK = "grpc://127.0.0.1:0"
 MIB = 1 << 20
+needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc to read memory")
 OPTIONS = ServerOptions(max_work_bytes=64 * MIB)
-
-
-def memory_now() -> int:
-    """Private bytes of this process that are in memory."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
 def eventually(holds: Any, seconds: float = 20.0) -> bool:
@@ -83,14 +80,31 @@ def test_large_work_has_a_thread_of_its_own_and_raises_its_error() -> None:
         on_own_thread(lambda: 1 // 0)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc to read the memory")
+@needs_proc
 def test_a_large_draw_leaves_no_memory_while_its_stream_goes_on(table: relive.Table) -> None:
     with serve({"t": table}, LOOPBACK) as server, connect(f"{server.address}/t", timeout_s=60.0) as remote:
         remote.draw(16)
-        before = memory_now()
+        give_memory_back()
+        before = private_bytes()
         assert len(remote.draw(1 << 20).item_keys) == 1 << 20
-        assert eventually(lambda: memory_now() < before + 80 * MIB, 5.0), "the draw's scratch of 160 MB stayed"
+        assert eventually(lambda: private_bytes() < before + 80 * MIB, 5.0), "the draw's scratch of 160 MB stayed"
         assert server.num_streams > 0
+
+
+@needs_proc
+def test_batches_that_are_kept_go_back_although_no_request_is_large(
+    table: relive.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of many sizes."""
+    monkeypatch.setattr(keeper, "_TRIM_EVERY_S", 0.0)
+    monkeypatch.setattr(keeper, "_LARGE_PEAK", 2 * MIB)
+    with serve({"t": table}, LOOPBACK, ServerOptions(max_streams=9)) as server:
+        with connect(f"{server.address}/t") as remote:
+            assert eventually(lambda: _core.kept_batch_bytes() < MIB, 5.0)
+            for number in range(5_000, 5_400, 10):
+                remote.draw(number)
+            assert next(iter(server._hosted.values())).memory.work.peak == 0, "no request is counted"
+            assert eventually(lambda: _core.kept_batch_bytes() < MIB, 10.0), "the keeper looks once a second"
 
 
 def test_a_draw_that_waits_for_its_limiter_delays_no_other_request() -> None:
