@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -100,12 +101,20 @@ def started(config: Path, address: str) -> tuple[subprocess.Popen[bytes], float]
     command = [str(Path(sys.executable).with_name("relive")), "serve", str(config)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     while time.monotonic() - began < 60.0:
-        try:
-            if health(address, timeout_s=1.0).is_well:
-                return process, time.monotonic() - began
-        except relive.errors.ServiceUnavailable:
-            time.sleep(0.01)
+        if listens(address) and health(address, timeout_s=10.0).is_well:
+            return process, time.monotonic() - began
+        time.sleep(0.005)
+    process.kill()
     raise TimeoutError("relive serve does not serve")
+
+
+def listens(address: str) -> bool:
+    """Whether a server takes connections at the address. A client of gRPC would cost the server's start more."""
+    try:
+        socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def fill(address: str, rows: int) -> None:
