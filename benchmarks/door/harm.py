@@ -70,6 +70,7 @@ def measured(folder: Path, act: Act, role: str, seconds: float, rounds: int) -> 
     time.sleep(1.0)
     before, spans, peaks, back_s = server.memory, [], [], []
     gone_s: list[float | None] = []
+    tries = []
     for _ in range(rounds):
         began = time.monotonic()
         time.sleep(seconds)
@@ -82,12 +83,13 @@ def measured(folder: Path, act: Act, role: str, seconds: float, rounds: int) -> 
         ends = time.monotonic()
         hostile.kill()
         server.stop_watch()
+        tries.append(round(int((folder / "tries").read_text()) / (ends - acts), 1))
         spans.append((began, acts, ends))
         peaks.append(server.peak)
         back_s.append(eventually(lambda: server.memory <= before + LEFT, 60.0))
     told = {
         "act": act.name, "role": role, "descriptors": act.descriptors, "before_mb": mb(before),
-        "peak_mb": [mb(one) for one in peaks], "back_s": back_s, "gone_s": gone_s,
+        "peak_mb": [mb(one) for one in peaks], "back_s": back_s, "gone_s": gone_s, "tries_a_second": tries,
         "after_mb": mb(server.memory), "is_alive": server.runs,
     }  # fmt: skip
     calls = honest.result()

@@ -1,8 +1,8 @@
 """A program: a client that means harm, until it is killed.
 
 usage: python -m benchmarks.door.hostile FOLDER ADDRESS ACT ROLE
-ROLE: the role of its token; "none": it has no token. The process has the lowest priority of the machine, because a
-stranger's work is done on another one.
+ROLE: the role of its token; "none": it has no token. The process runs when no other process wants the core, because a
+stranger's work is done on another machine. Twice a second it writes the number of its tries into FOLDER/tries.
 """
 
 from __future__ import annotations
@@ -41,12 +41,20 @@ class Hostile:
         self.folder, self.address = folder, address
         self.token = None if role == "none" else (folder / f"{role}.token").read_bytes().strip()
         self.kept: list[Any] = []
+        self.tries = 0
 
     def stream(self, table: str = "small", kind: str = "call", token: bytes | None = None) -> RawStream:
         """Opens a stream, and reads what the server says first."""
         stream = RawStream(self.folder, f"{self.address}/{table}", kind, token or self.token, 600.0)
+        self.tries += 1
         stream.hears()
         return stream
+
+    def count(self) -> None:
+        """Writes the number of tries, for as long as the process lives."""
+        while True:
+            (self.folder / "tries").write_text(str(self.tries))
+            time.sleep(0.5)
 
     # ---- the acts: each function is called again and again ---------------------------------------------------------
 
@@ -54,6 +62,7 @@ class Hostile:
         """Draws gigabytes of keys at once, then as many as the server's budget lets through."""
         stream = self.stream()
         for count in (1 << 26, *[int(BUDGET * 0.99) // _AN_ITEM] * 20):
+            self.tries += 1
             stream.say(op="draw", index=0, n=count, timeout_s=30.0)
             stream.hears_all()
         stream.close()
@@ -70,6 +79,7 @@ class Hostile:
         """Opens 300 connections that say nothing. With a token, each has a stream that says nothing."""
         for _ in range(NUM_SILENT):
             host, _, port = self.address.rpartition("/")[2].rpartition(":")
+            self.tries += 0 if self.token else 1
             try:
                 kept = self.stream() if self.token else socket.create_connection((host, int(port)), 1.0)
             except _FAILURES:
@@ -115,6 +125,7 @@ class Hostile:
         """Empties the table, without the role, as often as it is answered."""
         stream = self.stream()
         while True:
+            self.tries += 1
             stream.say(op="clear")
             stream.hears()
 
@@ -140,9 +151,11 @@ def pull_cable() -> None:
 def main() -> None:
     """Acts until it is killed. A refusal begins the act again."""
     os.nice(19)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     folder, address, act, role = sys.argv[1:]
     hostile = Hostile(Path(folder), address, role)
     print("ready", flush=True)
+    threading.Thread(target=hostile.count, daemon=True).start()
     heard: set[str] = set()
     while True:
         try:
