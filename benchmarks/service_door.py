@@ -137,10 +137,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as made:
             make_place(Path(made))
             found[name] = PARTS[name](Path(made), given)
+        out.parent.mkdir(exist_ok=True)
+        out.write_text(json.dumps(found, indent=1) + "\n")
+        out.with_suffix(".md").write_text(page(found))
         print(name, "done", flush=True)
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(found, indent=1) + "\n")
-    out.with_suffix(".md").write_text(page(found))
     sys.stdout.write(f"saved in {out}\n")
     return 0
 

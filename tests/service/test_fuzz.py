@@ -29,7 +29,7 @@ from relive.service.wire.tokens import add_token
 from service.doors import tokens_for
 
 NUM_MESSAGES = 1000
-NUM_WITH_TOKENS = 240  # and of clients that may change nothing
+NUM_WITH_TOKENS = 160  # and of clients that may change nothing
 A_STREAM = 20
 KINDS = ("call", "write", "hold", "shard", "parameters")
 STRANGE: tuple[Any, ...] = (

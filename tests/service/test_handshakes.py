@@ -127,7 +127,10 @@ def _request(one: socket.socket, hello: bytes) -> None:
     one.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
-@pytest.mark.parametrize("act", [_half, _whole_then_nothing, _whole_then_noise, _reset, _plain_text, _request])
+THOROUGH = [pytest.param(one, marks=pytest.mark.thorough) for one in (_whole_then_nothing, _whole_then_noise, _reset)]
+
+
+@pytest.mark.parametrize("act", [_half, _plain_text, *THOROUGH, pytest.param(_request, marks=pytest.mark.thorough)])
 def test_a_handshake_that_does_not_end(
     door: Door, ours: Authority, act: Callable[[socket.socket, bytes], None]
 ) -> None:
