@@ -15,7 +15,7 @@ GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
 WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py
 
-.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save bench-sequence-models bench-plugins curves study-tree study-priorities study-scaling bench-report conformance docs docs-test release gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save bench-service bench-sequence-models bench-plugins curves study-tree study-priorities study-scaling bench-report conformance docs docs-test release gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-fleet: setup ## two shards compared with one table, batches from another n
 
 bench-save: setup ## saves and loads compared with the disk and with memory (two minutes): benchmarks/results/saving.json
 	@$(RUN) -m benchmarks.saving
+
+bench-service: setup ## the service's door: TLS, hostile clients beside an honest one, restarts (20 minutes): benchmarks/results/door
+	@$(RUN) -m benchmarks.service_door
 
 bench-plugins: setup ## Stable-Baselines3 with its own buffers and with the adapter, in pairs: benchmarks/results/plugins.json
 	@$(RUN) -m benchmarks.plugins

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #include "module.hpp"
 
@@ -69,6 +70,14 @@ void give_back(const Block& block) {
   }
 }
 
+// Frees the blocks that no array uses. The caller has taken the mutex.
+size_t free_blocks(Pool& p) {
+  for (auto& [num_bytes, blocks] : p.free)
+    for (void* memory : blocks) std::free(memory);
+  p.free.clear();
+  return std::exchange(p.kept_bytes, 0);
+}
+
 void give_back_capsule(PyObject* capsule) {
   auto* block = static_cast<Block*>(PyCapsule_GetPointer(capsule, nullptr));
   give_back(*block);
@@ -89,11 +98,13 @@ void BatchMemory::close() {
   Pool& p = pool();
   const std::lock_guard<std::mutex> guard(p.mutex);
   p.num_handles -= 1;
-  if (p.num_handles > 0) return;
-  for (auto& [num_bytes, blocks] : p.free)
-    for (void* memory : blocks) std::free(memory);
-  p.free.clear();
-  p.kept_bytes = 0;
+  if (p.num_handles == 0) free_blocks(p);
+}
+
+size_t free_batch_memory() {
+  Pool& p = pool();
+  const std::lock_guard<std::mutex> guard(p.mutex);
+  return free_blocks(p);
 }
 
 size_t kept_batch_bytes() {

@@ -54,6 +54,9 @@ class BatchMemory final {
 };
 size_t kept_batch_bytes();
 
+// Frees the kept blocks, and returns how many bytes they had. Later batches take new memory.
+size_t free_batch_memory();
+
 // A block of the pool that no array uses yet. Needs no GIL.
 class BatchBlock final {
  public:

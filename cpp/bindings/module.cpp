@@ -42,6 +42,7 @@ NB_MODULE(_core, module) {
       .def(nanobind::init<>())
       .def("close", &relive::bindings::BatchMemory::close);
   module.def("kept_batch_bytes", &relive::bindings::kept_batch_bytes);
+  module.def("free_batch_memory", &relive::bindings::free_batch_memory);
   module.def("set_clock_ahead", &relive::set_clock_ahead, nanobind::arg("seconds"));  // for tests of max_wait_s
   module.def("new_buffer", &relive::bindings::new_buffer, nanobind::arg("num_bytes"));
 }

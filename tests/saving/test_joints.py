@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -273,3 +274,13 @@ def test_a_fork_while_a_save_goes_on(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
     assert saving.wait(30.0).num_steps == 420
     assert table.save(tmp_path).num_pages_written <= 1
+
+
+def test_a_save_under_way_does_not_pickle(tmp_path: Path) -> None:
+    table, _ = made()
+    saving = table.save(tmp_path, wait=False)
+    with pytest.raises(errors.NotShareable, match="save under way") as caught:
+        pickle.dumps(saving)
+    assert pickle.loads(pickle.dumps(saving.wait(30.0))).num_steps == 420, "the way out that the error names"
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.what == "save" and str(again) == str(caught.value)

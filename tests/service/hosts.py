@@ -27,8 +27,8 @@ def _answer(served: Served, what: str, *arguments: Any) -> Any:
     if what == "serve":
         spec, capacity, index, options, address = arguments
         more = {} if index is None else {"index": index}
-        saves = options.pop("saves", None)
-        return _serve(served, relive.Table(spec, capacity, **more, **options), address, saves)
+        saves, door = options.pop("saves", None), options.pop("door", None)
+        return _serve(served, relive.Table(spec, capacity, **more, **options), address, saves, door)
     if what == "attach":
         name, address = arguments
         return _serve(served, relive.attach(name), address)
@@ -46,10 +46,13 @@ def _answer(served: Served, what: str, *arguments: Any) -> Any:
     raise ValueError(what)
 
 
-def _serve(served: Served, table: Any, address: str, saves: Any = None) -> str:
-    from relive.service import ServerOptions, serve
+def _serve(served: Served, table: Any, address: str, saves: Any = None, door: Any = None) -> str:
+    from relive.service import ServerOptions, ServerTLS, serve
 
-    server = serve({"table": table}, address, ServerOptions(saves=saves))
+    more = {}
+    if door is not None:  # paths of the certificate, its key, and the file of the tokens
+        more = {"tls": ServerTLS(*door[:2]), "tokens": door[2]}
+    server = serve({"table": table}, address, ServerOptions(saves=saves), **more)
     served[server.address] = server, table
     return server.address + "/table"
 
@@ -62,7 +65,7 @@ class Host(Asked):
         super().__init__(run)
 
     def serve(self, spec: Any, capacity: Any, index: Any = None, address: str = LOOPBACK, **more: Any) -> Any:
-        """Address of a new table."""
+        """Address of a new table. door=(certificate, key, tokens): over TLS, for clients with a token of that file."""
         return self.ask("serve", spec, capacity, index, more, address)
 
     def attach(self, name: str, address: str = LOOPBACK) -> Any:

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,12 +21,17 @@ from contract.tools import plain_spec, prioritized, step, write_steps
 
 import relive
 from relive import errors
+from relive.core.roles import ROLES
 from relive.service import Server, ServerOptions, connect, serve
 from relive.service.parameters.sets import publication_of
 from relive.service.wire import framing
+from relive.service.wire.tokens import add_token
+from service.doors import tokens_for
 
 NUM_MESSAGES = 1000
+NUM_WITH_TOKENS = 160  # and of clients that may change nothing
 A_STREAM = 20
+KINDS = ("call", "write", "hold", "shard", "parameters")
 STRANGE: tuple[Any, ...] = (
     None, True, -1, 0, 1, 3, 255, 2**31, 2**62, 2**63, 10**30, 0.5, -0.5, 1e308, float("nan"), float("inf"), "", "x",
     "sample", "\0", "a" * 5000, [], [[]], [1, 2], [[1, 2], [3]], ["observation"], ["observation"] * 300, {},
@@ -34,17 +39,47 @@ STRANGE: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    options = ServerOptions(max_reply_bytes=1 << 20, saves=tmp_path / "saves")
+class Tokens(NamedTuple):
+    """A server with tokens: one for each role, and one with all roles."""
+
+    server: Server
+    of_role: dict[str, str]
+    everything: str
+
+    def strange(self) -> list[str | None]:
+        """No token, and tokens that are none."""
+        return [None, "", "relive_", self.of_role["read"][:-1], "\xff" * 40, "x" * 4000]
+
+
+@contextlib.contextmanager
+def served(folder: Path, tokens: Path | None = None) -> Iterator[Server]:
+    """A server whose table is whole at the end, as is each of its saves, with nothing else in the folder."""
+    options = ServerOptions(max_reply_bytes=1 << 20, saves=folder / "saves")
     with relive.Table(plain_spec(), 500, prioritized(), max_lanes=64, timeout_s=0.2) as table:
-        with serve({"t": table}, "grpc://127.0.0.1:0", options) as one:
+        with serve({"t": table}, "grpc://127.0.0.1:0", options, tokens=tokens) as one:
             yield one
         table.check()
-    for path in (tmp_path / "saves" / "t").iterdir():  # nothing else was written, and each save is whole
+    for path in (folder / "saves" / "t").glob("*"):
         with contextlib.suppress(errors.NoSuchSave):
             assert path.is_dir() and relive.saved(path).config == table.config
-    assert {path.name for path in tmp_path.iterdir()} == {"saves"} and len(list((tmp_path / "saves").iterdir())) == 1
+    if folder.joinpath("saves").exists():
+        assert len(list((folder / "saves").iterdir())) == 1
+    assert {path.name for path in folder.iterdir()} <= {"saves"}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with served(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Tokens]:
+    path, folder = tmp_path / "tokens.toml", tmp_path / "server"
+    folder.mkdir()
+    of_role, everything = tokens_for(path, "t"), add_token(str(path), "everything", ROLES, ["t"])
+    with served(folder, path) as one:
+        yield Tokens(one, of_role, everything)
 
 
 def right_messages(kind: str, keys: list[int]) -> list[tuple[dict[str, Any], bytes]]:
@@ -148,22 +183,26 @@ def malformed(kind: str, keys: list[int], rng: random.Random) -> bytes:
     return framing.encode(bend(header, rng), body)
 
 
-def open_stream(client: Any, rng: random.Random, kind: str, bent: bool) -> Any:
+def open_stream(client: Any, rng: random.Random, kind: str, bent: bool, token: str | None = None) -> Any:
     request = {"relive": framing.VERSION, "byte_order": "little", "table": "t", "kind": kind, "spec": None}
     request |= {"uuid": None, "layout_hash": None, "num_lanes": None}
     command = json.dumps(bend(request, rng) if bent else request).encode()
     if bent and rng.random() < 0.3:
         command = rng.randbytes(rng.randrange(200))
-    options = flight.FlightCallOptions(timeout=30.0)
+    headers = [] if token is None else [(b"authorization", b"Bearer " + token.encode("latin-1"))]
+    options = flight.FlightCallOptions(timeout=30.0, headers=headers)
     if bent and rng.random() < 0.1:
         return client.do_exchange(flight.FlightDescriptor.for_path("t", "x"), options)
     return client.do_exchange(flight.FlightDescriptor.for_command(command), options)
 
 
-def play(client: Any, rng: random.Random, kind: str, keys: list[int]) -> tuple[int, int]:
+def play(client: Any, rng: random.Random, kind: str, keys: list[int], token: str | None = None) -> tuple[int, int]:
     """Bent messages on one stream, each answered by the server before the next; (messages, refusals)."""
-    writer, reader = open_stream(client, rng, kind, bent=rng.random() < 0.3)
     sent, refused = 1, 0
+    try:
+        writer, reader = open_stream(client, rng, kind, rng.random() < 0.3, token)
+    except (flight.FlightError, pa.ArrowException, OSError):  # gRPC's own refusal, as of the bytes of a token
+        return sent, 1
     try:
         if b"error" in reader.read_chunk().app_metadata.to_pybytes():
             return sent, 1
@@ -195,7 +234,7 @@ def test_malformed_messages_never_hurt(server: Server, profile_scale: int) -> No
         client = flight.FlightClient(server.address)
         sent = refused = 0
         while sent < NUM_MESSAGES * profile_scale:
-            done = play(client, rng, rng.choice(("call", "write", "hold", "shard", "parameters")), keys.tolist())
+            done = play(client, rng, rng.choice(KINDS), keys.tolist())
             sent, refused = sent + done[0], refused + done[1]
         assert refused > 0.3 * sent, "most of these messages are wrong"
 
@@ -214,6 +253,47 @@ def test_malformed_messages_never_hurt(server: Server, profile_scale: int) -> No
             time.sleep(0.02)
         stats = remote.stats()
         assert stats.num_lanes == 1 and stats.indexes["default"].in_flight == 0
+
+
+def played(client: Any, rng: random.Random, tokens: list[str | None], keys: list[int], number: int) -> float:
+    """Plays bent messages with these tokens. Returns the share of refusals."""
+    sent = refused = 0
+    while sent < number:
+        done = play(client, rng, rng.choice(KINDS), keys, rng.choice(tokens))
+        sent, refused = sent + done[0], refused + done[1]
+    return refused / sent
+
+
+def test_malformed_messages_with_tokens_never_hurt(guarded: Tokens, profile_scale: int) -> None:
+    rng, server = random.Random(21), guarded.server
+    with connect(server.address + "/t", token=guarded.everything) as remote, remote.writer() as writer:
+        keys = write_steps(writer, 0, 100).tolist()
+        tokens = [*guarded.strange(), *guarded.of_role.values(), *[guarded.everything] * 5]
+        client = flight.FlightClient(server.address)
+        assert played(client, rng, tokens, keys, NUM_WITH_TOKENS * profile_scale) > 0.3
+        assert writer.append(**step(100, 101)) >= 0
+        with remote.writer() as another:
+            more = write_steps(another, 0, 20)
+        assert remote.gather(more).present.all() and remote.sample(16, timeout_s=5.0).num_items == 16
+        remote.check()
+
+
+def test_malformed_messages_without_the_role_change_nothing(guarded: Tokens, profile_scale: int) -> None:
+    rng, server = random.Random(22), guarded.server
+
+    def state(remote: Any) -> Any:
+        """All that a client which may only read cannot change."""
+        stats, index = remote.stats(), remote.stats().indexes["default"]
+        kept = (stats.num_steps, stats.appended, stats.deleted, stats.policy_version, stats.updates_applied)
+        return *kept, index.num_items, index.inserted, index.total_mass, index.limiter, remote.parameters.version
+
+    with connect(server.address + "/t", token=guarded.everything) as remote, remote.writer() as writer:
+        keys = write_steps(writer, 0, 100).tolist()
+        before = state(remote)
+        tokens = [*guarded.strange()[1:], *[guarded.of_role["read"]] * 24]
+        played(flight.FlightClient(server.address), rng, tokens, keys, NUM_WITH_TOKENS * profile_scale)
+        assert state(remote) == before
+        assert remote.stats().num_lanes == 1
 
 
 def test_a_count_costs_no_memory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import pickle
 import signal
 import threading
 import time
@@ -257,6 +258,8 @@ def test_a_full_disk_is_the_callers_error(remote: RemoteTable, tmp_path: Path, m
 
 def test_a_save_that_is_not_known(remote: RemoteTable) -> None:
     saving = remote.save("one", wait=False)
+    with pytest.raises(errors.NotShareable, match="save"):
+        pickle.dumps(saving)
     saving.wait()
     saving.token = "another"
     with pytest.raises(errors.ServiceUnavailable, match="does not know this save"):

@@ -49,6 +49,7 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.WriterClosed(),
     errors.ForkedHandle(),
     errors.NotShareable(),
+    errors.NotShareable("save"),
     errors.ReadOnly(),
     errors.ServiceUnavailable("grpc://127.0.0.1:7070/pong", 1.5, "connection refused"),
     errors.Unacknowledged(3, 24, "the server is gone"),

@@ -71,6 +71,19 @@ def a_batch_that_outlives_the_last_handle_keeps_its_own_memory_and_no_more() -> 
         assert _core.kept_batch_bytes() > 0, "and a new handle keeps memory again"
 
 
+def it_is_freed_on_request_and_kept_again_afterwards() -> None:
+    with made_table() as table:
+        batch = table.sample(NUM_ITEMS)
+        table.sample(NUM_ITEMS)
+        kept = _core.kept_batch_bytes()
+        assert kept >= NUM_ITEMS * ROW_BYTES and _core.free_batch_memory() == kept
+        assert _core.kept_batch_bytes() == _core.free_batch_memory() == 0
+        assert (batch["blob"][:, 0] == batch["blob"][:, -1]).all(), "a batch that is used keeps its memory"
+        del batch
+        gc.collect()
+        assert _core.kept_batch_bytes() > 0
+
+
 def the_process_gets_it_back() -> None:
     if not Path("/proc/self/statm").exists():
         return  # a system that does not tell
@@ -102,6 +115,7 @@ def test_a_connection_is_a_handle(shm_name: object) -> None:
 CHECKS = (
     it_is_kept_while_a_handle_is_open_and_given_back_with_the_last,
     a_handle_that_is_dropped_counts_as_closed,
+    it_is_freed_on_request_and_kept_again_afterwards,
     a_batch_that_outlives_the_last_handle_keeps_its_own_memory_and_no_more,
     the_process_gets_it_back,
 )

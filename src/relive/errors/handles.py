@@ -83,19 +83,29 @@ class ForkedHandle(ReliveError, RuntimeError):
 
 @final
 class NotShareable(ReliveError, TypeError):
-    """A table of one process, LocalMemory or Tiered, or a writer cannot be pickled."""
+    """A table of one process, LocalMemory or Tiered, a writer or a save under way cannot be pickled."""
 
     def __init__(self, what: str = "table") -> None:
         self.what = what
-        super().__init__(
-            "a writer belongs to the process that opened it and cannot be pickled; pickle its table, and open a writer"
-            " there with table.writer()"
-            if what == "writer"
-            else "a table in LocalMemory or Tiered lives in one process and cannot be pickled; to keep it after the"
-            " program, make it with storage=File(folder), whose handle pickles as that folder, or call"
-            " table.save(folder), and relive.load(folder) later; to pass it to processes of this program, make it with"
-            " storage=SharedMemory(name), whose handle pickles as an address that works while a process has it open"
-        )
+        super().__init__(_WHY_NOT_SHAREABLE.get(what, _WHY_NOT_SHAREABLE["table"]))
+
+
+_WHY_NOT_SHAREABLE = {
+    "table": (
+        "a table in LocalMemory or Tiered lives in one process and cannot be pickled; to keep it after the program,"
+        " make it with storage=File(folder), whose handle pickles as that folder, or call table.save(folder), and"
+        " relive.load(folder) later; to pass it to processes of this program, make it with storage=SharedMemory(name),"
+        " whose handle pickles as an address that works while a process has it open"
+    ),
+    "writer": (
+        "a writer belongs to the process that opened it and cannot be pickled; pickle its table, and open a writer"
+        " there with table.writer()"
+    ),
+    "save": (
+        "a save under way belongs to the process that began it and cannot be pickled; wait for it there, and pickle the"
+        " facts that saving.wait() returns, or the path of its folder"
+    ),
+}
 
 
 @final

@@ -13,7 +13,7 @@ import numpy as np
 from relive import _core
 from relive.checks.values import integer, is_name
 from relive.config.table_config import TableConfig
-from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError
+from relive.errors import DeadlineExceeded, InvalidConfig, NotShareable, ReliveError
 from relive.saving.copying import Copying, SaveFacts
 from relive.saving.files import Files
 from relive.saving.folder import IMAGE, SaveFolder
@@ -203,6 +203,9 @@ class Saving:
     def cancel(self) -> None:
         """Ends the save at its next block, if it has not committed. The save before it stays whole."""
         self._cancelled.set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise NotShareable("save")
 
     def __repr__(self) -> str:
         state = "done" if self._facts is not None else "failed" if self._error is not None else f"{self.progress:.0%}"

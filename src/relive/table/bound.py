@@ -142,7 +142,10 @@ class Bound(Closing, Loadable):
         if index is None and type(number) is int:
             index = self._index_names[number]
         names = self._index_names if index is None else (index,)
-        limiters = [self._index_limiter(self.index_number(name)) for name in names]
+        try:
+            limiters = [self._index_limiter(self.index_number(name)) for name in names]
+        except ReliveError:  # a client that may append may not look at the limiter: the error stays without arithmetic
+            return error
         paced = [(limiter.window, limiter.arithmetic()) for limiter in limiters if limiter.window is not None]
         if not paced:
             return error

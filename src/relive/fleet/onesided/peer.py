@@ -30,10 +30,11 @@ from relive.fleet.draws.mixing import Outputs, scatter
 from relive.fleet.errors import PeerUnreadable
 from relive.fleet.onesided.faster_path import Chosen, FasterPath
 from relive.fleet.onesided.nixl import Offered, open_memory
+from relive.fleet.onesided.opening import opened_within
 from relive.fleet.onesided.peer_layout import PeerLayout
 from relive.fleet.onesided.rows import OneSidedReader
 from relive.fleet.onesided.transport import Memory
-from relive.fleet.remote.shard import LazySelection, RemotePart, RemoteShard
+from relive.fleet.remote.shard import CONNECT_S, LazySelection, RemotePart, RemoteShard
 from relive.fleet.shards import STALL_S, Answer, Asked, Later, Missed, Part, Path
 from relive.reading.order import hidden_names
 from relive.service.wire import framing
@@ -74,6 +75,7 @@ class PeerShard(RemoteShard):
         opens: Callable[[Offered], Any] = open_memory,
         access: Access | None = None,
     ) -> None:
+        ends = time.monotonic() + (CONNECT_S if timeout_s is None else timeout_s)
         super().__init__(address, stream, timeout_s, access)
         self._opens = opens
         self._quickers: dict[tuple[Any, ...], FasterPath] | None = None if must else {}  # by kind of batch
@@ -85,7 +87,7 @@ class PeerShard(RemoteShard):
         self._of_owner = frozenset((*next_step_names(self.table.config.spec), *hidden_names()))
         self.num_torn = 0  # torn rows of all earlier readers
         try:
-            self._make_reader(_SETUP_S)
+            self._make_reader(_SETUP_S, ends)
         except (ReliveError, OSError) as problem:
             if must:
                 self.close()
@@ -116,19 +118,25 @@ class PeerShard(RemoteShard):
 
     # ---- the reader ------------------------------------------------------------------------------------------------
 
-    def _make_reader(self, timeout_s: float) -> None:
+    def _make_reader(self, timeout_s: float, ends: float = math.inf) -> None:
+        """timeout_s: of each answer of the owner. ends: when the caller gives up on all of it."""
+
+        def left() -> float:
+            return ends - time.monotonic()
+
         if OFFER not in framing.field(self.hello, "offers", list):
             raise PeerUnreadable(
                 self.address,
                 "its owner does not offer its memory (it has no Door(offers=True), or NIXL is not installed there)",
             )
-        told, metadata = self.request({"op": "offer", "what": OFFER}, timeout_s)
+        told, metadata = self.request({"op": "offer", "what": OFFER}, min(timeout_s, left()))
         fields = framing.field(told, "fields", dict)
         if fields.get("uuid") != self.uuid.hex():
             raise FormatMismatch("uuid of the memory that is offered", self.uuid.hex(), fields.get("uuid"))
         base, num_bytes = (framing.whole(fields, name, 1, 1 << 62) for name in ("base", "num_bytes"))
-        layout = PeerLayout.from_told(self.request({"op": "layout"}, timeout_s)[0])
-        memory = self._opens(Offered(self.address, base, num_bytes, framing.field(fields, "agent", str), metadata))
+        layout = PeerLayout.from_told(self.request({"op": "layout"}, min(timeout_s, left()))[0])
+        offered = Offered(self.address, base, num_bytes, framing.field(fields, "agent", str), metadata)
+        memory = self._opens(offered) if ends == math.inf else opened_within(self._opens, offered, left())
         try:
             reader = OneSidedReader(self.table.config, layout, cast(Memory, memory))
         except BaseException:

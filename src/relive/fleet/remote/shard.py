@@ -55,7 +55,7 @@ from relive.service.wire import framing
 from relive.service.wire.access import OPEN, Access
 from relive.service.wire.packing import DRAWN
 
-__all__ = ["LazySelection", "RemoteShard"]
+__all__ = ["CONNECT_S", "LazySelection", "RemoteShard"]
 
 Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
@@ -63,7 +63,7 @@ Arrays = list[npt.NDArray[Any]]
 Present = npt.NDArray[np.bool_]
 Value = TypeVar("Value")
 
-_CONNECT_S = 10.0
+CONNECT_S = 10.0
 _LOOK_EVERY_S = 0.2  # between two checks whether a dead shard answers again
 _STREAMS = 2**40
 
@@ -110,7 +110,7 @@ class RemoteShard(Shard):
         try:
             table = RemoteTable(connection, timeout_s)
             self._lines = Lines(connection)
-            ends = cutoff(_CONNECT_S if timeout_s is None else timeout_s)
+            ends = cutoff(CONNECT_S if timeout_s is None else timeout_s)
             line, hello = self._lines.open(ends)
             self._lines.give(line)
             self.address = address
@@ -180,7 +180,7 @@ class RemoteShard(Shard):
     def look(self) -> bool:
         """Asks once whether the shard answers again. Returns whether to ask no more."""
         try:
-            line, _ = self._lines.open(time.monotonic() + _CONNECT_S)  # less if the owner is silent
+            line, _ = self._lines.open(time.monotonic() + CONNECT_S)  # less if the owner is silent
         except FormatMismatch:
             self._state = "replaced"
             return False

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from relive.checks.values import timeout
-from relive.errors import BadMessage, DeadlineExceeded, InvalidConfig, ReliveError, SaveCancelled
+from relive.errors import BadMessage, DeadlineExceeded, InvalidConfig, NotShareable, ReliveError, SaveCancelled
 from relive.saving.copying import SaveFacts
 from relive.service.client.remote_core import RemoteCore
 from relive.service.wire import framing
@@ -160,6 +160,9 @@ class RemoteSaving:
     def _told(self, wait_s: float, until: str, timeout_s: float) -> dict[str, Any]:
         header = {"op": "saving", "token": self.token, "until": until, "timeout_s": wait_s}
         return self._core.tell(header, timeout_s)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise NotShareable("save")
 
     def __repr__(self) -> str:
         return f"RemoteSaving({self._name!r} of {self._core.path})"

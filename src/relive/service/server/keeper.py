@@ -16,18 +16,19 @@ from typing import final
 
 import pyarrow as pa
 
+from relive._core import free_batch_memory, kept_batch_bytes
 from relive.core.ending import start_thread
 from relive.service.server.budget import Budget
 from relive.service.wire.options import ServerOptions
 from relive.service.wire.sockets import keep_alive, peer_of, tcp_sockets
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "give_memory_back", "private_bytes"]
 
 Peer = tuple[str, int]
 
 _LOOK_EVERY_S = 1.0
 _TRIM_EVERY_S = 20.0
-_LARGE_PEAK = 64 << 20  # bytes of requests, after which freed memory goes back to the system
+_LARGE_PEAK = 64 << 20  # bytes of requests, of kept batches or of growth, after which memory goes back to the system
 _SPARE = 4  # descriptors that the thread releases to look at the connections when no other is left
 
 
@@ -62,6 +63,7 @@ class Keeper:
         self._silent_since: dict[Peer, float] = {}
         self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(_SPARE)]
         self._trimmed = time.monotonic()
+        self._private_bytes = private_bytes()  # after the last return of memory
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
         self.num_cut = 0
@@ -137,9 +139,27 @@ class Keeper:
         if time.monotonic() - self._trimmed < _TRIM_EVERY_S:
             return
         self._trimmed = time.monotonic()
-        if max(one.forget_peak() for one in self._budgets) < _LARGE_PEAK:
-            return
-        pa.default_memory_pool().release_unused()
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-        if trim is not None:
-            trim(0)
+        peak = max(one.forget_peak() for one in self._budgets)
+        grown = private_bytes() - self._private_bytes
+        if max(peak, kept_batch_bytes(), grown) >= _LARGE_PEAK:
+            give_memory_back()
+            self._private_bytes = private_bytes()
+
+
+def give_memory_back() -> None:
+    """Returns freed memory of this process to the system: of batches, of Arrow and of malloc."""
+    free_batch_memory()
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    if trim is not None:
+        trim(0)
+
+
+def private_bytes() -> int:
+    """Returns the bytes of this process in memory that it shares with no other; 0 if the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            _, resident, shared = file.read().split()[:3]
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * resource.getpagesize()

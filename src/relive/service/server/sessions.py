@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
@@ -20,6 +20,7 @@ from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted, HostedSelection
 from relive.service.server.item_calls import Creation, items_of
 from relive.service.server.pipe import Pipe, StreamBroken, packed
+from relive.service.server.room import Within, room
 from relive.service.server.save_calls import begin_save, cancel_save, forget_saves, look_at_save
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
@@ -156,23 +157,9 @@ class Session(ABC):
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one message, or raises."""
 
-    @contextmanager
-    def _room(self, reply_bytes: int, work_bytes: int, seconds: float) -> Iterator[Callable[[Callable[[], Any]], Any]]:
-        """Has room for an answer until it is sent. Yields a function that makes a call within the budget of work.
-
-        Raises InvalidConfig, DeadlineExceeded, ServiceUnavailable.
-        """
-        memory, client, gone = self.hosted.memory, self.permit.client, self.pipe.gone
-        self.pipe.gives_up = time.monotonic() + seconds
-        ends = self.pipe.gives_up
-
-        def within(call: Callable[[], Any]) -> Any:
-            left = max(ends - time.monotonic(), 0.0)
-            with memory.work.taken(client, reply_bytes + work_bytes, left, gone):
-                return call()
-
-        with memory.inflight.taken(client, reply_bytes, seconds, gone):
-            yield within
+    def _room(self, reply_bytes: int, work_bytes: int, seconds: float) -> AbstractContextManager[Within]:
+        """Has room for an answer until it is sent. Gives a function that makes a call within the budgets."""
+        return room(self.hosted.memory, self.permit.client, self.pipe, (reply_bytes, work_bytes), seconds)
 
     def _asked_draw(self, header: Header, has_columns: bool) -> AskedDraw:
         """Returns the draw of a header. A header that repeats the header before it is not read again.
@@ -268,14 +255,15 @@ class CallSession(Session):
     def _create(self, header: Header, body: Bytes) -> None:
         number, items = items_of(self.hosted, header, body)
         count = bound(len(items.windows), 0, self.options)
-        creation = Creation(self.hosted.table.core, number, items)
+        creation, seconds = Creation(self.hosted.table.core, number, items), framing.seconds(header)
         told: Header = {}
-        try:
-            self.hosted.wait(creation.go_on, framing.seconds(header), self.pipe.gone)
-        except ReliveError as problem:  # sent with the keys of the items that were made before the error
-            told["stopped"] = framing.error_to(problem)
-        told["made"] = creation.made
-        self.pipe.send_buffers(told, packed(CREATED, [creation.keys], count))
+        with self._room(CREATED.num_bytes(count), len(body) * _COPIES, seconds) as within:
+            try:
+                self.hosted.wait(lambda slice_s: within(lambda: creation.go_on(slice_s)), seconds, self.pipe.gone)
+            except ReliveError as problem:  # sent with the keys of the items that were made before the error
+                told["stopped"] = framing.error_to(problem)
+            told["made"] = creation.made
+            self.pipe.send_buffers(told, packed(CREATED, [creation.keys], count))
 
     def _drop(self, header: Header, body: Bytes) -> None:
         self.hosted.life.drop(self.hosted.name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -11,9 +12,11 @@ import numpy.typing as npt
 
 from relive.core.roles import Needed
 from relive.errors import BadMessage, DeadlineExceeded, ReliveError, ServiceUnavailable
+from relive.service.server.budget import FREE_BYTES
 from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted
 from relive.service.server.pipe import Pipe
+from relive.service.server.room import Within, room
 from relive.service.server.sessions import Header, Session
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
@@ -101,6 +104,7 @@ class WriteSession(Session):
         self._number, self._applied = hosted.open_writing()
         self._failed_epoch = -1
         self._keys: list[npt.NDArray[np.int64]] = []
+        self._within: Within = _at_once  # makes a call within the budget of the message's bytes
 
     def begin(self) -> Header:
         """Returns the session's number, which the client's other calls refer to."""
@@ -151,6 +155,17 @@ class WriteSession(Session):
         sizes = [self._layout.num_bytes(op) for op in ops]
         if sum(sizes) != len(body):
             raise BadMessage("body", f"{sum(sizes)} bytes"[:60], len(body))
+        if len(body) < FREE_BYTES:
+            self._apply_all(ops, sizes, body, timeout_s)
+            return
+        memory, client = self.hosted.memory, self.permit.client
+        try:
+            with room(memory, client, self.pipe, (0, len(body)), timeout_s, keeps_thread=True) as self._within:
+                self._apply_all(ops, sizes, body, timeout_s)
+        finally:
+            self._within = _at_once
+
+    def _apply_all(self, ops: list[Header], sizes: list[int], body: Bytes, timeout_s: float) -> None:
         at = 0
         for op, size in zip(ops, sizes, strict=True):
             self._apply_one(op, body[at : at + size], timeout_s)
@@ -187,7 +202,7 @@ class WriteSession(Session):
             some = {name: array[first : first + count] for name, array in columns.items()}
             rows = _Rows(some if lanes is None else {**some, "lanes": lanes}, count, self._layout)
             try:
-                rows.write(self._writer, 0.0, self._keys)
+                self._within(partial(rows.write, self._writer, 0.0, self._keys))
                 continue
             except DeadlineExceeded as problem:
                 if problem.holder_pid is not None:
@@ -203,9 +218,13 @@ class WriteSession(Session):
         Calls that wait for this writer's rows are told to stop waiting.
         """
         try:
-            return write(0.0)
+            return self._within(partial(write, 0.0))
         except DeadlineExceeded as problem:
             if timeout_s == 0.0 or problem.holder_pid is not None:
                 raise
         self._applied.begin_wait()
-        return self.hosted.wait(write, timeout_s, self.pipe.gone)
+        return self.hosted.wait(lambda slice_s: self._within(partial(write, slice_s)), timeout_s, self.pipe.gone)
+
+
+def _at_once(call: Callable[[], Any]) -> Any:
+    return call()

@@ -1,0 +1,1 @@
+"""The programs of `make bench-service`: a server, its honest client, and clients that mean harm."""
