@@ -4,6 +4,7 @@ Each library has an environment of its own (benchmarks/peers.py), pinned whole b
 environment reads this checkout, and the core that is built in .venv. For each library the script runs:
 
 - tests/adapters/test_NAME.py and the program of one changed line in tests/adapters/test_ports.py;
+- for transferqueue, the tests of NeMo-RL's data plane, which need its packages and a stand-in of NeMo-RL;
 - the library's own buffer tests on our classes, where its source package has them (tests/adapters/own).
 
 Exit status 1 if a test fails. A library whose environment cannot be made is named, and counts as a failure.
@@ -25,8 +26,11 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import peers  # noqa: E402
 
-LIBRARIES = ("sb3", "torchrl", "tianshou", "rllib", "reverb")
+LIBRARIES = ("sb3", "torchrl", "tianshou", "rllib", "reverb", "transferqueue")
 TOOLS = ("pytest", "pytest-timeout")
+FURTHER = {
+    "transferqueue": ("test_nemo_rl.py", "test_rollouts.py")
+}  # test files that need only this library's packages
 OWN = {"sb3": ("stable_baselines3", "adapters.own.sb3_buffers")}  # source package, plugin that puts our classes in
 
 
@@ -61,7 +65,9 @@ def tested(name: str, place: Path) -> bool:
     if problem is not None:
         print(f"{name}: no environment: {problem}")
         return False
-    paths = [str(ROOT / "tests" / "adapters" / file) for file in (f"test_{name}.py", "test_ports.py")]
+    paths = [
+        str(ROOT / "tests" / "adapters" / file) for file in (f"test_{name}.py", "test_ports.py", *FURTHER.get(name, ()))
+    ]
     passed = pytest_of(name, place, ROOT, [*paths, "-rs"])
     if name in OWN:
         package, plugin = OWN[name]

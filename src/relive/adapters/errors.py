@@ -19,6 +19,8 @@ __all__ = [
     "NoEpisodeYet",
     "NotDrawable",
     "NotOffered",
+    "NotProduced",
+    "NotRegistered",
     "ResetNeeded",
     "UnseenLoss",
     "tell",
@@ -147,4 +149,32 @@ class GoneValues(ReliveError, LookupError):
         super().__init__(
             f"value {position} of this call {fault}: expected a value that was put, and neither cleared nor dropped;"
             f" a store drops its oldest values when its {num_bytes} bytes are full, and capacity= sets its size"
+        )
+
+
+@final
+class NotRegistered(ReliveError, KeyError):
+    """A name of a store of rollouts is used that was not registered."""
+
+    def __init__(self, what: str, name: str, known: Sequence[str]) -> None:
+        self.what = what
+        self.name = name
+        self.known = tuple(sorted(known))
+        shown = ", ".join(self.known) or "none"
+        super().__init__(
+            f"the {what} {name!r} is not registered: expected one of {shown}; call register_partition first"
+        )
+
+
+@final
+class NotProduced(ReliveError, KeyError):
+    """A field of a sample was read that is not there."""
+
+    def __init__(self, sample: str, field: str, partition: str) -> None:
+        self.sample = sample
+        self.field = field
+        self.partition = partition
+        super().__init__(
+            f"sample {sample!r} of partition {partition!r} has no field {field!r}: expected a field that was put and"
+            " not cleared; claim_meta with required_fields waits for the fields"
         )

@@ -24,7 +24,9 @@ __all__ = ["BLOCK_BYTES", "Blocks", "Place"]
 
 BLOCK_BYTES = 2048
 Bytes = NDArray[np.uint8]
-Place = list[int]  # the number of bytes, then for each run of blocks the key of its first block and the number of blocks
+Place = list[
+    int
+]  # the number of bytes, then for each run of blocks the key of its first block and the number of blocks
 
 _COLUMN = "block"
 _KEPT_BYTES = 4 << 20
@@ -53,7 +55,12 @@ class Blocks:
 
     @classmethod
     def make(
-        cls, name: str, capacity: int | str, block_bytes: int = BLOCK_BYTES, max_processes: int = 64, overwrite: bool = False
+        cls,
+        name: str,
+        capacity: int | str,
+        block_bytes: int = BLOCK_BYTES,
+        max_processes: int = 64,
+        overwrite: bool = False,
     ) -> Blocks:
         """Makes the table SharedMemory(name).
 
@@ -94,7 +101,7 @@ class Blocks:
             flat = self._memory(int(ends[-1]) * self.block_bytes)
             for value, begin, size in zip(values, begins.tolist(), sizes.tolist(), strict=True):
                 flat[begin : begin + size] = value
-            keys = self._writer.extend(**{_COLUMN: flat.reshape(-1, self.block_bytes)})
+            keys = self._writer.extend(block=flat.reshape(-1, self.block_bytes))
         return _places(keys, sizes, counts, ends)
 
     def _memory(self, num_bytes: int) -> Bytes:
@@ -119,10 +126,10 @@ class Blocks:
         if not len(keys):
             return np.zeros(0, np.uint8), begins
         batch = self.table.gather(keys, columns=[_COLUMN])
-        if not batch.present.all():
-            gone = int(np.flatnonzero(~batch.present)[0])
-            position = int(np.searchsorted(np.cumsum(counts), gone, side="right"))
-            raise GoneValues(position, int(keys[gone]), self.table.capacity * self.block_bytes)
+        gone = np.flatnonzero(~np.asarray(batch.present))
+        if len(gone):
+            position = int(np.searchsorted(np.cumsum(counts), gone[0], side="right"))
+            raise GoneValues(position, int(keys[gone[0]]), self.table.capacity * self.block_bytes)
         found: Bytes = batch[_COLUMN].reshape(-1)
         return found, begins
 

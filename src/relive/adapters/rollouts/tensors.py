@@ -47,7 +47,7 @@ def _jagged(column: torch.Tensor) -> tuple[list[Bytes], list[Description]] | Non
     """The rows of a nested tensor whose values lie end to end; None for another one."""
     if column.layout != torch.jagged or column._ragged_idx != 1 or column.lengths() is not None:  # type: ignore[attr-defined]
         return None
-    values, ends = column.values(), column.offsets().tolist()
+    values, ends = column.values(), column.offsets().tolist()  # type: ignore[attr-defined]
     name, inner = _name(values.dtype), list(values.shape[1:])
     flat = _bytes(values)
     size = values.element_size() * int(np.prod(inner, dtype=np.int64))
@@ -70,13 +70,14 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def column_of(flat: Bytes, begins: NDArray[np.int64], descriptions: Sequence[Description]) -> Any:
+def column_of(flat: Bytes, begins: NDArray[np.int64], descriptions: Sequence[Description], dense: bool = False) -> Any:
     """The column of a tensordict from the bytes of its rows.
 
     Args:
         flat: memory with the bytes of all rows.
         begins: int64[B], the byte of `flat` at which each row begins.
         descriptions: of the rows.
+        dense: stack tensors of one shape.
 
     Returns:
         Tensors without axes are stacked, [B]. Other tensors of one dtype become a nested tensor, jagged if their inner
@@ -89,8 +90,8 @@ def column_of(flat: Bytes, begins: NDArray[np.int64], descriptions: Sequence[Des
     if len({len(shape) for shape in shapes}) == 1 and len({shape[1:] for shape in shapes}) == 1:
         sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape in shapes]
         values = torch.from_numpy(_end_to_end(flat, begins, sizes)).view(dtype)
-        if not shapes[0]:
-            return values
+        if not shapes[0] or (dense and len(set(shapes)) == 1):
+            return values.reshape(-1, *shapes[0])
         lengths = [shape[0] for shape in shapes]
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
         return torch.nested.nested_tensor_from_jagged(
@@ -125,7 +126,7 @@ def _tensors(flat: Bytes, begins: NDArray[np.int64], descriptions: Sequence[Desc
     found: list[Any] = []
     for begin, (name, shape) in zip(begins.tolist(), descriptions, strict=True):
         if name == _OBJECT:
-            found.append(pickle.loads(memoryview(flat[begin:])))  # a pickle says where it ends
+            found.append(pickle.loads(flat[begin:].data))  # a pickle says where it ends
             continue
         dtype: torch.dtype = getattr(torch, name)
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
