@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 from pathlib import Path
 
@@ -42,21 +40,10 @@ def main() -> int:
     unknown = sorted(set(names) - set(LIBRARIES))
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; expected {', '.join(LIBRARIES)}")
-    place = linked_package()
+    place = peers.linked_package()
     failed = [name for name in names if not tested(name, place)]
     print(f"adapters that failed: {', '.join(failed)}" if failed else "all adapters passed")
     return 1 if failed else 0
-
-
-def linked_package() -> Path:
-    """A folder with a package `relive` of links to this checkout and to the core that is built in this environment."""
-    place = ROOT / "build" / "linked"
-    shutil.rmtree(place, ignore_errors=True)
-    (place / "relive").mkdir(parents=True)
-    built = Path(sysconfig.get_paths()["purelib"]) / "relive"
-    for source in [*(ROOT / "src" / "relive").iterdir(), *built.glob("_core*.so")]:
-        (place / "relive" / source.name).symlink_to(source)
-    return place
 
 
 def tested(name: str, place: Path) -> bool:
