@@ -1,10 +1,9 @@
 """TransferQueue's storage on a shared table: one setting of its configuration.
 
     import transfer_queue as tq
+    from relive.adapters.transferqueue import BACKEND
 
-    import relive.adapters.transferqueue
-
-    tq.init(OmegaConf.create({"backend": {"storage_backend": "relive"}}))
+    tq.init(OmegaConf.create({"backend": {"storage_backend": BACKEND}}))
 
 TransferQueue's controller keeps its work: metadata, groups, claims and the status of each field. The fields of the
 samples lie in a table in the shared memory of the machine. A put copies them there once, and a get copies them out
@@ -41,9 +40,9 @@ except ImportError as _problem:
     _package = _problem.name or "TransferQueue"
     raise MissingPackage("relive.adapters.transferqueue", _package, install_command("transferqueue")) from _problem
 
-__all__ = ["FieldGone", "ReliveStorageManager", "StorageOptions", "StoreAddress"]
+__all__ = ["BACKEND", "FieldGone", "ReliveStorageManager", "StorageOptions", "StoreAddress"]
 
-BACKEND = "relive"
+BACKEND = "relive"  # the value of backend.storage_backend in TransferQueue's configuration
 _ADDRESS = "address"  # the entry that the bootstrap adds to backend.relive
 _INLINE_BYTES = 1 << 20  # larger puts leave the event loop
 
