@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 import relive
 from benchmarks.rollout_load import GROUP, ROLLOUTS, Rows
+from relive.adapters.rollouts.ledger import ledger_path
 from relive.config.storage import SharedMemory
 
 stand_in()
@@ -42,8 +43,8 @@ class System:
         self._client.clear_samples(None, f"pass{number}")
 
     def store_bytes(self) -> int:
-        path = SharedMemory(self.address).path
-        return sum(os.stat(path + ending).st_blocks * 512 for ending in ("", ".ledger", ".ledger-wal"))
+        ledger = ledger_path(self.address)
+        return sum(os.stat(path).st_blocks * 512 for path in (SharedMemory(self.address).path, ledger, f"{ledger}-wal"))
 
     def close(self) -> None:
         self._client.close()

@@ -129,6 +129,8 @@ def test_wrong_calls_are_refused_with_the_way_out(client: Any, name: str) -> Non
         client.put_samples(["a", "b"], "train", rows(1, 1), [{}])
     with pytest.raises(InvalidConfig, match="1 rows, one for each sample"):
         client.put_samples(["a"], "train", rows(1, 1))
+    with pytest.raises(InvalidConfig, match="names that differ"):
+        client.put_samples(["a", "a"], "train", rows(1, 1))
     with pytest.raises(InvalidConfig, match="names of fields"):
         client.get_data(client.put_samples(["a"], "train", tags=[{}]))
     with pytest.raises(NotOffered, match="enums"):

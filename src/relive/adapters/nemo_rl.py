@@ -22,10 +22,9 @@ import numpy as np
 
 from relive.adapters.errors import NotOffered, NotProduced
 from relive.adapters.rollouts.blocks import BLOCK_BYTES, Blocks
-from relive.adapters.rollouts.ledger import Ledger
+from relive.adapters.rollouts.ledger import Ledger, ledger_path
 from relive.checks.names import names_arguments
 from relive.checks.values import integer
-from relive.config.storage import SharedMemory
 from relive.errors import InvalidConfig, MissingPackage
 
 try:
@@ -91,7 +90,7 @@ class ReliveDataPlaneClient(DataPlaneClient):  # type: ignore[misc,unused-ignore
         else:
             self._store = Blocks.attach(made.name)
         try:
-            self._ledger = Ledger(SharedMemory(made.name).path + ".ledger", make=bootstrap)
+            self._ledger = Ledger(ledger_path(made.name), make=bootstrap)
         except BaseException:
             self._store.close()
             raise
@@ -206,11 +205,13 @@ class ReliveDataPlaneClient(DataPlaneClient):  # type: ignore[misc,unused-ignore
 
         Raises:
             NotRegistered: the partition.
-            InvalidConfig: fields or tags are not B.
+            InvalidConfig: fields or tags are not B, or two names are equal.
             and the errors of Blocks.put.
         """
         if tags is not None and len(tags) != len(sample_ids):
             raise InvalidConfig("tags", f"{len(sample_ids)} mappings, one for each sample", len(tags))
+        if len(set(sample_ids)) < len(sample_ids):
+            raise InvalidConfig("sample_ids", "names that differ", sample_ids)
         entries = {} if fields is None else self._stored(sample_ids, fields)
         groups = [sample.rpartition("_g")[0] or sample for sample in sample_ids]
         try:

@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from relive.adapters.errors import NotRegistered
+from relive.config.storage import SharedMemory
 from relive.errors import DeadlineExceeded, InvalidConfig
 
-__all__ = ["Claim", "Ledger"]
+__all__ = ["Claim", "Ledger", "ledger_path"]
 
 Entry = list[Any]  # the description of a value, then its place
 
 _LOOK_S = 0.001  # a claim that waits looks this often whether the ledger has changed
 
+# A watch is a task with the fields that its claims need. A want is a sample that the task has not claimed, with the
+# number of these fields that it lacks, so that neither a put nor a claim looks at all samples of a partition.
 _SCHEMA = """
 CREATE TABLE partitions (name TEXT PRIMARY KEY, expected INTEGER, group_size INTEGER) WITHOUT ROWID;
 CREATE TABLE tasks (partition TEXT, task TEXT, PRIMARY KEY (partition, task)) WITHOUT ROWID;
@@ -30,9 +33,20 @@ CREATE TABLE samples (
     UNIQUE (partition, sample)
 );
 CREATE TABLE fields (row INTEGER, field TEXT, entry TEXT, PRIMARY KEY (row, field)) WITHOUT ROWID;
-CREATE TABLE claims (task TEXT, row INTEGER, PRIMARY KEY (task, row)) WITHOUT ROWID;
+CREATE TABLE claims (partition TEXT, task TEXT, row INTEGER, PRIMARY KEY (partition, task, row)) WITHOUT ROWID;
+CREATE TABLE watches (
+    watch INTEGER PRIMARY KEY, partition TEXT, task TEXT, fields TEXT, UNIQUE (partition, task, fields)
+);
+CREATE TABLE wants (row INTEGER, watch INTEGER, lacks INTEGER, PRIMARY KEY (row, watch)) WITHOUT ROWID;
+CREATE INDEX wants_of_watch ON wants (watch, lacks, row);
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID;
 """
+
+
+def ledger_path(name: str) -> str:
+    """The file of the ledger that belongs to the table SharedMemory(name)."""
+    folder, _, file = SharedMemory(name).path.rpartition("/")
+    return f"{folder}/ledger.{file}"
 
 
 @dataclass
@@ -62,7 +76,7 @@ class Ledger:
         if make:
             self.remove()
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0)
-        self._turnstile = os.open(path + ".lock", flags, 0o600)
+        self._file_lock = os.open(path + ".lock", flags, 0o600)
         if make:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._database = sqlite3.connect(
@@ -82,16 +96,16 @@ class Ledger:
     def close(self) -> None:
         """Closes the connection. A second call does nothing."""
         with self._lock:
-            if self._turnstile >= 0:
+            if self._file_lock >= 0:
                 self._database.close()
-                os.close(self._turnstile)
-                self._turnstile = -1
+                os.close(self._file_lock)
+                self._file_lock = -1
 
     @contextmanager
     def _transaction(self, changes: bool = True) -> Iterator[sqlite3.Connection]:
         """changes: False for a transaction that makes no sample ready."""
         with self._lock:
-            fcntl.flock(self._turnstile, fcntl.LOCK_EX)
+            fcntl.flock(self._file_lock, fcntl.LOCK_EX)
             try:
                 self._database.execute("BEGIN IMMEDIATE")
                 try:
@@ -102,7 +116,7 @@ class Ledger:
                 self._database.execute("COMMIT")
                 self._changes += changes
             finally:
-                fcntl.flock(self._turnstile, fcntl.LOCK_UN)
+                fcntl.flock(self._file_lock, fcntl.LOCK_UN)
 
     def register(self, partition: str, expected: int, tasks: Sequence[str], group_size: int | None) -> None:
         """Makes a partition, or changes its tasks and sizes. The samples of a partition that exists stay."""
@@ -128,23 +142,65 @@ class Ledger:
         """
         with self._transaction() as database:
             self._partition(database, partition)
-            rows = [(partition, sample, group) for sample, group in zip(samples, groups, strict=True)]
-            database.executemany(
-                "INSERT OR IGNORE INTO samples (partition, sample, member_of, tags) VALUES (?, ?, ?, '{}')", rows
-            )
-            numbers = self._numbers(database, partition, samples)
+            numbers = self._made(database, partition, samples, groups)
+            watches = self._watches(database, partition)
             replaced: list[Entry] = []
             for name, column in entries.items():
-                replaced += [json.loads(old) for old in self._entries(database, numbers, name) if old is not None]
+                olds = self._entries(database, numbers, name)
+                replaced += [json.loads(old) for old in olds if old is not None]
                 put = [(row, name, json.dumps(entry)) for row, entry in zip(numbers, column, strict=True)]
                 database.executemany("REPLACE INTO fields VALUES (?, ?, ?)", put)
+                new = [row for row, old in zip(numbers, olds, strict=True) if old is None]
+                for watch in (watch for watch, fields in watches if name in fields):
+                    text = "UPDATE wants SET lacks = lacks - 1 WHERE row = ? AND watch = ?"
+                    database.executemany(text, [(row, watch) for row in new])
             if tags is not None:
                 self._tag(database, numbers, tags)
             return replaced
 
-    def _tag(
-        self, database: sqlite3.Connection, numbers: Sequence[int | None], tags: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def _made(
+        self, database: sqlite3.Connection, partition: str, samples: Sequence[str], groups: Sequence[str]
+    ) -> list[int]:
+        """The rows of samples. Makes those that are new, which every watch wants."""
+        rows = []
+        for sample, group in zip(samples, groups, strict=True):
+            (row,) = self._numbers(database, partition, [sample])
+            if row is None:
+                text = "INSERT INTO samples (partition, sample, member_of, tags) VALUES (?, ?, ?, '{}')"
+                row = int(database.execute(text, (partition, sample, group)).lastrowid or 0)
+                for watch, fields in self._watches(database, partition):
+                    database.execute("INSERT INTO wants VALUES (?, ?, ?)", (row, watch, len(fields)))
+            rows.append(row)
+        return rows
+
+    @staticmethod
+    def _watches(database: sqlite3.Connection, partition: str) -> list[tuple[int, list[str]]]:
+        found = database.execute("SELECT watch, fields FROM watches WHERE partition = ?", (partition,))
+        return [(int(watch), json.loads(fields)) for watch, fields in found.fetchall()]
+
+    @staticmethod
+    def _watch(database: sqlite3.Connection, partition: str, task: str, fields: Sequence[str]) -> int:
+        """The watch of a task for these fields. Makes it, with all samples that the task has not claimed."""
+        needed = sorted(set(fields))
+        key = (partition, task, json.dumps(needed))
+        text = "SELECT watch FROM watches WHERE partition = ? AND task = ? AND fields = ?"
+        found = database.execute(text, key).fetchone()
+        if found is not None:
+            return int(found[0])
+        made = int(
+            database.execute("INSERT INTO watches (partition, task, fields) VALUES (?, ?, ?)", key).lastrowid or 0
+        )
+        known = ", ".join("?" * len(needed))
+        database.execute(
+            f"INSERT INTO wants SELECT s.row, ?, ? - (SELECT count(*) FROM fields f WHERE f.row = s.row AND f.field IN"
+            f" ({known})) FROM samples s WHERE s.partition = ? AND NOT EXISTS"
+            " (SELECT 1 FROM claims c WHERE c.partition = s.partition AND c.task = ? AND c.row = s.row)",
+            (made, len(needed), *needed, partition, task),
+        )
+        return made
+
+    @staticmethod
+    def _tag(database: sqlite3.Connection, numbers: Sequence[int | None], tags: Sequence[Mapping[str, Any]]) -> None:
         for row, told in zip(numbers, tags, strict=True):
             (old,) = database.execute("SELECT tags FROM samples WHERE row = ?", (row,)).fetchone()
             merged = {**json.loads(old), **told}
@@ -174,7 +230,9 @@ class Ledger:
             for row in rows:
                 gone += database.execute("SELECT entry FROM fields WHERE row = ?", row).fetchall()
             database.executemany("DELETE FROM fields WHERE row = ?", rows)
-            database.executemany("DELETE FROM claims WHERE row = ?", rows)
+            database.executemany("DELETE FROM wants WHERE row = ?", rows)
+            claims = [(partition, *row) for row in rows]
+            database.executemany("DELETE FROM claims WHERE partition = ? AND row = ?", claims)
             database.executemany("DELETE FROM samples WHERE row = ?", rows)
         return [json.loads(entry) for (entry,) in gone]
 
@@ -243,7 +301,7 @@ class Ledger:
                 raise NotRegistered("task", task, known)
             left = expected - self._claimed(database, partition, task)
             wanted = min(number - number % group_size, left) if left > 0 else number
-            ready = self._ready(database, partition, task, fields, max_staleness)
+            ready = self._ready(database, self._watch(database, partition, task, fields), max_staleness)
             if group_size > 1:
                 members: dict[str, list[tuple[int, str, str]]] = {}
                 for row, sample, tags, group in ready:
@@ -254,23 +312,24 @@ class Ledger:
                 taken = [(row, sample, tags) for row, sample, tags, _ in ready[:number]]
             if whole and len(taken) < wanted:
                 return None, len(taken), wanted
-            database.executemany("INSERT INTO claims VALUES (?, ?)", [(task, row) for row, _, _ in taken])
+            claims = [(partition, task, row) for row, _, _ in taken]
+            database.executemany("INSERT INTO claims VALUES (?, ?, ?)", claims)
+            watches = "SELECT watch FROM watches WHERE partition = ? AND task = ?"
+            database.executemany(f"DELETE FROM wants WHERE watch IN ({watches}) AND row = ?", claims)
         return Claim([one[1] for one in taken], [json.loads(one[2]) for one in taken]), len(taken), wanted
 
     @staticmethod
-    def _ready(
-        database: sqlite3.Connection, partition: str, task: str, fields: Sequence[str], max_staleness: int | None
-    ) -> list[tuple[int, str, str, str]]:
-        has = " AND EXISTS (SELECT 1 FROM fields f WHERE f.row = s.row AND f.field = ?)" * len(fields)
+    def _ready(database: sqlite3.Connection, watch: int, max_staleness: int | None) -> list[tuple[int, str, str, str]]:
+        """Rows, names, tags and groups of the samples that lack no field of a watch."""
         text = (
-            "SELECT s.row, s.sample, s.tags, s.member_of FROM samples s WHERE s.partition = ?"
-            f" AND NOT EXISTS (SELECT 1 FROM claims c WHERE c.task = ? AND c.row = s.row){has}"
+            "SELECT s.row, s.sample, s.tags, s.member_of FROM wants w JOIN samples s ON s.row = w.row"
+            " WHERE w.watch = ? AND w.lacks = 0"
         )
-        values: list[Any] = [partition, task, *fields]
+        values = [watch]
         if max_staleness is not None:
             text += " AND coalesce(s.version >= (SELECT value FROM facts WHERE name = 'version') - ?, 1)"
             values.append(max_staleness)
-        return database.execute(text + " ORDER BY s.row", values).fetchall()
+        return database.execute(text + " ORDER BY w.row", values).fetchall()
 
     @staticmethod
     def _partition(database: sqlite3.Connection, partition: str) -> tuple[int, int]:
@@ -295,5 +354,5 @@ class Ledger:
 
     @staticmethod
     def _claimed(database: sqlite3.Connection, partition: str, task: str) -> int:
-        text = "SELECT count(*) FROM claims c JOIN samples s ON s.row = c.row WHERE c.task = ? AND s.partition = ?"
-        return int(database.execute(text, (task, partition)).fetchone()[0])
+        text = "SELECT count(*) FROM claims WHERE partition = ? AND task = ?"
+        return int(database.execute(text, (partition, task)).fetchone()[0])
