@@ -16,6 +16,7 @@ from tensordict import TensorDict
 import relive
 import relive.adapters.transferqueue  # noqa: F401  (the backend "relive")
 from benchmarks.rollout_load import GROUP, ROLLOUTS, Rows
+from benchmarks.rollout_sampler import WholeGroups
 from relive.config.storage import SharedMemory
 
 BACKENDS = {"TransferQueue, its SimpleStorage": "SimpleStorage", "TransferQueue, relive's storage": "relive"}
@@ -30,10 +31,9 @@ class System:
         ray.init(num_cpus=3, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
                  object_store_memory=200_000_000)  # fmt: skip
         self._backend = BACKENDS[kind]
-        sampler = tq.GRPOGroupNSampler(n_samples_per_prompt=GROUP)
         settings = {
             "backend": {"storage_backend": self._backend, "relive": {"capacity": "256MiB"}},
-            "controller": {"polling_mode": True, "sampler": sampler},
+            "controller": {"polling_mode": True, "sampler": WholeGroups()},
         }
         self._conf = tq.init(OmegaConf.create(settings, flags={"allow_objects": True}))
         self._client = tq.get_client()
@@ -43,7 +43,10 @@ class System:
     def begin(self, number: int) -> Any:
         """Registers the rollouts in the order of their prompts. Returns the metadata that writers put by."""
         rows = TensorDict({"row": torch.arange(ROLLOUTS)}, [ROLLOUTS])
-        return f"pass{number}", self._client.put(rows, partition_id=f"pass{number}")
+        meta = self._client.put(rows, partition_id=f"pass{number}")
+        meta.update_custom_meta([{"prompt": row // GROUP} for row in range(ROLLOUTS)])
+        self._client.set_custom_meta(meta)
+        return f"pass{number}", meta
 
     def clear(self, number: int) -> None:
         self._client.clear_partition(f"pass{number}")
