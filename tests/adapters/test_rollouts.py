@@ -16,6 +16,7 @@ from processes.shm import needs_shared_memory
 
 from relive.adapters.errors import GoneValues, NotRegistered
 from relive.adapters.rollouts.blocks import Blocks, _keys, _places
+from relive.adapters.rollouts.entries import Description, describe, entries_of, place_of
 from relive.adapters.rollouts.ledger import Ledger
 from relive.config.storage import SharedMemory
 from relive.errors import DeadlineExceeded, InvalidConfig
@@ -38,7 +39,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def put(ledger: Ledger, *samples: str, field: str = "tokens", **tags: int) -> None:
     groups = [sample.rpartition("_g")[0] for sample in samples]
-    ledger.put("train", samples, groups, {field: [["int64", [1], 8, 0, 1]] * len(samples)}, [tags] * len(samples))
+    ledger.put("train", samples, groups, {field: ["int64 1 8,0,1"] * len(samples)}, [tags] * len(samples))
 
 
 # ---- values --------------------------------------------------------------------------------------------------------
@@ -90,6 +91,14 @@ def test_memory_of_deleted_values_is_used_again(name: str) -> None:
             store.delete(store.put([np.ones(64 * 400, np.uint8)]))
         flat, _ = store.get(kept)
         assert (flat == 7).all()
+
+
+def test_an_entry_is_one_text() -> None:
+    described = [Description("int64", (3, 2)), Description("float32", ()), Description("pickle", ())]
+    places = [[48, 5, 1], [4, 6, 1], [0]]
+    entries = entries_of(described, places)
+    assert entries[0] == "int64 3,2 48,5,1"
+    assert [describe(entry) for entry in entries] == described and [place_of(entry) for entry in entries] == places
 
 
 # ---- the ledger ----------------------------------------------------------------------------------------------------
@@ -167,7 +176,7 @@ def test_clear_returns_all_entries_and_frees_the_names(ledger: Ledger) -> None:
     put(ledger, "a", "b")
     put(ledger, "a", field="reward")
     assert len(ledger.clear("train", ["a", "unknown"])) == 2
-    assert ledger.entries("train", ["a", "b"], ["tokens"]) == [[None, ["int64", [1], 8, 0, 1]]]
+    assert ledger.entries("train", ["a", "b"], ["tokens"]) == [[None, "int64 1 8,0,1"]]
     assert ledger.claim("train", "learn", ["tokens"], 8, 0.0, whole=False).samples == ["b"]
     put(ledger, "a")
     assert ledger.claim("train", "learn", ["tokens"], 8, 0.0, whole=False).samples == ["a"]
@@ -185,7 +194,7 @@ def claim_until_killed(path: str) -> None:
     ledger = Ledger(path)
     while True:
         ledger.claim("train", "learn", ["tokens"], 1, 0.0, whole=False)
-        ledger.put("train", ["mine"], ["mine"], {"tokens": [["int64", [1], 8, 0, 1]]}, None)
+        ledger.put("train", ["mine"], ["mine"], {"tokens": ["int64 1 8,0,1"]}, None)
 
 
 def test_a_killed_process_leaves_a_whole_ledger(ledger: Ledger) -> None:

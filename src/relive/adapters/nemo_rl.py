@@ -22,6 +22,7 @@ import numpy as np
 
 from relive.adapters.errors import NotOffered, NotProduced
 from relive.adapters.rollouts.blocks import BLOCK_BYTES, Blocks
+from relive.adapters.rollouts.entries import describe, entries_of, place_of
 from relive.adapters.rollouts.ledger import Ledger, ledger_path
 from relive.checks.names import names_arguments
 from relive.checks.values import integer
@@ -217,9 +218,9 @@ class ReliveDataPlaneClient(DataPlaneClient):  # type: ignore[misc,unused-ignore
         try:
             replaced = self._ledger.put(partition_id, sample_ids, groups, entries, tags)
         except BaseException:
-            self._store.delete(entry[2:] for column in entries.values() for entry in column)
+            self._store.delete(place_of(entry) for column in entries.values() for entry in column)
             raise
-        self._store.delete(entry[2:] for entry in replaced)
+        self._store.delete(place_of(entry) for entry in replaced)
         return KVBatchMeta(
             partition_id=partition_id,
             task_name=None,
@@ -228,7 +229,7 @@ class ReliveDataPlaneClient(DataPlaneClient):  # type: ignore[misc,unused-ignore
             tags=None if tags is None else [dict(one) for one in tags],
         )
 
-    def _stored(self, sample_ids: Sequence[str], fields: TensorDict) -> dict[str, list[list[Any]]]:
+    def _stored(self, sample_ids: Sequence[str], fields: TensorDict) -> dict[str, list[str]]:
         """Stores fields. Returns the entries of each: descriptions and places."""
         names, size = [str(name) for name in fields.keys()], len(sample_ids)
         values, descriptions = [], []
@@ -239,7 +240,7 @@ class ReliveDataPlaneClient(DataPlaneClient):  # type: ignore[misc,unused-ignore
             values += rows
             descriptions += described
         places = self._store.put(values)
-        entries = [[*described, *place] for described, place in zip(descriptions, places, strict=True)]
+        entries = entries_of(descriptions, places)
         return {name: entries[at * size : (at + 1) * size] for at, name in enumerate(names)}
 
     def get_samples(self, sample_ids: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
@@ -262,17 +263,17 @@ class ReliveDataPlaneClient(DataPlaneClient):  # type: ignore[misc,unused-ignore
                 if entry is None:
                     raise NotProduced(sample, name, partition_id)
         entries = [entry for column in found for entry in column if entry is not None]
-        flat, begins = self._store.get([entry[2:] for entry in entries])
+        flat, begins = self._store.get([place_of(entry) for entry in entries])
         columns = {}
         for at, name in enumerate(select_fields):
             rows = slice(at * size, (at + 1) * size)
-            described = [entry[:2] for entry in entries[rows]]
+            described = [describe(entry) for entry in entries[rows]]
             columns[name] = column_of(flat, np.asarray(begins[rows]), described, dense=True)
         return TensorDict(columns, batch_size=[size])
 
     def clear_samples(self, sample_ids: list[str] | None, partition_id: str) -> None:
         """Removes samples with their fields, tags and claims; None: all samples of the partition, of every process."""
-        self._store.delete(entry[2:] for entry in self._ledger.clear(partition_id, sample_ids))
+        self._store.delete(place_of(entry) for entry in self._ledger.clear(partition_id, sample_ids))
 
     def set_weight_version(self, version: int) -> None:
         """Sets the version of the learner's weights, for max_staleness. This call is relive's own."""

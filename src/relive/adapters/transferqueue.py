@@ -25,6 +25,7 @@ import numpy as np
 
 from relive.adapters.errors import GoneValues, NotOffered
 from relive.adapters.rollouts.blocks import BLOCK_BYTES, Blocks
+from relive.adapters.rollouts.entries import describe, entries_of, place_of
 from relive.checks.names import names_arguments
 from relive.errors import InvalidConfig, MissingPackage
 from relive.errors.extras import install_command
@@ -203,7 +204,7 @@ class ReliveStorageManager(StorageManager):
             places = await asyncio.get_running_loop().run_in_executor(None, self.store.put, values)
         else:
             places = self.store.put(values)
-        entries = [[*described, *place] for described, place in zip(descriptions, places, strict=True)]
+        entries = entries_of(descriptions, places)
         told: dict[int, dict[str, Any]] = {sample: {} for sample in metadata.global_indexes}
         for column, name in enumerate(names):
             for sample, entry in zip(metadata.global_indexes, entries[column * size :], strict=False):
@@ -213,7 +214,7 @@ class ReliveStorageManager(StorageManager):
         )
         replaced = []
         for sample, known in zip(metadata.global_indexes, metadata._custom_backend_meta, strict=True):
-            replaced += [known[name][2:] for name in names if known.get(name)]
+            replaced += [place_of(known[name]) for name in names if known.get(name)]
             known.update(told[sample])
         self.store.delete(replaced)
 
@@ -229,7 +230,7 @@ class ReliveStorageManager(StorageManager):
         limit = store.table.capacity * store.block_bytes
         if not all(entries):
             raise FieldGone(next(at for at, entry in enumerate(entries) if not entry), None, limit)
-        places = [entry[2:] for entry in entries if entry]
+        places = [place_of(entry) for entry in entries if entry]
         try:
             flat, begins = store.get(places)
         except GoneValues as error:
@@ -237,13 +238,15 @@ class ReliveStorageManager(StorageManager):
         columns = {}
         for at, name in enumerate(names):
             rows = slice(at * size, (at + 1) * size)
-            columns[name] = column_of(flat, np.asarray(begins[rows]), [entry[:2] for entry in entries[rows] if entry])
+            columns[name] = column_of(
+                flat, np.asarray(begins[rows]), [describe(entry) for entry in entries[rows] if entry]
+            )
         return TensorDict(columns, batch_size=[size])
 
     async def clear_data(self, metadata: BatchMeta) -> None:
         """Deletes all fields of the samples that the metadata knows."""
         known = metadata._custom_backend_meta
-        self.store.delete(entry[2:] for fields in known for entry in fields.values() if entry)
+        self.store.delete(place_of(entry) for fields in known for entry in fields.values() if entry)
 
     def close(self) -> None:
         """Closes the manager, and the table if no other manager of this process uses it."""

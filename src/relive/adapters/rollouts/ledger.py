@@ -19,8 +19,6 @@ from relive.errors import DeadlineExceeded, InvalidConfig
 
 __all__ = ["Claim", "Ledger", "ledger_path"]
 
-Entry = list[Any]  # the description of a value, then its place
-
 _LOOK_S = 0.001  # a claim that waits looks this often whether the ledger has changed
 
 # A watch is a task with the fields that its claims need. A want is a sample that the task has not claimed, with the
@@ -129,9 +127,9 @@ class Ledger:
         partition: str,
         samples: Sequence[str],
         groups: Sequence[str],
-        entries: Mapping[str, Sequence[Entry]],
+        entries: Mapping[str, Sequence[str]],
         tags: Sequence[Mapping[str, Any]] | None,
-    ) -> list[Entry]:
+    ) -> list[str]:
         """Adds fields and tags to samples, and makes the samples that are new.
 
         Returns:
@@ -144,11 +142,11 @@ class Ledger:
             self._partition(database, partition)
             numbers = self._made(database, partition, samples, groups)
             watches = self._watches(database, partition)
-            replaced: list[Entry] = []
+            replaced: list[str] = []
             for name, column in entries.items():
                 olds = self._entries(database, numbers, name)
-                replaced += [json.loads(old) for old in olds if old is not None]
-                put = [(row, name, json.dumps(entry)) for row, entry in zip(numbers, column, strict=True)]
+                replaced += [old for old in olds if old is not None]
+                put = [(row, name, entry) for row, entry in zip(numbers, column, strict=True)]
                 database.executemany("REPLACE INTO fields VALUES (?, ?, ?)", put)
                 new = [row for row, old in zip(numbers, olds, strict=True) if old is None]
                 for watch in (watch for watch, fields in watches if name in fields):
@@ -210,15 +208,15 @@ class Ledger:
                 (json.dumps(merged), None if version is None else int(version), row),
             )
 
-    def entries(self, partition: str, samples: Sequence[str], fields: Sequence[str]) -> list[list[Entry | None]]:
+    def entries(self, partition: str, samples: Sequence[str], fields: Sequence[str]) -> list[list[str | None]]:
         """The entries of fields of samples, field by field. None: the field, or the sample, is not there."""
         with self._transaction(changes=False) as database:
             self._partition(database, partition)
             numbers = self._numbers(database, partition, samples)
             found = [self._entries(database, numbers, name) for name in fields]
-        return [[None if entry is None else json.loads(entry) for entry in column] for column in found]
+        return found
 
-    def clear(self, partition: str, samples: Sequence[str] | None) -> list[Entry]:
+    def clear(self, partition: str, samples: Sequence[str] | None) -> list[str]:
         """Removes samples with their fields, tags and claims; None: all of the partition. Returns their entries."""
         with self._transaction() as database:
             if samples is None:
@@ -234,7 +232,7 @@ class Ledger:
             claims = [(partition, *row) for row in rows]
             database.executemany("DELETE FROM claims WHERE partition = ? AND row = ?", claims)
             database.executemany("DELETE FROM samples WHERE row = ?", rows)
-        return [json.loads(entry) for (entry,) in gone]
+        return [entry for (entry,) in gone]
 
     def set_version(self, version: int) -> None:
         """Sets the version of the learner's weights."""

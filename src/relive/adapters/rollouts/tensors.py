@@ -1,7 +1,6 @@
 """The columns of a tensordict of rollouts as values of bytes, and back.
 
-A value has a description [type, shape]: the name of a torch dtype with the shape of the tensor, or "pickle" for an
-object that is no tensor. This module imports torch and tensordict.
+This module imports torch and tensordict.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorStack
 
-__all__ = ["Description", "column_of", "values_of"]
+from relive.adapters.rollouts.entries import Description
+
+__all__ = ["column_of", "values_of"]
 
 Bytes = NDArray[np.uint8]
-Description = list[Any]  # [type, [*shape]]
 
 _OBJECT = "pickle"
 
@@ -37,9 +37,9 @@ def values_of(column: Any) -> tuple[list[Bytes], list[Description]]:
             return flat
         rows = [_value(one) for one in column.unbind()]
     else:
-        name, shape = _name(column.dtype), list(column.shape[1:])
+        described = Description(_name(column.dtype), tuple(column.shape[1:]))
         data = _bytes(column).reshape(len(column), -1) if column.numel() else np.zeros((len(column), 0), np.uint8)
-        return list(data), [[name, shape] for _ in data]
+        return list(data), [described] * len(data)
     return [data for data, _ in rows], [description for _, description in rows]
 
 
@@ -52,13 +52,13 @@ def _jagged(column: torch.Tensor) -> tuple[list[Bytes], list[Description]] | Non
     flat = _bytes(values)
     size = values.element_size() * int(np.prod(inner, dtype=np.int64))
     spans = list(zip(ends[:-1], ends[1:], strict=True))
-    return [flat[a * size : b * size] for a, b in spans], [[name, [b - a, *inner]] for a, b in spans]
+    return [flat[a * size : b * size] for a, b in spans], [Description(name, (b - a, *inner)) for a, b in spans]
 
 
 def _value(value: Any) -> tuple[Bytes, Description]:
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested:
-        return _bytes(value), [_name(value.dtype), list(value.shape)]
-    return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8), [_OBJECT, []]
+        return _bytes(value), Description(_name(value.dtype), tuple(value.shape))
+    return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8), Description(_OBJECT, ())
 
 
 def _bytes(tensor: torch.Tensor) -> Bytes:
@@ -83,7 +83,7 @@ def column_of(flat: Bytes, begins: NDArray[np.int64], descriptions: Sequence[Des
         Tensors without axes are stacked, [B]. Other tensors of one dtype become a nested tensor, jagged if their inner
         shapes are equal, as TransferQueue's own storage returns them. All other rows become a NonTensorStack.
     """
-    names, shapes = {one[0] for one in descriptions}, [tuple(one[1]) for one in descriptions]
+    names, shapes = {one.type for one in descriptions}, [one.shape for one in descriptions]
     if _OBJECT in names or len(names) > 1:
         return NonTensorStack(*_tensors(flat, begins, descriptions))
     dtype: torch.dtype = getattr(torch, names.pop())
