@@ -51,10 +51,12 @@ def test_fields_come_back_with_their_types_and_shapes(client: Any) -> None:
     fields["mask"] = torch.ones(2, 4, dtype=torch.bool)
     fields["half"] = torch.full((2, 3), 1.5, dtype=torch.bfloat16)
     fields["score"] = torch.tensor([1.0, 2.0])
+    fields["none"] = torch.zeros(2, 0, 3)
     fields["log"] = NonTensorStack([{"role": "user"}], "text")
     meta = client.put_samples(["u_g0", "u_g1"], "train", fields, [{"input_lengths": 5}, {"input_lengths": 3}])
     assert meta.fields == sorted(fields.keys(), key=list(fields.keys()).index) and meta.tags[1] == {"input_lengths": 3}
-    found = client.get_samples(["u_g1", "u_g0"], "train", ["tokens", "mask", "half", "score", "log"])
+    found = client.get_samples(["u_g1", "u_g0"], "train", ["tokens", "mask", "half", "score", "none", "log"])
+    assert found["none"].shape == (2, 0, 3)
     assert [row.tolist() for row in found["tokens"].unbind()] == [[0, 1, 2], [0, 1, 2, 3, 4]]
     assert torch.equal(found["mask"], fields["mask"]) and torch.equal(found["half"], fields["half"])
     assert found["score"].tolist() == [2.0, 1.0] and found["score"].dtype == torch.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,7 +28,12 @@ def entries_of(descriptions: Sequence[Description], places: Sequence[Place]) -> 
 
 def describe(entry: str) -> Description:
     """The description in an entry."""
-    kind, shape, _ = entry.split(" ")
+    return _description(entry[: entry.rindex(" ")])
+
+
+@functools.lru_cache(maxsize=4096)
+def _description(text: str) -> Description:
+    kind, shape = text.split(" ")
     return Description(kind, tuple(map(int, shape.split(","))) if shape else ())
 
 

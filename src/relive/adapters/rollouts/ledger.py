@@ -19,7 +19,7 @@ from relive.errors import DeadlineExceeded, InvalidConfig
 
 __all__ = ["Claim", "Ledger", "ledger_path"]
 
-_LOOK_S = 0.001  # a claim that waits looks this often whether the ledger has changed
+_LOOK_S = 0.0005  # a claim that waits looks this often whether the ledger has changed
 
 # A watch is a task with the fields that its claims need. A want is a sample that the task has not claimed, with the
 # number of these fields that it lacks, so that neither a put nor a claim looks at all samples of a partition.

@@ -5,6 +5,7 @@ This module imports torch and tensordict.
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +51,7 @@ def _jagged(column: torch.Tensor) -> tuple[list[Bytes], list[Description]] | Non
     values, ends = column.values(), column.offsets().tolist()  # type: ignore[attr-defined]
     name, inner = _name(values.dtype), list(values.shape[1:])
     flat = _bytes(values)
-    size = values.element_size() * int(np.prod(inner, dtype=np.int64))
+    size = values.element_size() * math.prod(inner)
     spans = list(zip(ends[:-1], ends[1:], strict=True))
     return [flat[a * size : b * size] for a, b in spans], [Description(name, (b - a, *inner)) for a, b in spans]
 
@@ -84,18 +85,19 @@ def column_of(flat: Bytes, begins: NDArray[np.int64], descriptions: Sequence[Des
         shapes are equal, as TransferQueue's own storage returns them. All other rows become a NonTensorStack.
     """
     names, shapes = {one.type for one in descriptions}, [one.shape for one in descriptions]
+    of_one_shape = len(set(shapes)) == 1
     if _OBJECT in names or len(names) > 1:
         return NonTensorStack(*_tensors(flat, begins, descriptions))
     dtype: torch.dtype = getattr(torch, names.pop())
-    if len({len(shape) for shape in shapes}) == 1 and len({shape[1:] for shape in shapes}) == 1:
-        sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape in shapes]
+    if of_one_shape or (min(map(len, shapes)) > 0 and len({shape[1:] for shape in shapes}) == 1):
+        sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
         values = torch.from_numpy(_end_to_end(flat, begins, sizes)).view(dtype)
-        if not shapes[0] or (dense and len(set(shapes)) == 1):
-            return values.reshape(-1, *shapes[0])
+        if not shapes[0] or (dense and of_one_shape):
+            return values.reshape(len(shapes), *shapes[0])
         lengths = [shape[0] for shape in shapes]
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
         return torch.nested.nested_tensor_from_jagged(
-            values.reshape(-1, *shapes[0][1:]), offsets, min_seqlen=min(lengths), max_seqlen=max(lengths)
+            values.reshape(sum(lengths), *shapes[0][1:]), offsets, min_seqlen=min(lengths), max_seqlen=max(lengths)
         )
     rows = _tensors(flat, begins, descriptions)
     try:
@@ -129,6 +131,6 @@ def _tensors(flat: Bytes, begins: NDArray[np.int64], descriptions: Sequence[Desc
             found.append(pickle.loads(flat[begin:].data))  # a pickle says where it ends
             continue
         dtype: torch.dtype = getattr(torch, name)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         found.append(torch.from_numpy(flat[begin : begin + size].copy()).view(dtype).reshape(shape))
     return found
