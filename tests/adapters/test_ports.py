@@ -16,7 +16,7 @@ LIBRARIES = {
     "tianshou": "tianshou",
     "rllib": "ray.rllib",
     "transferqueue": "transfer_queue",
-    "nemo_rl": "nemo_rl",
+    "nemo_rl": "nemo_rl.data_plane.factory",  # not a module of the stand-in
 }
 BEFORE = re.compile(r"^( *)# before: (.+)\n(.*)$", re.MULTILINE)
 CHANGED_LINES = {"torchrl": 2, "Prioritized": 0}  # others: 1

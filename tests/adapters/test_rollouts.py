@@ -82,6 +82,8 @@ def test_a_value_that_was_deleted_or_dropped_is_named(name: str) -> None:
             store.put([np.ones(64 * 40, np.uint8)])
         with pytest.raises(GoneValues, match="capacity= sets its size"):
             store.get([first])
+        with pytest.raises(InvalidConfig, match="at most 640 blocks of 64 bytes"):
+            store.put([np.ones(64 * 641, np.uint8)])
 
 
 def test_memory_of_deleted_values_is_used_again(name: str) -> None:

@@ -31,13 +31,13 @@ from relive.errors import InvalidConfig, MissingPackage
 try:
     from nemo_rl.data_plane.interfaces import DataPlaneClient, KVBatchMeta
     from tensordict import TensorDict
-
-    from relive.adapters.rollouts.tensors import column_of, values_of
 except ImportError as _problem:
     _package = _problem.name or "nemo_rl"
     raise MissingPackage(
         "relive.adapters.nemo_rl", _package, "install NeMo-RL from its repository, with its data plane"
     ) from _problem
+
+from relive.adapters.rollouts.tensors import column_of, values_of
 
 __all__ = ["ReliveDataPlaneClient", "StoreOptions"]
 

@@ -35,11 +35,11 @@ try:
     from transfer_queue.metadata import BatchMeta, extract_field_schema
     from transfer_queue.storage import StorageKeyNotFoundError, StorageManager, StorageManagerFactory
     from transfer_queue.storage.bootstrap import StorageBootstrapProvider
-
-    from relive.adapters.rollouts.tensors import column_of, values_of
 except ImportError as _problem:
     _package = _problem.name or "TransferQueue"
     raise MissingPackage("relive.adapters.transferqueue", _package, install_command("transferqueue")) from _problem
+
+from relive.adapters.rollouts.tensors import column_of, values_of
 
 __all__ = ["BACKEND", "FieldGone", "ReliveStorageManager", "StorageOptions", "StoreAddress"]
 

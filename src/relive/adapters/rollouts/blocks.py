@@ -15,7 +15,7 @@ from relive.checks.values import integer
 from relive.config.index import Index
 from relive.config.spec import ArraySpec, StepSpec
 from relive.config.storage import SharedMemory
-from relive.errors import NoSuchTable
+from relive.errors import InvalidConfig, NoSuchTable
 from relive.table.open import attach, remove
 from relive.table.table import Table
 from relive.writing.writer import Writer
@@ -86,7 +86,7 @@ class Blocks:
         """Stores values, each uint8[any length], and returns the place of each.
 
         Raises:
-            RequestTooLarge, CapacityTooSmall: the values do not fit the table.
+            InvalidConfig: the values do not fit the store.
             DeadlineExceeded: the table's deadline passed.
         """
         sizes = np.array([value.size for value in values], np.int64)
@@ -94,6 +94,9 @@ class Blocks:
         ends = np.cumsum(counts)
         if not len(sizes) or not ends[-1]:
             return [[0] for _ in values]
+        if ends[-1] > self.table.capacity:
+            expected = f"at most {self.table.capacity} blocks of {self.block_bytes} bytes, as capacity= says"
+            raise InvalidConfig("values of a put", expected, f"{ends[-1]} blocks")
         begins = (ends - counts) * self.block_bytes
         with self._lock:
             if self._writer is None:
