@@ -15,7 +15,7 @@ GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
 WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py
 
-.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save bench-service bench-sequence-models bench-plugins curves study-tree study-priorities study-scaling bench-report conformance docs docs-test release gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save bench-service bench-sequence-models bench-plugins curves study-tree study-priorities study-scaling bench-report conformance docs docs-test release gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others bench-rollouts
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ bench-plugins: setup ## Stable-Baselines3 with its own buffers and with the adap
 
 bench-sequence-models: setup ## batches of windows and a transformer's step, compared with other libraries: benchmarks/results/sequence_models.json
 	@$(RUN) -m benchmarks.sequence_models
+
+bench-rollouts: setup ## rollouts of a language model in relive and in TransferQueue (20 minutes): benchmarks/results/rollouts.json
+	@$(RUN) -m benchmarks.rollouts
 
 study-tree: setup ## trees of other fan-outs compared with the core's (two minutes): benchmarks/results/tree.json
 	@$(RUN) -m benchmarks.study_tree

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +15,17 @@ PEERS = ("sb3", "tianshou", "cpprb", "reverb", "torchrl")
 
 def python_of(peer: str) -> Path:
     return FOLDER / ".venvs" / peer / "bin" / "python"
+
+
+def linked_package() -> Path:
+    """A folder with a package `relive` of links to this checkout and to the core that is built in this environment."""
+    place = FOLDER.parent / "build" / "linked"
+    shutil.rmtree(place, ignore_errors=True)
+    (place / "relive").mkdir(parents=True)
+    built = Path(sysconfig.get_paths()["purelib"]) / "relive"
+    for source in [*(FOLDER.parent / "src" / "relive").iterdir(), *built.glob("_core*.so")]:
+        (place / "relive" / source.name).symlink_to(source)
+    return place
 
 
 def set_up(peer: str) -> str | None:

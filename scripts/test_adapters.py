@@ -4,6 +4,7 @@ Each library has an environment of its own (benchmarks/peers.py), pinned whole b
 environment reads this checkout, and the core that is built in .venv. For each library the script runs:
 
 - tests/adapters/test_NAME.py and the program of one changed line in tests/adapters/test_ports.py;
+- for transferqueue, the tests of NeMo-RL's data plane, which need its packages and a stand-in of NeMo-RL;
 - the library's own buffer tests on our classes, where its source package has them (tests/adapters/own).
 
 Exit status 1 if a test fails. A library whose environment cannot be made is named, and counts as a failure.
@@ -13,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 from pathlib import Path
 
@@ -25,8 +24,11 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import peers  # noqa: E402
 
-LIBRARIES = ("sb3", "torchrl", "tianshou", "rllib", "reverb")
+LIBRARIES = ("sb3", "torchrl", "tianshou", "rllib", "reverb", "transferqueue")
 TOOLS = ("pytest", "pytest-timeout")
+FURTHER = {
+    "transferqueue": ("test_nemo_rl.py", "test_rollouts.py")
+}  # test files that need only this library's packages
 OWN = {"sb3": ("stable_baselines3", "adapters.own.sb3_buffers")}  # source package, plugin that puts our classes in
 
 
@@ -38,21 +40,10 @@ def main() -> int:
     unknown = sorted(set(names) - set(LIBRARIES))
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; expected {', '.join(LIBRARIES)}")
-    place = linked_package()
+    place = peers.linked_package()
     failed = [name for name in names if not tested(name, place)]
     print(f"adapters that failed: {', '.join(failed)}" if failed else "all adapters passed")
     return 1 if failed else 0
-
-
-def linked_package() -> Path:
-    """A folder with a package `relive` of links to this checkout and to the core that is built in this environment."""
-    place = ROOT / "build" / "linked"
-    shutil.rmtree(place, ignore_errors=True)
-    (place / "relive").mkdir(parents=True)
-    built = Path(sysconfig.get_paths()["purelib"]) / "relive"
-    for source in [*(ROOT / "src" / "relive").iterdir(), *built.glob("_core*.so")]:
-        (place / "relive" / source.name).symlink_to(source)
-    return place
 
 
 def tested(name: str, place: Path) -> bool:
@@ -61,7 +52,9 @@ def tested(name: str, place: Path) -> bool:
     if problem is not None:
         print(f"{name}: no environment: {problem}")
         return False
-    paths = [str(ROOT / "tests" / "adapters" / file) for file in (f"test_{name}.py", "test_ports.py")]
+    paths = [
+        str(ROOT / "tests" / "adapters" / file) for file in (f"test_{name}.py", "test_ports.py", *FURTHER.get(name, ()))
+    ]
     passed = pytest_of(name, place, ROOT, [*paths, "-rs"])
     if name in OWN:
         package, plugin = OWN[name]

@@ -10,7 +10,14 @@ from typing import NamedTuple
 import pytest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
-LIBRARIES = {"sb3": "stable_baselines3", "torchrl": "torchrl", "tianshou": "tianshou", "rllib": "ray.rllib"}
+LIBRARIES = {
+    "sb3": "stable_baselines3",
+    "torchrl": "torchrl",
+    "tianshou": "tianshou",
+    "rllib": "ray.rllib",
+    "transferqueue": "transfer_queue",
+    "nemo_rl": "nemo_rl.data_plane.factory",  # not a module of the stand-in
+}
 BEFORE = re.compile(r"^( *)# before: (.+)\n(.*)$", re.MULTILINE)
 CHANGED_LINES = {"torchrl": 2, "Prioritized": 0}  # others: 1
 

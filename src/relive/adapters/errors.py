@@ -15,9 +15,12 @@ __all__ = [
     "DatasetUnreadable",
     "EnvironmentClosed",
     "GoneItems",
+    "GoneValues",
     "NoEpisodeYet",
     "NotDrawable",
     "NotOffered",
+    "NotProduced",
+    "NotRegistered",
     "ResetNeeded",
     "UnseenLoss",
     "tell",
@@ -126,4 +129,52 @@ class GoneItems(ReliveError, LookupError):
         super().__init__(
             f"{number} of the items that were asked for are not there, the first one with key {key}: expected keys of"
             " items that are stored and whose returns are complete; the oldest items leave when the buffer is full"
+        )
+
+
+class GoneValues(ReliveError, LookupError):
+    """A value of a rollout was read that is not in the store any more, or not yet.
+
+    Attributes:
+        position: of the value in the call.
+        key: the key of its first block that is gone; None if the value was never stored.
+        num_bytes: the bytes of blocks that the store may have.
+    """
+
+    def __init__(self, position: int, key: int | None, num_bytes: int) -> None:
+        self.position = position
+        self.key = key
+        self.num_bytes = num_bytes
+        fault = "was never stored" if key is None else f"is gone from the store, from block {key} on"
+        super().__init__(
+            f"value {position} of this call {fault}: expected a value that was put, and neither cleared nor dropped;"
+            f" a store drops its oldest values when its {num_bytes} bytes are full, and capacity= sets its size"
+        )
+
+
+@final
+class NotRegistered(ReliveError, KeyError):
+    """A name of a store of rollouts is used that was not registered."""
+
+    def __init__(self, what: str, name: str, known: Sequence[str]) -> None:
+        self.what = what
+        self.name = name
+        self.known = tuple(sorted(known))
+        shown = ", ".join(self.known) or "none"
+        super().__init__(
+            f"the {what} {name!r} is not registered: expected one of {shown}; call register_partition first"
+        )
+
+
+@final
+class NotProduced(ReliveError, KeyError):
+    """A field of a sample was read that is not there."""
+
+    def __init__(self, sample: str, field: str, partition: str) -> None:
+        self.sample = sample
+        self.field = field
+        self.partition = partition
+        super().__init__(
+            f"sample {sample!r} of partition {partition!r} has no field {field!r}: expected a field that was put and"
+            " not cleared; claim_meta with required_fields waits for the fields"
         )
