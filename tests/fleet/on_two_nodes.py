@@ -45,7 +45,8 @@ action = {{ dtype = "int64" }}
 
 def main(prefix: str, folder: str, *names: str) -> None:
     raise_loopback()
-    os.environ.update({"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"})
+    # A token that another cluster has left in the user's folder is not of these nodes.
+    os.environ.update({"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "HOME": folder})
     os.environ.pop("RAY_ADDRESS", None)
     told: dict[str, Any] = {}
     for scenario in (without_a_cluster, *(globals()[name] for name in names)):
