@@ -229,7 +229,11 @@ TEST(threads_of_a_tier_without_memory_lose_nothing) {
     rig.start<SamplerWorker>();
     rig.start<CheckerWorker>();
     const double end = now_s() + seconds() / 4;
-    for (int round = 0; rig.goes_on(end, [] { return num_failed.load() > 10; }); ++round) {
+    const Control& seen = *rig.control;
+    const auto all_seen = [&seen] {
+      return num_failed.load() > 10 && seen.windows.load() > 0 && seen.steps.load() > 0;
+    };
+    for (int round = 0; rig.goes_on(end, all_seen); ++round) {
       fails_every.store(round % 3 == 2 ? 0 : every);
       uint64_t count = 0;
       (void)relive::spill_all_pages(*rig.table, &count);  // by this thread, which has memory

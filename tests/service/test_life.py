@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import subprocess
@@ -248,8 +249,23 @@ def test_serve_removes_the_memory_if_it_is_told_to(shm_name: Any, tmp_path: Path
         process.communicate(timeout=60)
         assert bool(shared_files(name)) == (persists == "true")
     config.write_text(text % "3")
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(errors.InvalidConfig, match="persist"):
         run(["serve", str(config)])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_serve_gives_the_handlers_of_signals_back(shm_name: Any, tmp_path: Path) -> None:
+    """A program may call the command: Ctrl-C is its own again after the end."""
+    config, before = tmp_path / "table.toml", [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    storage = f'{{ shared = "{shm_name()}" }}'
+    config.write_text(
+        f'address = "{LOOPBACK}"\npersist = false\n[tables.t]\ncapacity = 100\nstorage = {storage}\n'
+        '[tables.t.columns]\naction = { dtype = "int64" }\n'
+    )
+    threading.Timer(1.5, _thread.interrupt_main).start()
+    assert run(["serve", str(config)]) == 0
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_client_drains_a_served_table(shm_name: Any, tmp_path: Path) -> None:

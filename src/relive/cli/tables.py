@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from relive.table.table import Table
 
 if TYPE_CHECKING:
     from relive.service import Door
+    from relive.service.config import ServiceConfig
 
 __all__ = ["add"]
 
@@ -131,13 +132,33 @@ def _serve(
     the file, clients may save tables, and a table that is not in shared memory starts from its newest save.
     """
     with extra_named("serve", "service"):
-        from relive.service import ServerOptions, serve_behind
-        from relive.service.config import load_config, open_table
+        from relive.service.config import load_config
 
-    signals: list[int] = []  # no Event: a handler may be called while the waiting thread has its lock
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: signals.append(number))
     loaded = load_config(config)
+    signals: list[int] = []  # no Event: a handler may be called while the waiting thread has its lock
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        for number, _ in before:
+            signal.signal(number, lambda number, _: signals.append(number))
+        _serve_until(signals, loaded, address, insecure, metrics_port, metrics_host, **files)
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _serve_until(
+    signals: Sequence[int],
+    loaded: ServiceConfig,
+    address: str | None,
+    insecure: bool,
+    metrics_port: int | None,
+    metrics_host: str,
+    **files: str | None,
+) -> None:
+    """Serves until a number stands in `signals`, or the server is drained."""
+    from relive.service import ServerOptions, serve_behind
+    from relive.service.config import open_table
+
     where, door = address or loaded.address, _door(loaded.door, insecure, **files)
     door.check(where)
     with contextlib.ExitStack() as stack:
