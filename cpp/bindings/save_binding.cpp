@@ -177,7 +177,12 @@ void bind_save(nb::module_& module) {
       .def("sections", &sections)
       .def("pages", [](CoreSaver& self) { return image_array(self.saver().pages()); })
       .def("end", &CoreSaver::end)
-      .def_prop_ro("bytes_missing", [](CoreSaver& self) { return self.saver().bytes_missing(); })
+      .def_prop_ro("bytes_missing",
+                   [](CoreSaver& self) {
+                     uint64_t num_bytes = 0;
+                     without_gil([&] { return self.saver().bytes_missing(&num_bytes); });
+                     return num_bytes;
+                   })
       .def_prop_ro("most_image_bytes", [](CoreSaver& self) { return self.saver().form().most_image_bytes(); })
       .def_prop_ro("num_steps", [](CoreSaver& self) { return self.saver().num_steps(); });
   nb::class_<CoreLoader>(module, "CoreLoader")

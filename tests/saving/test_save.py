@@ -13,7 +13,7 @@ import pytest
 from processes.shm import needs_shared_memory
 
 import relive
-from relive import errors
+from relive import _core, errors
 from relive.saving import loading
 
 SPEC = relive.StepSpec(
@@ -98,6 +98,23 @@ def test_the_table_goes_on_while_it_is_saved_and_after(tmp_path: Path) -> None:
         stop.set()
         thread.join()
     table.check()
+
+
+def test_a_table_that_is_closed_during_its_save_ends_the_save() -> None:
+    """Another thread closes it between two calls of the save: each of them says so, and reads no memory."""
+    table, _ = made()
+    with table:
+        saver = _core.CoreSaver(table.core)
+        saver.begin(np.zeros((0, 6), np.uint64))
+        assert saver.bytes_missing > 0
+        table.close()
+        with pytest.raises(errors.TableClosed):
+            _ = saver.bytes_missing
+        with pytest.raises(errors.TableClosed):
+            saver.fill(np.zeros(1 << 20, np.uint8), 0)
+        with pytest.raises(errors.TableClosed):
+            saver.cut(1.0)
+        saver.end()
 
 
 def test_a_second_save_writes_the_pages_that_changed(tmp_path: Path) -> None:

@@ -96,7 +96,9 @@ bool Saver::is_missing(uint64_t page, uint64_t word, uint64_t ticket) const {
   return !is_closed || known.ref != table_.region().ref_of(page, word) || known.ticket != ticket || ticket == 0;
 }
 
-uint64_t Saver::bytes_missing() const {
+Status Saver::bytes_missing(uint64_t* num_bytes) const {
+  const Entered entered(table_, true);  // another thread may close the table
+  RELIVE_RETURN_IF_ERROR(entered.status());
   const Region& r = table_.region();
   const uint64_t bytes_a_row = form_->most_image_bytes() / r.page_len;
   uint64_t bytes = 0;
@@ -105,7 +107,8 @@ uint64_t Saver::bytes_missing() const {
     if (is_missing(page, word, r.pages[page].ticket.load(std::memory_order_acquire)))
       bytes += range_of(r, page).step_end * bytes_a_row;
   }
-  return bytes;
+  *num_bytes = bytes;
+  return {};
 }
 
 // The bulk of a page: its bulk frame, or a copy that is read from the disk. A page that goes or moves meanwhile may show

@@ -48,7 +48,7 @@ class Saver final {
   Status fill(std::byte* to, size_t room, std::vector<SavedImage>* images);
   void next_round() { next_page_ = 0; }
   // Bytes of the pages that a cut would have to copy now, those of open pages included.
-  uint64_t bytes_missing() const;
+  Status bytes_missing(uint64_t* num_bytes) const;
   Status cut(const Deadline& deadline);
   void end();
 
