@@ -4,7 +4,8 @@ Six lanes run at a time, since most tests wait more than they compute:
 
 - style, types, words, and most tests of Python 3.11;
 - the tests of training;
-- the tests of processes and services, with the stress programme;
+- the tests of processes and services, with the stress programme, and then the contract held by served and sharded
+  tables;
 - the tests of fleets, loaders and tiers, which wait most of their time, and then those of kernels, which never wait;
 - the other Pythons: each environment is made and tested;
 - the C++ tests, and the portable build: its environment and its C++ tests.
@@ -45,6 +46,8 @@ import crashes
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = ["tests/train"]
 PROCESSES = [f"tests/{name}" for name in ("processes", "service", "test_stress.py", "test_warm.py")]
+REMOTE = [f"tests/contract/test_{name}.py" for name in ("remote", "remote_streaming", "remote_tokens")]
+REMOTE += [f"tests/contract/test_{name}.py" for name in ("fleet", "fleet_remote", "fleet_nixl")]
 FLEETS = ["tests/fleet", "tests/loading", "tests/tiered"]
 KERNELS = ["tests/gpu"]
 CORE_TESTS = ["tests/unit", "tests/core", "tests/contract"]  # of package and core, without the learning stack
@@ -270,6 +273,7 @@ def all_steps(others: list[str], quick: bool) -> list[Outcome]:
         training, processes, fleets, pythons, builds = lanes
         beside = [training.submit(python_tests, "tests of training", TRAINING)]
         beside += [processes.submit(python_tests, "tests of processes", PROCESSES)]
+        beside += [processes.submit(python_tests, "the contract elsewhere", REMOTE)]
         beside += [fleets.submit(python_tests, "tests of fleets", FLEETS)]
         beside += [fleets.submit(python_tests, "tests of kernels", KERNELS)]
         if not quick:
@@ -278,7 +282,7 @@ def all_steps(others: list[str], quick: bool) -> list[Outcome]:
             beside += [builds.submit(cpp_step, "C++ tests", "unit", BESIDE)]
             beside += [builds.submit(made_and_tested, portable())]
             beside += [builds.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE)]
-        elsewhere = [f"--ignore={path}" for path in (*TRAINING, *PROCESSES, *FLEETS, *KERNELS)]
+        elsewhere = [f"--ignore={path}" for path in (*TRAINING, *PROCESSES, *REMOTE, *FLEETS, *KERNELS)]
         outcomes = [*lint_steps(), python_tests("tests", ["tests", *elsewhere])]
         outcomes += [step.result() for step in beside]
     return outcomes
