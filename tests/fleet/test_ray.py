@@ -41,7 +41,7 @@ def why_not() -> str:
 
 @contextmanager
 def found_on_two_nodes(*scenarios: str) -> Iterator[dict[str, Any]]:
-    """What the program found in these scenarios."""
+    """Runs the program for these scenarios, and returns its findings."""
     reason = why_not()
     if reason:
         pytest.skip(f"two Ray nodes need a network namespace of their own, which is not permitted here: {reason}")

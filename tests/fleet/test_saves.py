@@ -159,6 +159,9 @@ def test_damaged_bytes_beside_the_shards_are_found(whole: relive.fleet.ShardedTa
         from_bytes("text")  # type: ignore[arg-type]
     with pytest.raises(errors.DamagedSave):
         from_bytes(b"012345678901234567890")
+    tmp_path.rename(tmp_path.with_name("moved"))
+    with pytest.raises(errors.NoSuchSave):
+        saved.blob("learner")
 
 
 def test_a_folder_can_be_moved(whole: relive.fleet.ShardedTable, tmp_path: Path, shm_name: Any) -> None:

@@ -282,13 +282,13 @@ def test_an_output_that_fails_costs_no_update(topology: str, tmp_path: Path) -> 
 def test_an_environment_that_hangs_ends_at_the_time_limit(
     side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RELIVE_TEST_WILL", f"hang {side} 60" if side == "acting" else f"hang {side} 3")
+    monkeypatch.setenv("RELIVE_TEST_WILL", f"hang {side} 150" if side == "acting" else f"hang {side} 3")
     for module in (evaluate, inline):
         monkeypatch.setattr(module, "GRACE_S", 0.5)
     with pytest.raises(EnvironmentHangs, match="did not return") as caught:
         train(small(WILLED, limits__max_steps=10**6, limits__max_minutes=0.1), tmp_path / "run")
     assert caught.value.what.startswith("the environment of actor" if side == "acting" else "an environment of an eval")
-    assert load_checkpoint(tmp_path / "run")[1].num_steps >= 60
+    assert load_checkpoint(tmp_path / "run")[1].num_steps > 100
 
 
 @pytest.mark.parametrize("topology", ["inline", "actors(2)"])

@@ -90,7 +90,10 @@ class SavedShards:
         if name not in self._blobs:
             raise InvalidConfig("name of a blob", f"one of {list(self._blobs)}", name)
         shown = f"{BESIDE}/{self.number}/{name}"
-        files = DiskFiles(self.path, makes=False)
+        try:
+            files = DiskFiles(self.path, makes=False)
+        except FileNotFoundError:
+            raise NoSuchSave(self.path) from None
         try:
             handle = files.open(BESIDE, str(self.number), name)
             try:
