@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -89,6 +91,39 @@ def test_a_large_draw_leaves_no_memory_while_its_stream_goes_on(table: relive.Ta
         assert len(remote.draw(1 << 20).item_keys) == 1 << 20
         assert eventually(lambda: private_bytes() < before + 80 * MIB, 5.0), "the draw's scratch of 160 MB stayed"
         assert server.num_streams > 0
+
+
+@needs_proc
+def test_what_threads_free_goes_back_also_at_the_end_of_their_heaps() -> None:
+    """malloc keeps it otherwise: it raises its thresholds when blocks of up to 32 MiB are freed."""
+    program = """if True:
+        import threading, numpy as np, relive
+        from relive.service import serve
+        from relive.service.server.keeper import give_memory_back, private_bytes
+        spec = relive.StepSpec({"value": relive.ArraySpec((), "float32")})
+        freed, ends = threading.Semaphore(0), threading.Event()
+
+        def work():
+            for size, count in ((30, 1), (12, 4)):
+                blocks = [np.ones(size << 20, np.uint8) for _ in range(count)]
+                del blocks
+            freed.release()
+            ends.wait(60.0)
+
+        with relive.Table(spec, 10) as table, serve({"t": table}, "grpc://127.0.0.1:0"):
+            give_memory_back()
+            before = private_bytes()
+            threads = [threading.Thread(target=work) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for _ in threads:
+                freed.acquire()
+            give_memory_back()
+            print(private_bytes() - before >> 20)
+            ends.set()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert int(done.stdout) < 40, f"{done.stdout} MiB of 288 stayed {done.stderr}"
 
 
 @needs_proc

@@ -29,6 +29,8 @@ Peer = tuple[str, int]
 _LOOK_EVERY_S = 1.0
 _TRIM_EVERY_S = 20.0
 _LARGE_PEAK = 64 << 20  # bytes of requests, of kept batches or of growth, after which memory goes back to the system
+_LARGEST_KEPT = 1 << 20  # bytes of a block, and of the end of a heap, that malloc may keep after they are freed
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt
 _SPARE = 4  # descriptors that the thread releases to look at the connections when no other is left
 
 
@@ -39,7 +41,8 @@ class Keeper:
     - It sets the options of TCP on each new connection: a peer whose machine is gone ends within about 15 s.
     - It cuts a connection that has been without a stream for `idle_s`, and the oldest of those without a stream
       beyond `max_connections`.
-    - It returns freed memory to the system after a peak of requests.
+    - It returns freed memory to the system after a peak of requests. For this it has malloc take blocks of 1 MiB and
+      more from the system and return them when they are freed, in the whole process.
 
     Args:
         options: Limits of the server.
@@ -71,6 +74,7 @@ class Keeper:
     def start(self, port: int) -> None:
         """Starts the thread, for the connections that were accepted at this port."""
         self._port = port
+        _have_large_blocks_returned()
         self._thread = start_thread(self._run, "relive-server-keeper", never_writes=True)
 
     def close(self) -> None:
@@ -150,9 +154,23 @@ def give_memory_back() -> None:
     """Returns freed memory of this process to the system: of batches, of Arrow and of malloc."""
     free_batch_memory()
     pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if trim is not None:
-        trim(0)
+    _of_malloc("malloc_trim", 0)
+
+
+def _have_large_blocks_returned() -> None:
+    """Sets the thresholds of malloc. By itself it raises them to 32 MiB when blocks of that size are freed.
+
+    malloc_trim() leaves the end of each heap but the first, and every thread has a heap.
+    """
+    _of_malloc("mallopt", _M_MMAP_THRESHOLD, _LARGEST_KEPT)
+    _of_malloc("mallopt", _M_TRIM_THRESHOLD, _LARGEST_KEPT)
+
+
+def _of_malloc(name: str, *arguments: int) -> None:
+    """Calls a function of glibc's malloc, where there is one."""
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
+    if function is not None:
+        function(*arguments)
 
 
 def private_bytes() -> int:
