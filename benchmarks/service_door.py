@@ -41,6 +41,14 @@ def harm_of(folder: Path, given: argparse.Namespace) -> Any:
     return found
 
 
+def with_earlier(found: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The acts measured now, and those of an earlier run that were not, in the order of the acts."""
+    now = {(one["act"], one["role"]) for one in found}
+    acts = [act.name for act in harm.ACTS]
+    kept = [one for one in earlier if (one["act"], one["role"]) not in now]
+    return sorted(found + kept, key=lambda one: (acts.index(one["act"]), one["role"] != "none"))
+
+
 def revoked_of(folder: Path, given: argparse.Namespace) -> Any:
     """Revoked tokens."""
     return lives.revoked(folder, 1 if given.quick else 10)
@@ -136,7 +144,8 @@ def main() -> int:
     for name in given.only or PARTS:
         with tempfile.TemporaryDirectory() as made:
             make_place(Path(made))
-            found[name] = PARTS[name](Path(made), given)
+            told = PARTS[name](Path(made), given)
+            found[name] = with_earlier(told, found.get(name, [])) if name == "harm" else told
         out.parent.mkdir(exist_ok=True)
         out.write_text(json.dumps(found, indent=1) + "\n")
         out.with_suffix(".md").write_text(page(found))
