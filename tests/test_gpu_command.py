@@ -108,6 +108,7 @@ def test_every_part_runs_once_and_is_kept(checkout: Checkout) -> None:
     assert status == 0 and checkout.counts() == [1, 1, 2, 2]
 
 
+@pytest.mark.thorough
 def test_a_part_of_another_card_another_size_or_other_sources_runs_again(checkout: Checkout) -> None:
     checkout.run()
     checkout.run("--seconds", "7")
@@ -167,6 +168,7 @@ def test_a_part_over_its_limit_is_ended(checkout: Checkout) -> None:
     assert 1.0 <= seconds < 10.0
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_part_and_the_next_run_goes_on(checkout: Checkout, number: signal.Signals) -> None:
     """The part has a child of its own, which does not end by SIGINT, and ends too. The stopped part runs again."""

@@ -132,6 +132,7 @@ def no_core_dump() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+@pytest.mark.forms(8)
 @pytest.mark.timeout(300, func_only=True)  # the first test waits for the build of the programme
 @pytest.mark.parametrize(
     "options", [*TOGETHER, *(pytest.param(options, marks=pytest.mark.thorough) for options in ALONE)]

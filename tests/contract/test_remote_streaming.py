@@ -103,6 +103,7 @@ class TestStreamedTimeFirst(Streamed, TimeFirstSuite): ...
 class TestStreamedRagged(Streamed, RaggedSuite): ...
 
 
+@pytest.mark.thorough  # it writes as the other suites do
 class TestStreamedSequences(Streamed, SequencesSuite):
     def test_a_step_too_many_is_refused(self, make_table: MakeTable) -> None:
         pytest.skip(LATE)
@@ -131,9 +132,11 @@ class TestStreamedEpisodes(Streamed, EpisodesSuite):
 class TestStreamedAbandon(Streamed, AbandonSuite): ...
 
 
+@pytest.mark.thorough  # it writes as the other suites do
 class TestStreamedOrders(Streamed, OrdersSuite): ...
 
 
+@pytest.mark.thorough  # it writes as the other suites do
 class TestStreamedRanks(Streamed, RanksSuite): ...
 
 

@@ -16,6 +16,7 @@ def refuse(name: str, value: object, leading: tuple[int, ...]) -> None:
     raise AssertionError(name)
 
 
+@pytest.mark.forms(3)
 @pytest.mark.core_alone
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("num_bytes", [4096, 2049, 7061])

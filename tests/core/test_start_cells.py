@@ -299,6 +299,7 @@ class Twins:
         return found
 
 
+@pytest.mark.forms(14)
 @pytest.mark.core_alone
 @pytest.mark.parametrize("has_state", [True, False], ids=["states", "no states"])
 @pytest.mark.parametrize(
@@ -325,6 +326,7 @@ def test_windows_are_those_of_a_table_that_keeps_all(names: tuple[str, ...], has
             assert twins.assert_equal(is_full=capacity == 400) > 0
 
 
+@pytest.mark.forms(54)
 @pytest.mark.core_alone
 @pytest.mark.parametrize("how", ["append", "end_episode", "close"])
 @pytest.mark.parametrize("has_state", [True, False], ids=["states", "no states"])

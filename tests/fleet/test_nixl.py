@@ -394,6 +394,7 @@ def test_bad_peers(start: Any, shm_name: Any) -> None:
     assert plain_spec() == config_of(shm_name()).spec
 
 
+@pytest.mark.forms(1)
 @needs_nixl
 @pytest.mark.parametrize("racing", [Racing(num_rows=20_000, batch=64), LARGE], ids=["small", "halved"])
 def test_no_torn_row_under_full_write_load(racing: Racing, shm_name: Any) -> None:

@@ -78,6 +78,7 @@ def result(two_nodes: dict[str, Any], scenario: str) -> Any:
     return told
 
 
+@pytest.mark.thorough
 def test_without_a_cluster_it_says_how_one_starts(two_nodes: dict[str, Any]) -> None:
     told = result(two_nodes, "without_a_cluster")
     assert len(told) == 6 and all("InvalidConfig" in one and "ray start" in one for one in told.values()), told
@@ -191,6 +192,7 @@ def test_bad_fleets_are_refused() -> None:
             FleetConfig(**{"name": "pong", "num_shards": 2, "table": table(), **one})
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("prefix", ["", "ray://"])
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"])
 def test_a_listener_that_is_no_ray_is_refused_in_time(prefix: str, says: bytes) -> None:
@@ -257,6 +259,7 @@ actor.close(sys.argv[2])
 """
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("removes", ["none", "new", "all"])
 def test_an_actor_that_is_asked_to_end_keeps_what_it_is_told_to(shm_name: Any, removes: str) -> None:
     """Ray kills actors; where the placement group goes first its worker ends as programs do, and closes its handles."""

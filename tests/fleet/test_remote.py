@@ -238,6 +238,7 @@ def test_what_a_missed_draw_took_elsewhere_goes_back(start: Any, shm_name: Any) 
         assert rest == 50 - 1 - 20, "a draw that was made again took no use twice"
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("first_dies", [False, True])
 def test_uses_are_counted_in_all_shards_or_in_none(start: Any, shm_name: Any, first_dies: bool) -> None:
     """A batch that is not handed out, because the uses in one shard went back, takes no uses of the others."""

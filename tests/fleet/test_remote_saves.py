@@ -135,6 +135,7 @@ def _big(name: str) -> relive.TableConfig:
     return relive.TableConfig(spec, 20_000, relive.Index(), relive.SharedMemory(name))
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.05, 0.1])
 def test_an_owner_that_is_killed_during_a_save(start: Any, shm_name: Any, tmp_path: Path, after_s: float) -> None:
     """The save before it stays whole, with both shards, whenever the owner died."""

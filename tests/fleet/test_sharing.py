@@ -50,6 +50,7 @@ def in_shards(table: ShardedTable, keys: list[Any], law: Callable[[Any], Any]) -
     return parts
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize(
     ("sampler", "shares"),
     [

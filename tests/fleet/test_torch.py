@@ -418,6 +418,7 @@ def read_in_a_mesh(pipe: Any, names: Names, carries: str) -> Any:
         return data.rank, tensor.rank, shown
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("carries", ["rows", "keys"])
 def test_a_mesh_of_data_and_tensor_ranks(shards: Any, ranks: Any, carries: str) -> None:
     names = shards(2)

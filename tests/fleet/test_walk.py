@@ -315,6 +315,7 @@ class Walk:
             one.comes_back()
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_same_program_on_every_kind_of_table(subjects: list[Subject], seed: int) -> None:
     Walk(subjects, seed).run(STEPS)

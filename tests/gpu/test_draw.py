@@ -56,6 +56,7 @@ def tree_leaves(table: relive.Table) -> np.ndarray:
     return np.frombuffer(table._core.region_bytes(), np.float64, geometry["num_slots"], start).copy()
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=needs_shared_memory)])
 def test_a_draw_is_what_the_core_draws_in_that_call(shared: bool, shm_name) -> None:
     rng = np.random.default_rng(1)

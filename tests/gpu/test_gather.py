@@ -35,6 +35,7 @@ def test_the_seeds_cover_what_they_should() -> None:
     assert {items.n_step for items in indexes} >= {1, 2, 4, 5}
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_programmes_gather_the_same_bytes(seed: int) -> None:
     programme = random_programme(seed, LENGTH, None, windows=False)

@@ -157,6 +157,7 @@ CASES += [
 ]
 
 
+@pytest.mark.forms(6)
 @pytest.mark.parametrize(("name", "has_state"), CASES)
 def test_items_of_each_kind_are_gathered_as_the_core_gathers_them(name: str, has_state: bool) -> None:
     items = KINDS[name] if has_state else replace(KINDS[name], stack={})
@@ -172,6 +173,7 @@ def test_items_of_each_kind_are_gathered_as_the_core_gathers_them(name: str, has
 SAMPLED = ("one step", "stack zeros", "shift", "cross left major", "episodes tail", "ragged head")
 
 
+@pytest.mark.forms(3)
 @pytest.mark.parametrize("name", SAMPLED)
 def test_items_of_each_kind_are_sampled_as_the_core_samples_them(name: str) -> None:
     items = KINDS[name]
@@ -215,6 +217,7 @@ def test_start_values_are_read_from_rows_and_from_cells(items: Any, area: str) -
         assert (batch["small"].cpu().numpy()[present] == first[:, None]).all()
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("items", [relive.Transitions(n_step=2), relive.Sequences(4, at_end="shift")])
 def test_items_that_wait_for_a_late_column_are_not_there(items: Any) -> None:
     """An item enters the index when all its steps are complete. Its late values are read like all others."""
@@ -233,6 +236,7 @@ def test_items_that_wait_for_a_late_column_are_not_there(items: Any) -> None:
         assert_same(core, device)
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("burn_in", [0, 5])
 def test_windows_that_cross_stop_where_another_lane_begins(burn_in: int) -> None:
     """Short lanes share a page. A window that crosses ends of episodes does not go on into the next lane."""

@@ -138,6 +138,7 @@ def test_a_redraw_does_not_shuffle_again(table: relive.Table) -> None:
     relive.Sequences(8, burn_in=2, bootstrap=1), relive.Episodes(30, time_major=True),
     relive.Episodes(30, layout="ragged"),
 ])  # fmt: skip
+@pytest.mark.forms(2)
 def test_each_row_of_an_item_crosses_the_bus_once(items: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that a stack shares with the next stack, and a state between two steps of a window."""
     load, seen = InterpreterBuilder.create_masked_load, []
@@ -174,6 +175,7 @@ def write_strata(chains: tl.int64, strata: tl.int64, count: tl.int32, base: tl.u
     tl.store(strata.to(tl.pointer_type(tl.int32)) + item, stratum, mask=item < count)
 
 
+@pytest.mark.forms(4)
 @pytest.mark.parametrize("size", [1, 2, 3, 31, 256, 257, pytest.param(5000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("block", [64, 4096])
 def test_the_device_shuffles_as_the_core_does(size: int, block: int) -> None:

@@ -62,6 +62,7 @@ def drawn_table() -> relive.Table:
     return table
 
 
+@pytest.mark.forms(4)
 @pytest.mark.parametrize("name", DRAWN)
 def test_each_sampler_draws_what_the_core_draws(name: str) -> None:
     with drawn_table() as table, DeviceReader(table, DEVICE, stream=0) as reader:
@@ -88,6 +89,7 @@ def test_only_items_of_the_index_are_there() -> None:
             assert_same(core, device)
 
 
+@pytest.mark.forms(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_sampler_that_does_not_draw_by_mass_is_refused_by_name(name: str) -> None:
     """The way out that the sentence names works: the core draws, kernels gather."""

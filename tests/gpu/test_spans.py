@@ -45,6 +45,7 @@ def two_lanes(capacity: int, count: int) -> Iterator[tuple[relive.Table, relive.
             yield table, first, second, np.concatenate(keys)
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize(("blocks", "count"), [(None, 480), (GPU_BLOCKS, 180)])
 def test_windows_of_seven_pages_are_what_the_core_gathers(blocks: object, count: int) -> None:
     """20 rows before, 37 steps and the state after them, pages of 8: from every offset, both pages of an end too."""
@@ -62,6 +63,7 @@ def test_windows_of_seven_pages_are_what_the_core_gathers(blocks: object, count:
             assert_same(table.gather(keys, all_columns(table)), device)
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("seed", [303, 304, *(pytest.param(one, marks=pytest.mark.thorough) for one in (307, 311))])
 def test_random_programmes_with_long_windows_gather_the_same_bytes(seed: int) -> None:
     """Ends, tails, closed lanes and evictions on every side of page borders, in pages of eight rows."""
@@ -103,6 +105,7 @@ def test_a_lane_without_states_ends_where_a_row_says_so() -> None:
             other.close()
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("where", ["noted", "walked", "copied"])
 def test_a_window_whose_last_page_goes_is_absent_and_never_shorter(where: str) -> None:
     """All of a window's pages are evicted under it, at once, between any two launches."""
@@ -122,6 +125,7 @@ def test_a_window_whose_last_page_goes_is_absent_and_never_shorter(where: str) -
         assert all(not array.any() for array in batch.flat().values())
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("hop", [0, 1, 2, 3])
 def test_pages_given_away_while_links_are_followed_are_never_handed_out(hop: int) -> None:
     """The pages of a window are freed and become another lane's just before its hop-th link is read."""
@@ -142,6 +146,7 @@ def test_pages_given_away_while_links_are_followed_are_never_handed_out(hop: int
         assert (stacked == np.maximum(action + np.arange(-19, 1), action // 10_000 * 10_000)).all()
 
 
+@pytest.mark.thorough
 def test_pages_in_the_midst_of_a_window_that_move_are_read_again() -> None:
     with two_lanes(1200, 96) as (table, _, _, keys):
         moves: list[int] = []

@@ -114,6 +114,7 @@ def filled(items: Any, lengths: tuple[int, ...] = (24, 3, 29, 17), **more: Any) 
     return table, np.concatenate(keys)
 
 
+@pytest.mark.forms(3)
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_sample_is_what_the_core_samples_in_that_call(name: str) -> None:
     """Keys, probabilities, the columns that come unasked, trimmed where the core trims; block sizes of a GPU."""
@@ -138,6 +139,7 @@ def test_a_sample_is_what_the_core_samples_in_that_call(name: str) -> None:
     relive.Sequences(64, at_end="pad", stack={"observation": 3}),
     relive.Episodes(150, bootstrap=1),
 ])  # fmt: skip
+@pytest.mark.forms(1)
 def test_windows_of_more_than_a_stretch(items: Any) -> None:
     """Pages and windows longer than the stretch of rows that the walk reads at a time, ends at each place of it."""
     lengths = (*range(61, 68), 95, 96, 97, 128, 150, 31, 32, 33)

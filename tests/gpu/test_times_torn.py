@@ -69,6 +69,7 @@ def assert_whole(batch: Any) -> None:
         assert follows.all() and len(mine) == batch["num_steps"][number]
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize(("name", "where"), [("windows", "walked"), ("crossing", "walked"), ("ragged", "copied")])
 def test_items_evicted_while_they_are_read_are_absent(name: str, where: str) -> None:
     with opened(ITEMS[name]) as (_, writer, reader, keys):
@@ -87,6 +88,7 @@ def test_items_evicted_while_they_are_read_are_absent(name: str, where: str) -> 
             assert batch["action"].shape == (0,)
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize(("name", "where"), [("windows", "drawn"), ("crossing", "copied"), ("ragged", "copied")])
 def test_a_sample_draws_torn_items_again(name: str, where: str) -> None:
     """Twice all items are evicted under it, and others come, of other lengths; those of ragged batches move."""
@@ -105,6 +107,7 @@ def test_a_sample_draws_torn_items_again(name: str, where: str) -> None:
         assert (batch["action"][batch.mask] >= 3000).all() and (batch.probabilities > 0).all()
 
 
+@pytest.mark.thorough
 def test_items_that_held_still_move_when_others_are_drawn_anew() -> None:
     """Some of a ragged batch go after their rows were read; the rest lies elsewhere then, and is read again."""
     with opened(RAGGED) as (table, writer, reader, _):
@@ -133,6 +136,7 @@ def test_items_that_held_still_move_when_others_are_drawn_anew() -> None:
             begin = end
 
 
+@pytest.mark.thorough
 def test_a_ragged_batch_is_read_where_one_item_goes_in_every_round() -> None:
     """No round has all items still. Items that were read whole are not read again: the batch ends, and soon."""
     with opened(RAGGED) as (_, writer, reader, _):
@@ -162,6 +166,7 @@ def test_without_the_second_look_moved_rows_would_be_torn(monkeypatch: pytest.Mo
             assert_whole(reader.sample(24, COLUMNS))
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("name", ["crossing", "major", "ragged"])
 def test_pages_that_move_are_read_again_and_at_last_by_the_core(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relive.gpu.gather.ROUNDS", 2)

@@ -44,6 +44,7 @@ def overwrite(writer: relive.Writer, first: int, count: int) -> None:
     writer.extend(**numbered_rows(first, count), truncated=True)
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("where", ["walked", "copied"])
 def test_an_item_evicted_while_it_is_read_is_not_present(where: str) -> None:
     """Its frames hold other rows before its columns are copied, or just afterwards."""
@@ -78,6 +79,7 @@ def test_without_the_recheck_torn_rows_would_be_handed_out(monkeypatch: pytest.M
         )
 
 
+@pytest.mark.forms(1)
 def test_items_whose_pages_move_are_read_again() -> None:
     with opened(200, 150) as (table, _, reader, keys):
         moves = []
@@ -93,6 +95,7 @@ def test_items_whose_pages_move_are_read_again() -> None:
         assert not wrong_rows(batch, np.arange(140))
 
 
+@pytest.mark.forms(1)
 def test_pages_that_never_hold_still_are_read_by_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relive.gpu.gather.ROUNDS", 3)
     with opened(64, 40) as (table, _, reader, keys):
@@ -102,6 +105,7 @@ def test_pages_that_never_hold_still_are_read_by_the_core(monkeypatch: pytest.Mo
         assert not wrong_rows(batch, np.arange(20))
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("where", ["walked", "copied"])
 def test_a_sample_draws_torn_items_again(where: str) -> None:
     """All of the first round's items are evicted under it; the batch is whole and of what lives now."""
@@ -119,6 +123,7 @@ def test_a_sample_draws_torn_items_again(where: str) -> None:
         assert (batch.probabilities > 0).all()
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("where", ["linked", "walked"])
 def test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one(where: str) -> None:
     """The slow lane's second page stays, its first becomes another lane's, before its link is followed or after.
@@ -173,6 +178,7 @@ def test_a_leaf_that_lost_its_mass_after_the_descent_is_not_taken() -> None:
         assert turned == [60] and set(drawn.item_keys.tolist()) <= set(keys[30:].tolist())
 
 
+@pytest.mark.forms(1)
 def test_a_draw_alone_pairs_key_and_mass_of_one_item() -> None:
     with opened(64, 64) as (table, writer, reader, _):
         drawn = reader.draw(64)
@@ -198,6 +204,7 @@ def run_beside(work: Callable[[], None], stop: threading.Event) -> tuple[threadi
     return thread, failures
 
 
+@pytest.mark.forms(1)
 def test_nothing_torn_beside_a_writer_that_never_stops() -> None:
     """A page lives for a few milliseconds, shorter than a round; what does come out is whole."""
     with opened(400, 400) as (table, writer, reader, _):

@@ -290,6 +290,7 @@ def test_a_batch_that_does_not_come_is_a_deadline(shm_name: Any) -> None:
         assert len(keys(iter(loader), 2)) == 2
 
 
+@pytest.mark.forms(6)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("takes", ["the dataset", "the loader"])
 @pytest.mark.parametrize(("old", "new", "every"), [(0, 2, 1), (0, 1, 1), (1, 2, 1), (1, 0, 3), (2, 3, 3), (2, 1, 1)])

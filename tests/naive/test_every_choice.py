@@ -269,6 +269,7 @@ def play(seed: int) -> bool:
     return run.num_done > NUM_CALLS // 3
 
 
+@pytest.mark.forms(4)
 @pytest.mark.parametrize("first", range(0, SEEDS, A_TEST))
 def test_options_that_meet(first: int) -> None:
     assert sum(play(seed) for seed in range(first, first + A_TEST)) > A_TEST // 2

@@ -96,6 +96,7 @@ def test_the_live_items_are_exactly_the_twins(programme: Programme) -> None:
     run_programme(programme)
 
 
+@pytest.mark.thorough
 @given(programmes(spacious=False))
 def test_a_full_table_gives_only_what_the_twin_knows(programme: Programme) -> None:
     run_programme(programme, check_every=9)
@@ -147,6 +148,7 @@ def random_programme(seed: int, length: int, capacity: int | None, windows: bool
     return Programme(columns, indexes, writers, max(smallest, capacity or rng.choice((smallest, 30, 100, 300))), steps)
 
 
+@pytest.mark.forms(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_long_random_programmes(seed: int, profile_scale: int) -> None:
     for extra in range(profile_scale):

@@ -268,6 +268,7 @@ def play(sampler: tuple[Any, bool], remover: Any, limiter: Any, max_times: int |
     run_at_random(rng, calls, 40, (1, machine.what_lives_is_the_twins), machine.teardown)
 
 
+@pytest.mark.forms(5)
 @pytest.mark.parametrize("third", [0, *(pytest.param(one, marks=pytest.mark.thorough) for one in (1, 2))])
 @pytest.mark.parametrize("max_times", [None, pytest.param(1, marks=pytest.mark.thorough), 3])
 @pytest.mark.parametrize("limiter", LIMITERS, ids=str)

@@ -405,6 +405,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.forms(5)
 @pytest.mark.parametrize(
     "capacity, max_times, too_long, late, remover, weigh",
     [

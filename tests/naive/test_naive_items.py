@@ -310,6 +310,7 @@ class ItemsMachine(RuleBasedStateMachine):
                 self.compare(batch, position, item)
 
 
+@pytest.mark.forms(5)
 @pytest.mark.parametrize(("late", "waits"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("max_times", [None, 3])
 @pytest.mark.parametrize("capacity", [40, 150])

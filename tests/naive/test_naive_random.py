@@ -223,6 +223,7 @@ with table.writer() as writer:
 """
 
 
+@pytest.mark.forms(2)
 @needs_shared_memory
 @pytest.mark.parametrize("attempt", range(4))
 def test_what_a_killed_writer_left_is_decided_as_it_would_have(attempt: int, shm_name: Any) -> None:

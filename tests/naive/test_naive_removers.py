@@ -257,6 +257,7 @@ class RemoversMachine(RuleBasedStateMachine):
                 assert numbers.tolist() == [self.keys.index(row) for row in item.rows]
 
 
+@pytest.mark.forms(16)
 @pytest.mark.parametrize(("late", "given"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("max_times", [None, 2])
 @pytest.mark.parametrize("name", sorted(REMOVERS))

@@ -23,6 +23,7 @@ def with_reloads(programme: Programme, seed: int, every: int) -> Programme:
     return dataclasses.replace(programme, ops=(*ops, Op("reload")))
 
 
+@pytest.mark.forms(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_full_table_goes_on_after_a_load(seed: int, profile_scale: int) -> None:
     for extra in range(profile_scale):

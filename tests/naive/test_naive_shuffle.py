@@ -130,6 +130,7 @@ class ShuffleMachine(RuleBasedStateMachine):
             assert all(self.uses.get(key, 0) < (self.max_times or 1 << 60) for key in self.live())
 
 
+@pytest.mark.forms(9)
 @pytest.mark.parametrize("max_times", [None, 1, 3])
 @pytest.mark.parametrize("remover", REMOVERS)
 @pytest.mark.parametrize("items", sorted(ITEMS))

@@ -37,6 +37,7 @@ def run_on_disk(
     return seen[-1]
 
 
+@pytest.mark.forms(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_long_random_programmes_on_the_disk(seed: int, tmp_path: Path, profile_scale: int) -> None:
     """All closed pages are on the disk whenever the twin is asked."""
@@ -51,6 +52,7 @@ def test_the_same_in_a_table_that_never_fills(seed: int, tmp_path: Path) -> None
     assert tiers.bytes_read > 0 and tiers.pages_on_disk > 0
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_saves_lead_from_disk_to_memory_and_back(seed: int, tmp_path: Path, profile_scale: int) -> None:
     """Every second load of a programme goes into memory, the others on to the disk."""

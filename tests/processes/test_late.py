@@ -44,6 +44,7 @@ def complete_all(pipe: Any, name: str, who: int) -> None:
         pipe.send(applied)
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("kills", [False, True])
 def test_two_processes_complete_at_once(kills: bool, shm_name: Any) -> None:
     name = shm_name()

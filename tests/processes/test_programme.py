@@ -18,6 +18,7 @@ pytestmark = needs_shared_memory
 SECONDS, LONG_S = 2.5, 60.0
 
 
+@pytest.mark.forms(1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [0, 2])
 def test_every_item_is_what_its_rows_say(kills: int, shm_name: Any, profile_scale: int) -> None:

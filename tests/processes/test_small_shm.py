@@ -142,6 +142,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_small_shared_memory(program: str) -> None:
     done = in_small_shm(program)

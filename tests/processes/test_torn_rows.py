@@ -23,6 +23,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize(("method", "by"), PAIRS)
 def test_no_row_is_torn(method: str, by: str, shm_name: Any, profile_scale: int) -> None:
     name = shm_name()

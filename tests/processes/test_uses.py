@@ -58,6 +58,7 @@ def draw_all(pipe: Any, name: str, way: str, path: str, number: int) -> None:
     pipe.send("done")
 
 
+@pytest.mark.forms(4)
 @pytest.mark.parametrize("way", list(WAYS))
 def test_uses_are_exact_whoever_dies(way: str, shm_name: Any, tmp_path: Path) -> None:
     name, number, lost = shm_name(), 0, 0

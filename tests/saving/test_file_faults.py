@@ -183,6 +183,7 @@ def test_an_error_that_nobody_expects_ends_no_thread(tmp_path: Path, monkeypatch
 NUM_FLIPS = int(os.environ.get("RELIVE_FLIPS", "60"))
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_flipped_word_is_an_error_or_a_sound_table(tmp_path: Path, seed: int) -> None:
     """RELIVE_FLIPS=1000 flips 2,000 words."""

@@ -68,6 +68,7 @@ def actions_of(table: relive.Table) -> set[int]:
         first = after
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_processes_come_and_go(tmp_path: Path, in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if in_memory:

@@ -38,6 +38,7 @@ def num_operations(keep: int) -> int:
     return len(hook.calls)
 
 
+@pytest.mark.forms(3)
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 def test_a_power_cut_leaves_a_whole_save(seed: int, keep: int) -> None:
@@ -53,6 +54,7 @@ def test_a_power_cut_leaves_a_whole_save(seed: int, keep: int) -> None:
         assert read(MemoryFiles(disk)) == left + 1
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 def test_a_dead_saver_then_a_power_cut(seed: int) -> None:
     """The next saver must not trust names that the dead one has not synced."""

@@ -62,6 +62,7 @@ def loaded(disk: Disk) -> tuple[int, int]:
     return one.beside["number"][0], one.facts["num_steps"]
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_power_cut_leaves_a_table(seed: int) -> None:
     whole = Hook()

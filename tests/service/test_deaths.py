@@ -32,6 +32,7 @@ def revive(start_host: StartHost, name: str, address: str) -> Host:
     return host
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_or_hangs_in_mid_call(start_host: StartHost, shm_name: Any, death: signal.Signals) -> None:
     """The error comes before the deadline; the same handle works again at the same address, nothing stored is lost."""
@@ -124,6 +125,7 @@ def test_streamed_steps_of_a_server_that_is_killed(start_host: StartHost, shm_na
     host.close()
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("settled", [False, True], ids=["under way", "all answered"])
 def test_batches_go_on_after_a_server_came_back(start_host: StartHost, shm_name: Any, settled: bool) -> None:
     host, name = start_host(), shm_name()

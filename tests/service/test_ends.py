@@ -32,6 +32,7 @@ print("started", *sorted(started), flush=True)
 """
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("uses", ["calls", "writer"])
 def test_no_thread_of_relive_outlives_its_end(host: Host, uses: str) -> None:
     address = host.serve(plain_spec(), 100)

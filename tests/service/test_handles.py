@@ -121,6 +121,7 @@ def ended_by_interrupt(address: str, kind: str) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.forms(9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", [ended_by_close, ended_by_collection, ended_by_interrupt], ids=lambda end: end.__name__)
 def test_nothing_is_left_of_a_handle(owners: Owners, address: str, kind: str, end: Callable[[str, str], None]) -> None:
@@ -145,6 +146,7 @@ kept.sample(4)
 """
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("kind", ["connect", "attach"])
 def test_a_process_that_ends_leaves_nothing(owners: Owners, address: str, kind: str) -> None:
     before = settles(lambda: counts(owners, address), lambda told: told[3] == 0)
@@ -207,6 +209,7 @@ class Waits:
         """Nothing: its thread never runs it."""
 
 
+@pytest.mark.forms(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fork_releases_no_handle_of_a_thread_that_is_about_to_run(
     address: str, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -251,6 +254,7 @@ for drops in (False, True):
 """
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("kind", ["mapped", "server", "connect", "attach"])
 def test_a_forked_child_ends_by_sys_exit(address: str, kind: str, shm_name: Any) -> None:
     arguments = [sys.executable, "-c", FORKS, address, kind, shm_name(), shm_name()]

@@ -465,6 +465,7 @@ def test_a_publisher_that_is_killed(server: Server, remote: RemoteTable) -> None
 # ---- servers and links that fail -----------------------------------------------------------------------------------
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_or_hangs(start_host: StartHost, shm_name: Any, death: signal.Signals) -> None:
     host, name = start_host(), shm_name()

@@ -367,6 +367,7 @@ def test_a_server_that_closes_cancels_its_saves(table: relive.Table, slow: threa
     remote.close()
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("after_s", [None, 0.0, 0.01, 0.03, 0.1])
 def test_a_server_that_is_killed_during_a_save(
     start_host: Callable[[], Host], tmp_path: Path, after_s: float | None

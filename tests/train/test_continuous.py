@@ -47,6 +47,7 @@ def made(config: Any, spaces: Spaces | None = None, seed: int = 0) -> Any:
     return config.make(spaces or box_spaces(), seed=seed, device="cpu")
 
 
+@pytest.mark.forms(5)
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_fifty_updates_agree_with_a_naive_twin(variant: str) -> None:
     config, twin_of = VARIANTS[variant]
@@ -101,6 +102,7 @@ def test_the_target_uses_the_discount_alone(kind: Any) -> None:
     assert changed == [False, True]
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_where_the_best_action_is(kind: Any) -> None:
     """A bandit: reward -(a - 1.2)^2, whatever the state. The best action moves there."""

@@ -226,6 +226,7 @@ def walk(way: Way, topology: str, folder: Path, rng: random.Random) -> None:
     shutil.rmtree(folder)
 
 
+@pytest.mark.forms(12)
 @pytest.mark.parametrize(
     ("topology", "way"),
     [case for case in CASES if case[0] == "inline" or case[1].name in IN_SHORT],

@@ -249,6 +249,7 @@ def unlike_machines(number: int, folder: Path) -> Any:
     return train(config, folder / "run").ending
 
 
+@pytest.mark.thorough
 def test_hosts_may_have_other_numbers_of_actors(hosts: Any, tmp_path: Path) -> None:
     assert answers(hosts(unlike_machines, tmp_path)) == [Ending.LIMIT.value] * HOSTS
 
@@ -367,6 +368,7 @@ def until_one_ends(number: int, folder: Path, how: str, moment: int) -> Any:
     return ended, state["num_updates"], [path.name for path in shared_files(f"train-{os.getpid()}-")]
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("turn", range(15 if os.environ.get("RELIVE_SOAK") else 1))
 @pytest.mark.parametrize("how", ["stops", "dies", "hangs"])
 def test_a_host_that_ends_at_a_random_moment(hosts: Any, tmp_path: Path, how: str, turn: int) -> None:

@@ -57,6 +57,7 @@ VARIANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.forms(3)
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_fifty_updates_agree_with_a_naive_twin(variant: str) -> None:
     agent = made(VARIANTS[variant], seed=5)

@@ -139,6 +139,7 @@ def _paying(reward: float, step: Any) -> Any:
 # ---- a resumed run ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("topology", ["inline", "actors(2)"])
 def test_a_resumed_run_plays_other_episodes(topology: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[set[bytes]] = []
@@ -260,6 +261,7 @@ class FullDisk:
         return False
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("topology", ["inline", "actors(1)"])
 def test_an_output_that_fails_costs_no_update(topology: str, tmp_path: Path) -> None:
     seen = [0]
@@ -291,6 +293,7 @@ def test_an_environment_that_hangs_ends_at_the_time_limit(
     assert load_checkpoint(tmp_path / "run")[1].num_steps > 100
 
 
+@pytest.mark.forms(3)
 @pytest.mark.parametrize("topology", ["inline", "actors(2)"])
 @pytest.mark.parametrize(
     ("will", "actor", "step"), [("raise evaluation 3", None, 3), ("made", None, -1), ("raise acting 40", 0, None)]

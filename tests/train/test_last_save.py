@@ -48,6 +48,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("topology", ["inline", pytest.param("actors(2)", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(("reason", "raised"), [("signal", "KeyboardInterrupt"), ("error", "OSError")])
 def test_a_second_signal_before_the_last_save(tmp_path: Path, topology: str, reason: str, raised: str) -> None:

@@ -353,6 +353,7 @@ def test_the_command_shows_it(run_dir: Path, tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.startswith("relive: ") and "--profile" in done.stderr
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize(
     ("topology", "others"),
     [

@@ -105,6 +105,7 @@ def test_a_run_whose_actors_are_all_elsewhere(tmp_path: Path) -> None:
     assert int(said[1].replace(",", "")) < result["num_steps"], "the first one's steps count as well"
 
 
+@pytest.mark.thorough
 def test_beside_actors_of_its_own(tmp_path: Path) -> None:
     serving = ["--actors", "1", "--serve", "grpc://127.0.0.1:0/mine", "--run-dir", str(tmp_path / "run")]
     with run_of(tmp_path, *serving, *SMALL, "--max-steps", "200000") as run:
@@ -147,6 +148,7 @@ def test_a_learner_that_is_killed_and_resumed(tmp_path: Path) -> None:
     assert result["num_sessions"] == 2 and result["num_steps"] >= 6000
 
 
+@pytest.mark.thorough
 def test_what_the_command_refuses(tmp_path: Path) -> None:
     for arguments, words in (
         (["train", "dqn", "--actors", "0", "--run-dir", str(tmp_path / "a")], "serving.address"),

@@ -38,6 +38,7 @@ def test_a_run_learns_and_restarts_a_killed_actor(tmp_path: Path) -> None:
     assert list((folder / "tensorboard").glob("events*"))
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize("agent", [name for name, entry in AGENTS.items() if entry.environment == "Pendulum-v1"])
 def test_agents_of_continuous_actions_run_to_their_end(agent: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -102,6 +103,7 @@ def test_actors_end_with_their_learner(tmp_path: Path) -> None:
             assert tables_of(run.pid) == []
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize(
     ("topology", "num_processes"), [("learners(2, sync)", 3), ("learners(2, async)", 4), ("double", 3)]
 )

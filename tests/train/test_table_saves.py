@@ -93,6 +93,7 @@ def in_corridor(folder: Path, config: TrainConfig) -> None:
 # ---- going on --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("mode", ["always", "end"])
 @pytest.mark.parametrize("topology", ["inline", "actors(2)", "learners(2, async)"])
 def test_a_resumed_run_learns_at_once_from_the_table_that_was_saved(topology: str, mode: str, tmp_path: Path) -> None:
@@ -169,6 +170,7 @@ def test_never_goes_on_with_the_learner_of_a_save_and_a_new_table(tmp_path: Path
     assert load_checkpoint(folder)[1].num_steps == again.num_steps, "the newer of both"
 
 
+@pytest.mark.thorough
 def test_a_table_gets_another_size_and_another_limiter(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     result, noting = train(small(), folder), Noting()
@@ -199,6 +201,7 @@ def test_networks_of_another_size_are_one_error(tmp_path: Path) -> None:
         train(small(agent__network__hidden=(16,)), tmp_path / "run", resume=True)
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize(
     ("change", "what"),
     [({"agent__n_step": 7}, "items of the table"), ({"agent__priority_exponent": 0.0}, "items of the table")],
@@ -271,6 +274,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: py
     assert not (folder / "checkpoint.pt").exists() and table_of(folder)[0] >= 12_000
 
 
+@pytest.mark.thorough
 def test_a_disk_without_room_for_the_last_save_keeps_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

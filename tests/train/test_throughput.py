@@ -131,6 +131,7 @@ def test_what_was_not_measured_is_said() -> None:
             predict(FREE, ONE, EACH, cores=cores)
 
 
+@pytest.mark.forms(2)
 @pytest.mark.parametrize("cores", [2, 4, 16, pytest.param(64, marks=pytest.mark.thorough)])
 def test_more_never_makes_a_limit_fall(cores: int) -> None:
     """Every prediction keeps its limits, and more cores are never less."""

@@ -92,6 +92,7 @@ def tensors(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield path + name, value
 
 
+@pytest.mark.forms(3)
 @pytest.mark.parametrize(("agent", "count"), [("dqn", 3), ("iqn", 2), ("ddpg", 2), ("td3", 3), ("sac", 2)])
 def test_several_learners_do_what_one_does(agent: str, count: int) -> None:
     """To float error: a mean of means is rounded otherwise. SAC's gradients go in several rounds."""
@@ -262,6 +263,7 @@ def test_an_environment_that_raises_in_one_process_says_so_too(tmp_path: Path) -
     assert has_checkpoint(tmp_path / "run")
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
     """Learner, optimizer, counters and versions are those of the checkpoint, whoever wrote it."""
     before = None
@@ -291,6 +293,7 @@ def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
         before = load_checkpoint(tmp_path / "run")
 
 
+@pytest.mark.forms(1)
 @pytest.mark.parametrize(
     ("topology", "victim"),
     [

@@ -34,6 +34,7 @@ def test_every_agent_is_here() -> None:
     assert set(PAIRS) == set(AGENTS)
 
 
+@pytest.mark.forms(4)
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("name", list(PAIRS))
 def test_fifty_updates_from_a_table_agree_with_a_twin_that_reads_lists(name: str, n_step: int) -> None:

@@ -205,6 +205,7 @@ def walk_of(items: str, limiter: str, sampler: str, seed: int, late: bool, state
     return Walk(table, actors, chooser, draw, limiter in ("budget", "on policy"))
 
 
+@pytest.mark.forms(26)
 @pytest.mark.core_alone
 @pytest.mark.parametrize("limiter", LIMITERS)
 @pytest.mark.parametrize("items", ITEMS)

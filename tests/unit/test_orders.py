@@ -123,6 +123,7 @@ def play(rng: random.Random, table: relive.Table, writer: Any, twin: Twin, keys:
         assert (batch.probabilities == 1.0).all() and (batch.weights(beta=0.4) == 1.0).all()
 
 
+@pytest.mark.forms(42)
 @pytest.mark.core_alone
 @pytest.mark.parametrize(("sampler", "remover"), list(itertools.product(SAMPLERS, REMOVERS)))
 @pytest.mark.parametrize("uses", [None, 1, 2])
