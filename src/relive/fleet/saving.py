@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final, overload
@@ -91,7 +91,7 @@ class ShardsSaving:
 
     def begin(self, shards: Shards, timeout_s: float) -> None:
         """Begins the part of each shard. Raises ShardNotSaved, and the errors of Shard.begin_save."""
-        with self._or_ended():
+        with _or_else(self.abandon):
             for shard in shards:
                 if not shard.is_live:
                     raise ShardNotSaved(shard.number, shard.state)
@@ -101,7 +101,7 @@ class ShardsSaving:
 
     def wait_for_moments(self, timeout_s: float) -> None:
         """Waits until each shard has its moment, at most timeout_s from the begin of the save. A failure ends it."""
-        with self._or_ended():
+        with _or_else(self.abandon):
             self._follow(True, timeout_s, "the moments of a save of all shards")
 
     def finish(self, beside: Mapping[str, bytes], keep: int, timeout_s: float = math.inf) -> None:
@@ -113,7 +113,7 @@ class ShardsSaving:
             timeout_s: From the begin of the save until all parts are on disk, in seconds.
         """
         try:
-            with self._or_ended():
+            with _or_else(self._give_up):
                 self._follow(False, timeout_s, "the commit of a save of all shards")
                 self._check_cancelled()
                 facts = dict(sorted(self._told.items()))
@@ -137,15 +137,6 @@ class ShardsSaving:
             self._give_up()
         finally:
             self._end()
-
-    @contextlib.contextmanager
-    def _or_ended(self) -> Iterator[None]:
-        """Ends the save if the block raises."""
-        try:
-            yield
-        except BaseException:
-            self.abandon()
-            raise
 
     def _follow(self, until_moment: bool, timeout_s: float, what: str) -> None:
         """Waits for each part's moment or end, and notes the facts of those that end.
@@ -193,8 +184,10 @@ class ShardsSaving:
                 part.forget(self._folder.staying(number))
 
     def _end(self) -> None:
-        self._folder.close()
-        self._done.set()
+        try:
+            self._folder.close()
+        finally:
+            self._done.set()
 
     # ---- for the caller of save(wait=False) ------------------------------------------------------------------------
 
@@ -204,9 +197,8 @@ class ShardsSaving:
 
         For a shard whose owner writes it, this is the number that the owner told last.
         """
-        return (
-            1.0 if self._facts is not None else sum(part.progress for part in self._parts.values()) / len(self._parts)
-        )
+        parts = self._parts.values()
+        return 1.0 if self._facts is not None else sum(part.progress for part in parts) / len(parts)
 
     @property
     def done(self) -> bool:
@@ -256,6 +248,16 @@ class ShardsSaving:
     def __repr__(self) -> str:
         state = "done" if self._facts is not None else "failed" if self._error is not None else f"{self.progress:.0%}"
         return f"ShardsSaving({self._folder.path!r}, {state})"
+
+
+@contextlib.contextmanager
+def _or_else(undo: Callable[[], None]) -> Iterator[None]:
+    """Calls undo() if the block raises."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 class SavesShards(TableHandle):
