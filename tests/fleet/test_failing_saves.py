@@ -136,6 +136,7 @@ def _save_for_ever(names: Any, path: str, pipe: Any) -> None:
         while True:
             writer.append(observation=[0.0, 0.0], action=0, reward=0.0, next_observation=[1.0, 1.0])
             table.save(path)
+            table.save(path, wait=False).wait()
             pipe.send(None)
 
 
