@@ -64,18 +64,19 @@ inline void fill_round(Saver& saver, std::vector<KeptImage>* images) {
 }
 
 // Saves a table in memory. Calls change(0) between two rounds before the cut, and change(1) between cut and rest.
+// has_rounds: false: all pages are copied after the cut, as those that writers close just before it.
 template <class Change>
-Save save_while(Table& table, Change&& change) {
+Save save_while(Table& table, Change&& change, bool has_rounds = true) {
   const Region& r = table.region();
   Save save;
   save.shape = shape_of(r);
   Saver saver(table);
   CHECK(saver.begin(nullptr, 0).ok());
   std::vector<KeptImage> images;
-  fill_round(saver, &images);
+  if (has_rounds) fill_round(saver, &images);
   change(0);
   saver.next_round();
-  fill_round(saver, &images);
+  if (has_rounds) fill_round(saver, &images);
   CHECK(saver.cut(Deadline::after(10.0)).ok());
   save.areas = saver.areas();
   for (const SavedArea& area : saver.areas()) save.bytes.emplace_back(area.at, area.at + area.num_bytes());

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import relive
 from fleet.tools import Owner, config_of, fill
 from relive.fleet import ShardedTable, ShardOwner, attach
+from relive.saving.folder import Segment
 
 
 @pytest.fixture
@@ -86,3 +88,17 @@ def owners() -> Iterator[list[Owner]]:
     yield made
     for owner in made:
         owner.kill()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Writes of page images wait for this event."""
+    goes_on, append = threading.Event(), Segment.append
+
+    def slowly(self: Segment, block: memoryview) -> int:
+        goes_on.wait(20.0)
+        return append(self, block)
+
+    monkeypatch.setattr(Segment, "append", slowly)
+    yield goes_on
+    goes_on.set()

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from relive import errors
 from relive.fleet import ShardOwner, attach
 from relive.fleet.saved import ShardsFolder
 from relive.saving.disk_files import DiskFiles
-from relive.saving.folder import SaveFolder, Segment
+from relive.saving.folder import SaveFolder
 
 pytestmark = needs_shared_memory
 
@@ -137,6 +136,7 @@ def _save_for_ever(names: Any, path: str, pipe: Any) -> None:
         while True:
             writer.append(observation=[0.0, 0.0], action=0, reward=0.0, next_observation=[1.0, 1.0])
             table.save(path)
+            table.save(path, wait=False).wait()
             pipe.send(None)
 
 
@@ -156,20 +156,6 @@ def test_a_saver_that_is_killed_at_any_moment(
         process.join(60)
         assert num_saved(tmp_path, shm_name)[0] >= 60
     assert whole.save(tmp_path).number > 4
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Writes of page images wait for this event."""
-    goes_on, append = threading.Event(), Segment.append
-
-    def slowly(self: Segment, block: memoryview) -> int:
-        goes_on.wait(20.0)
-        return append(self, block)
-
-    monkeypatch.setattr(Segment, "append", slowly)
-    yield goes_on
-    goes_on.set()
 
 
 def test_the_deadline_cancels_all_parts(

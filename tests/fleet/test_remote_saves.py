@@ -135,9 +135,12 @@ def _big(name: str) -> relive.TableConfig:
     return relive.TableConfig(spec, 20_000, relive.Index(), relive.SharedMemory(name))
 
 
-@pytest.mark.forms(2)
+@pytest.mark.forms(3)
+@pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.05, 0.1])
-def test_an_owner_that_is_killed_during_a_save(start: Any, shm_name: Any, tmp_path: Path, after_s: float) -> None:
+def test_an_owner_that_is_killed_during_a_save(
+    start: Any, shm_name: Any, tmp_path: Path, after_s: float, waits: bool
+) -> None:
     """The save before it stays whole, with both shards, whenever the owner died."""
     names, owners = [shm_name(), shm_name()], [start(), start()]
     far = [one.own(number, _big(names[number]), saves=str(tmp_path / "owner")) for number, one in enumerate(owners)]
@@ -155,7 +158,7 @@ def test_an_owner_that_is_killed_during_a_save(start: Any, shm_name: Any, tmp_pa
         killing.start()
         began = time.monotonic()
         try:
-            table.save(tmp_path / "run")
+            table.save(tmp_path / "run") if waits else table.save(tmp_path / "run", wait=False).wait()
         except errors.ServiceUnavailable:
             assert relive.fleet.saved(tmp_path / "run").num_steps == 6_000
         assert time.monotonic() - began < 15.0

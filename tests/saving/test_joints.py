@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -227,6 +228,23 @@ def test_a_process_that_ends_finishes_its_save(tmp_path: Path) -> None:
     assert relive.saved(tmp_path).num_steps == 50 * 64
     with relive.load(tmp_path) as copy:
         copy.check()
+
+
+def _save_and_end(path: str) -> None:
+    table = relive.Table(relive.StepSpec({"image": relive.ArraySpec((84, 84), "uint8")}), 10_000, max_lanes=64)
+    writer = table.writer(64)
+    for _ in range(100):
+        writer.append(image=np.zeros((64, 84, 84), np.uint8))
+    table.save(path, wait=False)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_of_multiprocessing_that_ends_finishes_its_save(tmp_path: Path, method: str) -> None:
+    child = multiprocessing.get_context(method).Process(target=_save_and_end, args=(str(tmp_path),))
+    child.start()
+    child.join(60.0)
+    child.kill()  # if it never ends
+    assert child.exitcode == 0 and relive.saved(tmp_path).num_steps == 100 * 64
 
 
 def test_ctrl_c_in_the_start_of_the_thread_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,9 @@ def test_a_save_that_goes_on_behind(tmp_path: Path) -> None:
         write(writer, 9_000, 500)  # after the moment: not in the save
     facts = saving.wait(30.0)
     assert saving.done and saving.progress == 1.0 and facts.num_steps == 420 and "done" in repr(saving)
-    assert saving.wait() is facts
+    assert saving.wait() is saving.wait(float("inf")) is facts
+    with pytest.raises(errors.InvalidConfig, match="timeout_s"):
+        saving.wait(-1.0)
     with relive.load(tmp_path) as copy:
         assert len(copy) == 420 and same_rows(table, copy, keys[-100:])
 

@@ -24,13 +24,19 @@ struct FirstWords {
   uint32_t num_cells = 0;
 };
 
+// The head of a row as the image shows it.
+uint32_t head_of(const Region& r, uint64_t page, uint32_t row, const ImageRows& rows) {
+  const bool is_last = r.slot_of(page, row) + 1 == rows.last.slot;
+  return is_last ? rows.last.head : load_head(r.page_base(page) + row * r.geometry->record_stride);
+}
+
 void read_first(const ImageForm& form, uint64_t page, const ImageRows& rows, FirstWords* words) {
   const Region& r = form.region();
   const std::byte* const base = r.page_base(page);
   words->num_cells = 0;
   for (uint32_t row = 0; row < rows.num_rows; ++row) {
     const std::byte* const record = base + row * r.geometry->record_stride;
-    words->heads[row] = r.slot_of(page, row) + 1 == rows.last.slot ? rows.last.head : load_head(record);
+    words->heads[row] = head_of(r, page, row, rows);
     const bool has_cell = form.cell_stride() != 0 && row < rows.num_steps && !r.is_tail(page, row);
     words->cells[row] = !has_cell ? kNoCell : r.cells ? load_cell_word(record) : row;
     words->num_cells += words->cells[row] == kNoCell ? 0 : 1;
@@ -153,6 +159,7 @@ size_t copy_out(const ImageForm& form, const PagePlace& from, const ImageRows& r
   thread_local FirstWords words_of_thread;
   FirstWords& words = words_of_thread;
   read_first(form, from.page, rows, &words);
+  RELIVE_COPIED(false);
   const uint64_t num_bytes = form.image_bytes(rows.num_rows, words.num_cells);
   if (num_bytes > room) return 0;
   std::memset(to + num_bytes - 64, 0, 64);
@@ -170,8 +177,11 @@ size_t copy_out(const ImageForm& form, const PagePlace& from, const ImageRows& r
   }
   std::byte* const marks = place.now();
   for_each_extra(r, from.page, rows.num_rows, copy_run);
-  for (uint32_t row = 0; row < rows.num_rows; ++row)
-    std::memcpy(records + row * form.record_stride(), &words.heads[row], sizeof words.heads[row]);
+  RELIVE_COPIED(true);
+  for (uint32_t row = 0; row < rows.num_rows; ++row) {
+    const uint32_t head = RELIVE_RULE(J5_heads) ? words.heads[row] : head_of(r, from.page, row, rows);
+    std::memcpy(records + row * form.record_stride(), &head, sizeof head);
+  }
   if (form.cell_stride() != 0) copy_cells_out(form, from, rows, words, records, &place);
   const uint64_t last = rows.last.slot - 1;
   if (rows.last.slot != 0 && r.page_of(last) == from.page && r.offset_of(last) < rows.num_rows) {

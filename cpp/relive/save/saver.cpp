@@ -165,11 +165,12 @@ ImageRows Saver::rows_of_cut(uint64_t page, uint64_t word) const {
   ImageRows rows{step_end, step_end};
   const uint32_t lane = pages[page].lane_slot.load(kRelaxed);
   if (lane >= r.geometry->max_lanes) return rows;
-  if (last_rows_[lane].slot != 0 && r.page_of(last_rows_[lane].slot - 1) == page) rows.last = last_rows_[lane];
+  const bool has_last = last_rows_[lane].slot != 0 && r.page_of(last_rows_[lane].slot - 1) == page;
+  if (has_last && RELIVE_RULE(J5_last_row)) rows.last = last_rows_[lane];
   const uint64_t seam = lanes[lane].seam.load(kRelaxed);
   const bool has_cell = step_end < r.page_len && seam != 0 && lanes[lane].state.load(kRelaxed) == LaneState::kLive &&
                         seam == static_cast<uint64_t>(r.key_of(r.slot_of(page, step_end), word));
-  rows.num_rows += has_cell ? 1 : 0;
+  rows.num_rows += has_cell && RELIVE_RULE(J5_frozen_cell) ? 1 : 0;
   return rows;
 }
 

@@ -9,6 +9,7 @@ uint32_t most_rounds = ~0u;
 thread_local uint32_t locks_held = 0;
 bool rule_switched_off[static_cast<uint32_t>(Rule::kCount)] = {};
 void (*section_hook)(bool begins) = nullptr;
+void (*copy_hook)(bool has_rows) = nullptr;
 uint32_t lanes_per_section = 64;
 
 const char* fail_point_name(uint32_t position) {

@@ -48,7 +48,7 @@
   X(R1_order) X(R2_most) X(R3_update) X(R3_settle) X(R5_room) X(R5_settle) X(T1_since) X(T2_overdue) X(T3_count) \
   X(Z1_version) X(Z2_expired) X(Z3_base) X(Z4_last) X(Z4_settle) X(Q1_condition) X(P1_switch) X(P2_unused) X(P4_massless) X(P5_base) X(P6_under_way) X(P6_stands) X(P7_places) \
   X(H1_index) X(U1_follow) X(U2_class) X(U3_rebuild) X(H2_note) X(H3_draw) X(H4_update) X(H5_claim) X(O1_one_step) X(O2_same_slot) \
-  X(J3_ticket) X(J3_note) X(J4_floor) X(J4_closed) X(J7_boot)
+  X(J3_ticket) X(J3_note) X(J4_floor) X(J4_closed) X(J5_heads) X(J5_last_row) X(J5_frozen_cell) X(J7_boot)
 // clang-format on
 
 namespace relive::testing {
@@ -73,6 +73,8 @@ extern void (*fail_point_hook)(FailPoint);
 extern bool rule_switched_off[static_cast<uint32_t>(Rule::kCount)];
 // Called when a critical section of the table lock begins and when it ends, on its thread; may be null.
 extern void (*section_hook)(bool begins);
+// Called twice for each page that a save copies: after the heads of its rows are read, and after the rows; may be null.
+extern void (*copy_hook)(bool has_rows);
 // Lanes that one critical section may cut. With fewer lanes a small table is swept in many critical sections.
 extern uint32_t lanes_per_section;
 // Called if a state occurs that the protocol rules out and the code survives; may be null. It must not call the core.
@@ -97,6 +99,10 @@ const char* rule_name(uint32_t position);
   do {                                                                                       \
     if (::relive::testing::section_hook != nullptr) ::relive::testing::section_hook(begins); \
   } while (0)
+#define RELIVE_COPIED(has_rows)                                                          \
+  do {                                                                                   \
+    if (::relive::testing::copy_hook != nullptr) ::relive::testing::copy_hook(has_rows); \
+  } while (0)
 #define RELIVE_RULE(name) (!::relive::testing::rule_switched_off[static_cast<uint32_t>(::relive::testing::Rule::name)])
 #define RELIVE_PROMISE(is_kept, what)                                                                                  \
   do {                                                                                                                 \
@@ -108,6 +114,7 @@ const char* rule_name(uint32_t position);
 #else
 #define RELIVE_FAIL_POINT(name) ((void)0)
 #define RELIVE_SECTION(begins) ((void)0)
+#define RELIVE_COPIED(has_rows) ((void)0)
 #define RELIVE_RULE(name) true
 #define RELIVE_PROMISE(is_kept, what) ((void)0)
 #define RELIVE_NOT_LOCKED(what) ((void)0)

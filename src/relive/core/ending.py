@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from relive import _core
 from relive.core.made_files import remove_made
 
-__all__ = ["at_end", "num_threads", "start_thread"]
+__all__ = ["at_end", "joins_at_end", "num_threads", "start_thread"]
 
 Closer = TypeVar("Closer", bound=Callable[[], None])
 
@@ -27,6 +27,7 @@ _JOIN_S = 2.0  # how long the end of the process waits for all threads together
 _closers: list[Callable[[], None]] = []
 _threads: set[threading.Thread] = set()  # list() of the set is one step
 _apart: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of those that neither write nor draw
+_lasting: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # that end by themselves, whenever that is
 
 
 def at_end(closer: Closer) -> Closer:
@@ -73,6 +74,14 @@ def _do(work: list[Callable[[], None]]) -> None:
     do()
 
 
+def joins_at_end(thread: threading.Thread) -> None:
+    """Has the end of the process wait for a thread, however long it takes, before all closers.
+
+    The interpreter waits for threads that are no daemons, but a child of multiprocessing runs the closers before that.
+    """
+    _lasting.add(thread)
+
+
 def num_threads() -> int:
     """The threads of Python that might write or draw. The core asks, to tell a thread that it waits for itself."""
     return sum(thread not in _apart for thread in threading.enumerate())
@@ -85,6 +94,12 @@ def _join_threads() -> None:
             thread.join(max(ends - time.monotonic(), 0.0))
 
 
+def _join_lasting() -> None:
+    for thread in list(_lasting):
+        if thread is not threading.current_thread() and thread.is_alive():
+            thread.join()
+
+
 def _end() -> None:
     # From end_of_process on, threads that wait in the core stay there. A closer that joins a thread must run before.
     with contextlib.ExitStack() as stack:  # each closer is called, whatever the others raise
@@ -93,6 +108,7 @@ def _end() -> None:
         stack.callback(_join_threads)
         while _closers:
             stack.callback(_closers.pop(0))
+        stack.callback(_join_lasting)  # first, while all that these threads use is open
 
 
 class _ChildrenOfMultiprocessing:

@@ -14,7 +14,7 @@ from relive.fleet.errors import (
 from relive.fleet.group_reader import Broadcasts, GroupReader
 from relive.fleet.owner import ShardOwner, make_shard
 from relive.fleet.saved import SavedShard, SavedShards, saved
-from relive.fleet.saving import ShardsSaveFacts
+from relive.fleet.saving import ShardsSaveFacts, ShardsSaving
 from relive.fleet.sharded_table import ShardedTable, attach
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "ShardOwner",
     "ShardedTable",
     "ShardsSaveFacts",
+    "ShardsSaving",
     "attach",
     "make_shard",
     "saved",

@@ -192,9 +192,19 @@ class _MappedSaving:
         self._saving = SavingApart(saved, asked.path, {}, asked.staying)
         self._saving.start(f"relive-save-shard-{shard.number}")
 
-    def wait(self, timeout_s: float) -> SaveFacts | None:
+    @property
+    def has_cut(self) -> bool:
+        """Whether the save has its moment."""
+        return self._saving.has_cut
+
+    @property
+    def progress(self) -> float:
+        """The part of the pages that is copied."""
+        return self._saving.progress
+
+    def wait(self, timeout_s: float, until_cut: bool = False) -> SaveFacts | None:
         """Waits for the thread."""
-        self._saving.wait(timeout_s)
+        self._saving.wait(timeout_s, until_cut)
         return self._saving.facts()
 
     def cancel(self) -> None:

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import threading
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, final, overload
 
-from relive.errors import DeadlineExceeded, ReliveError
+from relive.checks.names import names_arguments
+from relive.checks.values import flag, folder_path, timeout
+from relive.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    NotShareable,
+    ReadOnly,
+    ReliveError,
+    SaveCancelled,
+    TableClosed,
+)
 from relive.fleet.errors import ShardNotSaved
 from relive.fleet.saved import ShardsFolder
 from relive.fleet.shards import AskedSave, SavingPart, Shards
 from relive.saving.copying import SaveFacts
+from relive.saving.saving import checked, start_finishing
+from relive.table.handle import TableHandle
 
-__all__ = ["ShardsSaveFacts", "save_shards"]
+if TYPE_CHECKING:
+    from relive.fleet.core import FleetCore
 
-_SLICE_S = 0.25  # of a wait; Ctrl-C takes effect between two slices
+__all__ = ["SavesShards", "ShardsSaveFacts", "ShardsSaving"]
+
+_SLICE_S = 0.25  # of a wait; Ctrl-C and cancel() take effect between two slices
 _ENDING_S = 5.0  # how long the parts of a save that failed may take to end
 
 
@@ -48,52 +68,278 @@ class ShardsSaveFacts:
         return sum(facts.num_bytes for facts in self.shards.values())
 
 
-def save_shards(shards: Shards, path: str, beside: Mapping[str, bytes], keep: int, timeout_s: float) -> ShardsSaveFacts:
-    """Saves all shards. ShardedTable.save lists the arguments and the errors."""
-    began = time.monotonic()
-    with ShardsFolder(path) as folder:
-        for shard in shards:
-            if not shard.is_live:
-                raise ShardNotSaved(shard.number, shard.state)
-        parts: dict[int, SavingPart] = {}
-        try:
+@final
+class ShardsSaving:
+    """A save of all shards whose moments have passed: the table goes on, and a thread commits when all are written.
+
+    `sharded.save(path, wait=False)` returns it. A process that ends, and a table that is closed, wait for the thread. A
+    forked child has no part in the save.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Opens the folder. Raises the errors of ShardsFolder."""
+        self._began = time.monotonic()
+        self._folder = ShardsFolder(path)
+        self._parts: dict[int, SavingPart] = {}  # by number of the shard
+        self._told: dict[int, SaveFacts] = {}  # of the parts that have ended
+        self._cancelled = threading.Event()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._facts: ShardsSaveFacts | None = None
+        self._error: BaseException | None = None
+        self._process = os.getpid()
+
+    def begin(self, shards: Shards, timeout_s: float) -> None:
+        """Begins the part of each shard. Raises ShardNotSaved, and the errors of Shard.begin_save."""
+        with _or_else(self.abandon):
             for shard in shards:
-                asked = AskedSave(folder.place_of(shard.number), folder.name, folder.staying(shard.number), timeout_s)
-                parts[shard.number] = shard.begin_save(asked)
-            facts = {number: _facts_of(part, began, timeout_s) for number, part in parts.items()}
-            committed = folder.commit(facts, beside, keep)
-        except BaseException:
-            _give_up(parts, folder)
-            raise
-        _forget(parts, folder)
-        return ShardsSaveFacts(folder.path, committed.number, facts, time.monotonic() - began)
+                if not shard.is_live:
+                    raise ShardNotSaved(shard.number, shard.state)
+            for shard in shards:
+                place, staying = self._folder.place_of(shard.number), self._folder.staying(shard.number)
+                self._parts[shard.number] = shard.begin_save(AskedSave(place, self._folder.name, staying, timeout_s))
+
+    def wait_for_moments(self, timeout_s: float) -> None:
+        """Waits until each shard has its moment, at most timeout_s from the begin of the save. A failure ends it."""
+        with _or_else(self.abandon):
+            self._follow(True, timeout_s, "the moments of a save of all shards")
+
+    def finish(self, beside: Mapping[str, bytes], keep: int, timeout_s: float = math.inf) -> None:
+        """Waits for all parts and commits, on the calling thread. The outcome is that of `wait`.
+
+        Args:
+            beside: Blobs by name.
+            keep: The number of saves that the folder keeps.
+            timeout_s: From the begin of the save until all parts are on disk, in seconds.
+        """
+        try:
+            with _or_else(self._give_up):
+                self._follow(False, timeout_s, "the commit of a save of all shards")
+                self._check_cancelled()
+                facts = dict(sorted(self._told.items()))
+                number = self._folder.commit(facts, beside, keep).number
+            self._forget()
+            self._facts = ShardsSaveFacts(self._folder.path, number, facts, time.monotonic() - self._began)
+        except BaseException as error:
+            self._error = error
+            if not isinstance(error, (ReliveError, OSError)):
+                raise
+        finally:
+            self._end()
+
+    def finish_behind(self, beside: Mapping[str, bytes], keep: int) -> None:
+        """The same on a thread of its own. If a signal's handler raises in the start of the thread, the save ends."""
+        self._thread = start_finishing(self, partial(self.finish, beside, keep))
+
+    def abandon(self) -> None:
+        """Ends a save that no thread finishes: the save before it stays."""
+        try:
+            self._give_up()
+        finally:
+            self._end()
+
+    def _follow(self, until_moment: bool, timeout_s: float, what: str) -> None:
+        """Waits for each part's moment or end, and notes the facts of those that end.
+
+        The parts are looked at in turn, so a part that fails ends the save although others go on.
+
+        Raises:
+            DeadlineExceeded: Not all were there timeout_s after the begin of the save.
+            SaveCancelled: `cancel` was called.
+            ReliveError: The error that ended a part.
+        """
+        ends = self._began + timeout_s
+        left = {number: part for number, part in self._parts.items() if number not in self._told}
+        while left:
+            for number, part in list(left.items()):
+                self._check_cancelled()
+                seconds = ends - time.monotonic()
+                facts = part.wait(max(min(seconds, _SLICE_S), 0.0), until_moment)
+                if facts is not None:
+                    self._told[number] = facts
+                if facts is not None or (until_moment and part.has_cut):
+                    del left[number]
+                elif seconds <= 0.0:
+                    raise DeadlineExceeded(what, "pages to write", timeout_s)
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise SaveCancelled(self._folder.path)
+
+    def _give_up(self) -> None:
+        """Ends all parts, and removes those that were written, as far as owners let it. The next save does the rest."""
+        for part in self._parts.values():
+            part.cancel()
+        ends = time.monotonic() + _ENDING_S
+        for part in self._parts.values():
+            with contextlib.suppress(ReliveError):  # it ended by this error
+                while part.wait(_SLICE_S) is None and time.monotonic() < ends:
+                    continue
+        self._forget()
+
+    def _forget(self) -> None:
+        """Removes the parts of saves that are not kept."""
+        for number, part in self._parts.items():
+            with contextlib.suppress(ReliveError):  # the next save removes them
+                part.forget(self._folder.staying(number))
+
+    def _end(self) -> None:
+        try:
+            self._folder.close()
+        finally:
+            self._done.set()
+
+    # ---- for the caller of save(wait=False) ------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> float:
+        """The part of the pages that is copied, from 0 to 1: the mean over the shards. 1 is not the commit: see `done`.
+
+        For a shard whose owner writes it, this is the number that the owner told last.
+        """
+        parts = self._parts.values()
+        return 1.0 if self._facts is not None else sum(part.progress for part in parts) / len(parts)
+
+    @property
+    def done(self) -> bool:
+        """Whether the save has ended, in a commit or in an error."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> ShardsSaveFacts:
+        """Waits for the commit and returns what was written.
+
+        Args:
+            timeout_s: How long, in seconds; None: until the save has ended.
+
+        Raises:
+            DeadlineExceeded: It has not ended in time; it goes on.
+            SaveCancelled: `cancel`, or the end of an owner's server, ended it.
+            InvalidConfig: This process is a forked child of the one that saves.
+            ReliveError: also every error with which the save can fail (ShardedTable.save). The save before it stays
+                whole, with all shards.
+        """
+        if os.getpid() != self._process:
+            raise InvalidConfig("wait for a save", "the process that saves", "a forked child of it")
+        seconds = math.inf if timeout_s is None else timeout(timeout_s)
+        if not self._done.wait(min(seconds, threading.TIMEOUT_MAX)):
+            raise DeadlineExceeded("the commit of a save of all shards", "pages to write", seconds)
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._facts is not None
+        return self._facts
+
+    def cancel(self) -> None:
+        """Ends the save, in all shards, if it has not committed. The save before it stays whole.
+
+        The thread of the save takes notice a quarter of a second later at most. `wait` then raises SaveCancelled.
+        """
+        self._cancelled.set()
+
+    def wait_for_end(self) -> None:
+        """Returns when the save has ended in any way. In a forked child, at once."""
+        if os.getpid() == self._process:
+            self._done.wait()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise NotShareable("save")
+
+    def __repr__(self) -> str:
+        state = "done" if self._facts is not None else "failed" if self._error is not None else f"{self.progress:.0%}"
+        return f"ShardsSaving({self._folder.path!r}, {state})"
 
 
-def _facts_of(part: SavingPart, began: float, timeout_s: float) -> SaveFacts:
-    """Waits for the part of a shard. Raises DeadlineExceeded, or the error that ended the part."""
-    while True:
-        left = began + timeout_s - time.monotonic()
-        facts = part.wait(max(min(left, _SLICE_S), 0.0))
-        if facts is not None:
-            return facts
-        if left <= 0.0:
-            raise DeadlineExceeded("the commit of a save of all shards", "pages to write", timeout_s)
+@contextlib.contextmanager
+def _or_else(undo: Callable[[], None]) -> Iterator[None]:
+    """Calls undo() if the block raises."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
-def _give_up(parts: Mapping[int, SavingPart], folder: ShardsFolder) -> None:
-    """Ends all parts, and removes those that were written, as far as owners let it. The next save does the rest."""
-    for part in parts.values():
-        part.cancel()
-    ends = time.monotonic() + _ENDING_S
-    for part in parts.values():
-        with contextlib.suppress(ReliveError):  # it ended by this error
-            while part.wait(_SLICE_S) is None and time.monotonic() < ends:
-                continue
-    _forget(parts, folder)
+class SavesShards(TableHandle):
+    """The part of a handle on several shards that saves them."""
 
+    _fleet: FleetCore
+    _savings: weakref.WeakSet[ShardsSaving]  # those under way, and those that a caller keeps
 
-def _forget(parts: Mapping[int, SavingPart], folder: ShardsFolder) -> None:
-    """Removes the parts of saves that are not kept."""
-    for number, part in parts.items():
-        with contextlib.suppress(ReliveError):  # the next save removes them
-            part.forget(folder.staying(number))
+    @overload
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        beside: Mapping[str, bytes] | None = None,
+        wait: Literal[True] = True,
+        keep: int = 1,
+        timeout_s: float | None = None,
+    ) -> ShardsSaveFacts: ...
+    @overload
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        beside: Mapping[str, bytes] | None = None,
+        *,
+        wait: Literal[False],
+        keep: int = 1,
+        timeout_s: float | None = None,
+    ) -> ShardsSaving: ...
+    @names_arguments
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        beside: Mapping[str, bytes] | None = None,
+        wait: bool = True,
+        keep: int = 1,
+        timeout_s: float | None = None,
+    ) -> ShardsSaveFacts | ShardsSaving:
+        """Saves all shards. ShardOwner(load=path) makes each shard again. One rename commits all shards together.
+
+        Each shard is saved as it is at one moment of this call, and the moments of two shards differ. This process
+        writes the shards that it maps, to path/shards/N. The owners of the other shards write these below their own
+        folders (ShardOwner.serve(saves=)). Writers and samplers go on. If the save fails, or a process dies, the save
+        before it stays whole, with all shards. In a group, one rank saves.
+
+        Args:
+            path: Folder of the save. It is made if it is not there.
+            beside: Blobs to keep with the shards, by name: a model, a configuration. The same rename commits them.
+                relive.fleet.saved(path).blob(name) reads one.
+            wait: False: return when the moments of all shards have passed; a thread commits the save when all shards
+                are on disk.
+            keep: Number of saves that the folder keeps, this one included.
+            timeout_s: Deadline in seconds of the whole call; None: the handle's default. The save is cancelled then,
+                and also if Ctrl-C interrupts the call.
+
+        Returns:
+            The facts of the save; with wait=False a ShardsSaving, which has progress, wait() and cancel().
+
+        Raises:
+            ShardNotSaved: A shard is not live. Nothing was saved.
+            SavesNotAllowed: The owner of a shard of another host has no folder for saves.
+            SaveInUse: Another save into this folder goes on.
+            DeadlineExceeded: The save did not end in time, and is cancelled.
+            StorageFull, SystemFailure: A folder cannot be written.
+            SaveOutrun: Writers fill pages of a shard faster than its folder takes them in.
+            ServiceUnavailable: The owner of a shard does not answer, or died.
+            InvalidConfig: The path is no folder of such saves, or an argument has another type or value.
+            ReadOnly, TableClosed: The handle is read-only, or closed.
+
+        Blocks: until the pages of all shards are copied, and with wait=True until all shards are on disk.
+        """
+        blobs, kept = checked(beside, keep)
+        waits = flag("wait", wait)
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        if self.closed:
+            raise TableClosed()
+        if self._fleet.read_only:
+            raise ReadOnly()
+        saving = ShardsSaving(folder_path("path of a save", path))
+        saving.begin(self._fleet.shards, seconds)
+        if waits:
+            saving.finish(blobs, kept, seconds)
+            return saving.wait()
+        saving.wait_for_moments(seconds)
+        self._savings.add(saving)  # before the thread: close() waits for it
+        saving.finish_behind(blobs, kept)
+        return saving

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from relive.checks.names import names_arguments
-from relive.checks.values import folder_path, integer, timeout
+from relive.checks.values import integer, timeout
 from relive.config.storage import SharedMemory
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
@@ -18,22 +18,19 @@ from relive.core.table_core import Normalise, WriterCore
 from relive.errors import (
     InvalidConfig,
     NotShareable,
-    ReadOnly,
     RequestTooLarge,
     ServiceUnavailable,
-    TableClosed,
 )
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore
 from relive.fleet.mapped import MappedShard
 from relive.fleet.opened import checked_path, is_address, mapped_shard, shard_at
-from relive.fleet.saving import ShardsSaveFacts, save_shards
+from relive.fleet.saving import SavesShards
 from relive.fleet.shards import Shard, Shards
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
 from relive.reading.holds import BatchSource, HeldDraw, Taken
-from relive.saving.saving import checked
 from relive.table.handle import TableHandle
 from relive.table.table import Table
 from relive.writing.writer import Writer
@@ -123,7 +120,7 @@ def attach(
 
 
 @final
-class ShardedTable(TableHandle):
+class ShardedTable(SavesShards):
     """One table over several shards, with the interface of every table. An item's key contains the number of its shard.
 
     relive.fleet.attach makes it, or ShardedTable.over from tables of this process. Any number of threads may use it.
@@ -158,6 +155,7 @@ class ShardedTable(TableHandle):
             found.numbered(local)
         age = integer("root_age", root_age, 1)
         self._again: Callable[..., ShardedTable] | None = None
+        self._savings = weakref.WeakSet()
         self._fleet = FleetCore(found, exchange or Alone(), age, local)
         config = found[0].table.config
         self._bind(self._fleet, config, config.timeout_s if timeout_s is None else timeout(timeout_s))
@@ -239,55 +237,6 @@ class ShardedTable(TableHandle):
     ) -> tuple[BatchSource, int]:
         return FleetSource(self._fleet, request, columns, timeout_s), prefetch
 
-    # ---- saving ----------------------------------------------------------------------------------------------------
-
-    @names_arguments
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        beside: Mapping[str, bytes] | None = None,
-        keep: int = 1,
-        timeout_s: float | None = None,
-    ) -> ShardsSaveFacts:
-        """Saves all shards. ShardOwner(load=path) makes each shard again. One rename commits all shards together.
-
-        Each shard is saved as it is at one moment of this call, and the moments of two shards differ. This process
-        writes the shards that it maps, to path/shards/N. The owners of the other shards write these below their own
-        folders (ShardOwner.serve(saves=)). Writers and samplers go on. If the save fails, or a process dies, the save
-        before it stays whole, with all shards. In a group, one rank saves.
-
-        Args:
-            path: Folder of the save. It is made if it is not there.
-            beside: Blobs to keep with the shards, by name: a model, a configuration. The same rename commits them.
-                relive.fleet.saved(path).blob(name) reads one.
-            keep: Number of saves that the folder keeps, this one included.
-            timeout_s: Deadline in seconds of the whole call; None: the handle's default. The save is cancelled then,
-                and also if Ctrl-C interrupts the call.
-
-        Returns:
-            The facts of the save.
-
-        Raises:
-            ShardNotSaved: A shard is not live. Nothing was saved.
-            SavesNotAllowed: The owner of a shard of another host has no folder for saves.
-            SaveInUse: Another save into this folder goes on.
-            DeadlineExceeded: The save did not end in time, and is cancelled.
-            StorageFull, SystemFailure: A folder cannot be written.
-            SaveOutrun: Writers fill pages of a shard faster than its folder takes them in.
-            ServiceUnavailable: The owner of a shard does not answer, or died.
-            InvalidConfig: The path is no folder of such saves, or an argument has another type or value.
-            ReadOnly, TableClosed: The handle is read-only, or closed.
-
-        Blocks: until all shards are on disk.
-        """
-        blobs, kept = checked(beside, keep)
-        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
-        if self.closed:
-            raise TableClosed()
-        if self._fleet.read_only:
-            raise ReadOnly()
-        return save_shards(self._fleet.shards, folder_path("path of a save", path), blobs, kept, seconds)
-
     # ---- the handle ------------------------------------------------------------------------------------------------
 
     @property
@@ -346,7 +295,12 @@ class ShardedTable(TableHandle):
         return self._fleet.agreement.bytes_sent, self._fleet.agreement.bytes_received
 
     def close(self) -> None:
-        """Closes the writers and the handles on all shards. A second call has no effect."""
+        """Closes the writers and the handles on all shards. A second call has no effect.
+
+        Blocks: until saves of save(wait=False) have ended. `cancel` ends them early.
+        """
+        for saving in list(self._savings):
+            saving.wait_for_end()
         self._fleet.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -152,8 +152,21 @@ class AskedSave(NamedTuple):
 class SavingPart(Protocol):
     """The save of one shard, which goes on until wait() has returned its facts or raised its error."""
 
-    def wait(self, timeout_s: float) -> SaveFacts | None:
-        """Waits for the end of the save. Returns None if it has not ended. Raises the error that ended it."""
+    @property
+    def has_cut(self) -> bool:
+        """Whether the save has its moment, as far as wait() has heard."""
+        ...
+
+    @property
+    def progress(self) -> float:
+        """The part of the pages that is copied, from 0 to 1, as far as wait() has heard."""
+        ...
+
+    def wait(self, timeout_s: float, until_cut: bool = False) -> SaveFacts | None:
+        """Waits for the end of the save, or for its moment. Returns the facts; None: it has not ended.
+
+        Raises the error that ended it.
+        """
         ...
 
     def cancel(self) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol, final
 
 import numpy as np
 
 from relive import _core
-from relive.checks.values import integer, is_name
+from relive.checks.values import integer, is_name, timeout
 from relive.config.table_config import TableConfig
+from relive.core.ending import joins_at_end
 from relive.errors import DeadlineExceeded, InvalidConfig, NotShareable, ReliveError
 from relive.saving.copying import Copying, SaveFacts
 from relive.saving.files import Files
 from relive.saving.folder import IMAGE, SaveFolder
 
-__all__ = ["Saving", "checked", "facts_of"]
+__all__ = ["Saving", "checked", "facts_of", "start_finishing"]
 
 MAX_NAME_BYTES = 200
 _MOST_KEPT = 1000
@@ -54,18 +57,49 @@ def cursor_of(core: _core.CoreTable) -> dict[str, Any]:
     return {"stream": core.stream, "next_draw": core.next_call}
 
 
-def _took(work: list[Saving]) -> Saving | None:
-    """Takes the save out of a list. None: another thread took it."""
+class Unfinished(Protocol):
+    """A save that a thread finishes."""
+
+    def cancel(self) -> None:
+        """Ends the save, if it has not committed."""
+        ...
+
+    def abandon(self) -> None:
+        """Ends the save, which no thread finishes."""
+        ...
+
+
+def start_finishing(saving: Unfinished, finish: Callable[[], None]) -> threading.Thread:
+    """Has a thread finish a save. The end of the process waits for it.
+
+    If a signal's handler raises in this call, the save ends. Python keeps a thread whose start was interrupted for
+    ever, so the thread takes its work out of a list.
+    """
+    work = [finish]
+    thread = threading.Thread(target=_do, args=(work,), name="relive-save")
+    joins_at_end(thread)
+    try:
+        thread.start()
+    except BaseException:
+        saving.cancel()
+        if _took(work) is not None:
+            saving.abandon()
+        raise
+    return thread
+
+
+def _took(work: list[Callable[[], None]]) -> Callable[[], None] | None:
+    """Takes the work out of a list. None: another thread took it."""
     try:
         return work.pop()
     except IndexError:
         return None
 
 
-def _finish(work: list[Saving], beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
-    saving = _took(work)
-    if saving is not None:
-        saving.finish(beside, keep)
+def _do(work: list[Callable[[], None]]) -> None:
+    finish = _took(work)
+    if finish is not None:
+        finish()
 
 
 @final
@@ -149,14 +183,7 @@ class Saving:
 
     def finish_behind(self, beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
         """The same on a thread of its own. If a signal's handler raises in the start of the thread, the save ends."""
-        work = [self]  # the thread takes the save out; Python keeps a thread whose start was interrupted for ever
-        self._thread = threading.Thread(target=_finish, args=(work, beside, keep), name="relive-save")
-        try:
-            self._thread.start()
-        except BaseException:
-            if _took(work):
-                self.abandon()
-            raise
+        self._thread = start_finishing(self, partial(self.finish, beside, keep))
 
     def abandon(self) -> None:
         """Ends a save that no thread finishes: the folder is unlocked, and the save before it stays."""
@@ -191,8 +218,9 @@ class Saving:
         """
         if os.getpid() != self._process:
             raise InvalidConfig("wait for a save", "the process that saves", "a forked child of it")
-        if not self._done.wait(timeout_s):
-            raise DeadlineExceeded("the commit of a save", "pages to write", float(timeout_s or 0.0))
+        seconds = math.inf if timeout_s is None else timeout(timeout_s)
+        if not self._done.wait(min(seconds, threading.TIMEOUT_MAX)):
+            raise DeadlineExceeded("the commit of a save", "pages to write", seconds)
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 from relive.fleet.shards import AskedSave
 from relive.saving.copying import SaveFacts
 from relive.service.client.remote_saves import begin_saving, facts_of, forget_saves
+from relive.service.wire import framing
 
 if TYPE_CHECKING:
     from relive.fleet.remote.shard import RemoteShard
@@ -23,11 +24,16 @@ class RemoteSavingPart:
         self._core, self._name = shard.core, asked.name
         ends = time.monotonic() + asked.timeout_s
         self._saving = begin_saving(shard.core, asked.name, {}, asked.staying, ends)
+        self.has_cut = False
+        self.progress = 0.0
 
-    def wait(self, timeout_s: float) -> SaveFacts | None:
-        """Asks the owner, which waits for the end of the save."""
-        told = self._saving.follow("facts", time.monotonic() + timeout_s, self._core.timeout_s)
-        return None if told is None else facts_of(told)
+    def wait(self, timeout_s: float, until_cut: bool = False) -> SaveFacts | None:
+        """Asks the owner, which waits for the end of the save, or for its moment."""
+        told = self._saving.look(timeout_s, "cut" if until_cut else "end", self._core.timeout_s)
+        facts = facts_of(told) if "facts" in told else None
+        self.has_cut = facts is not None or framing.field(told, "has_cut", bool)
+        self.progress = 1.0 if facts is not None else framing.number(told, "progress")
+        return facts
 
     def cancel(self) -> None:
         """Has the owner end the save, if the owner answers."""

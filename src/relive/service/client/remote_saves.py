@@ -88,13 +88,13 @@ class RemoteSaving:
     @property
     def progress(self) -> float:
         """The part of the pages that is copied, from 0 to 1. Cost: a round trip. Raises the error of the save."""
-        return framing.number(self._told(0.0, "end", self._core.timeout_s), "progress")
+        return framing.number(self.look(0.0, "end", self._core.timeout_s), "progress")
 
     @property
     def done(self) -> bool:
         """Whether the save has ended, in a commit or in an error. Cost: a round trip."""
         try:
-            return "facts" in self._told(0.0, "end", self._core.timeout_s)
+            return "facts" in self.look(0.0, "end", self._core.timeout_s)
         except ReliveError:
             return True
 
@@ -116,16 +116,15 @@ class RemoteSaving:
             raise DeadlineExceeded("the commit of a save", "pages to write", time.monotonic() - began)
         return facts_of(told)
 
-    def follow(self, until: str, ends: float, patience_s: float = 0.0) -> dict[str, Any] | None:
+    def follow(self, until: str, ends: float) -> dict[str, Any] | None:
         """Waits until the save has its moment ("has_cut") or is committed ("facts"). Returns its state.
 
-        None: it was not there at `ends`, a time.monotonic(). Raises the error that ended the save. The server may take
-        patience_s for an answer although `ends` comes before.
+        None: it was not there at `ends`, a time.monotonic(). Raises the error that ended the save.
         """
         awaited = "end" if until == "facts" else "cut"
         while True:
             left = ends - time.monotonic()
-            told = self._told(max(min(left, _SLICE_S), 0.0), awaited, max(min(left, self._core.timeout_s), patience_s))
+            told = self.look(max(min(left, _SLICE_S), 0.0), awaited, max(min(left, self._core.timeout_s), 0.0))
             if told.get(until) or "facts" in told:
                 return told
             if time.monotonic() >= ends:
@@ -157,7 +156,17 @@ class RemoteSaving:
             return facts_of(told)
         raise DeadlineExceeded(needs, "pages to write", time.monotonic() - began)
 
-    def _told(self, wait_s: float, until: str, timeout_s: float) -> dict[str, Any]:
+    def look(self, wait_s: float, until: str, timeout_s: float) -> dict[str, Any]:
+        """Returns the state of the save: "has_cut", "progress", and "facts" after the commit.
+
+        Args:
+            wait_s: How long the server waits for the moment or the end, in seconds; it waits half a second at most.
+            until: "cut" or "end".
+            timeout_s: How long the answer may take, in seconds.
+
+        Raises:
+            ReliveError: The error that ended the save, or ServiceUnavailable.
+        """
         header = {"op": "saving", "token": self.token, "until": until, "timeout_s": wait_s}
         return self._core.tell(header, timeout_s)
 
