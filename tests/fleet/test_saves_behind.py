@@ -231,8 +231,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def test_the_call_returns_after_the_moments_of_all_shards(
     table: ShardedTable, late: threading.Event, slow: threading.Event, tmp_path: Path
 ) -> None:
-    threading.Timer(0.5, late.set).start()
     began = time.monotonic()
+    threading.Timer(0.5, late.set).start()
     saving = table.save(tmp_path / "run", wait=False)
     assert time.monotonic() - began >= 0.5 and [part.has_cut for part in saving._parts.values()] == [True, True]
     slow.set()

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "relive/pages/changed_rows.hpp"
+#include "relive/words/row_bytes.hpp"
 
 namespace relive {
 namespace {
@@ -54,7 +54,7 @@ void store_cell_word(std::byte* record, uint32_t cell) {
 
 uint32_t load_cell_word(const std::byte* record) {
   uint32_t cell;
-  std::memcpy(&cell, record + kCellWord, sizeof cell);
+  copy_bytes(reinterpret_cast<std::byte*>(&cell), record + kCellWord, sizeof cell);
   return cell;
 }
 

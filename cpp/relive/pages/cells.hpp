@@ -15,7 +15,8 @@
 
 namespace relive {
 
-// The word of a row that names its cell. After the row is a step, only name_cell() stores this word.
+// The word of a row that names its cell. After the row is a step, only name_cell() stores this word. A save loads it
+// without the lock, as it copies the bytes of rows (row_bytes.hpp).
 void store_cell_word(std::byte* record, uint32_t cell);
 uint32_t load_cell_word(const std::byte* record);
 
