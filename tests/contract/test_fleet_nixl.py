@@ -44,7 +44,7 @@ class Fleet:
 
 CLASSES = classes_of(Fleet, "TestNixlFleet")
 # The other suites read no rows in another way than these, and test_fleet_remote.py makes the same calls.
-OFTEN = ("Reading", "Sequences", "Late")
+OFTEN = ("Reading", "Sequences", "Items", "Late", "Orders", "Abandon")
 for _name, _class in CLASSES.items():
     if _name.removeprefix("TestNixlFleet") not in OFTEN:
         pytest.mark.thorough(_class)

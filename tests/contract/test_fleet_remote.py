@@ -41,9 +41,7 @@ class Fleet:
 
 CLASSES = classes_of(Fleet, "TestRemoteFleet")
 # The handle refuses wrong types before it asks an owner, as in test_fleet.py. tests/fleet/test_groups.py has shards of
-# this path, too. The other suites make no call of an owner that these do not make.
-OFTEN = ("Writing", "Sequences", "Orders", "Abandon", "Reading", "Limits", "Exponents", "Changes", "Late", "Steps")
-for _name, _class in CLASSES.items():
-    if _name.removeprefix("TestRemoteFleet") not in OFTEN:
-        pytest.mark.thorough(_class)
+# this path, too.
+for _suite in ("BadTypes", "Groups", "PromptGroups"):
+    pytest.mark.thorough(CLASSES[f"TestRemoteFleet{_suite}"])
 globals().update(CLASSES)

@@ -28,7 +28,7 @@ Peer = tuple[str, int]
 
 _LOOK_EVERY_S = 1.0
 _TRIM_EVERY_S = 20.0
-_LARGE_PEAK = 64 << 20  # bytes of requests, of kept batches or of growth, after which memory goes back to the system
+_LARGE_PEAK = 32 << 20  # bytes of requests, of kept batches or of growth, after which memory goes back to the system
 _LARGEST_KEPT = 1 << 20  # bytes of a block, and of the end of a heap, that malloc may keep after they are freed
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt
 _SPARE = 4  # descriptors that the thread releases to look at the connections when no other is left
