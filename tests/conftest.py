@@ -39,12 +39,11 @@ pytest.register_assert_rewrite(
 )
 
 SOAK = os.environ.get("RELIVE_SOAK") == "1"
-IS_FOR_A_RELEASE = os.environ.get("RELIVE_TEST_ALL") == "1"
 _numbers = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Few, short and derandomized programmes; `RELIVE_TEST_ALL=1` makes more, and `RELIVE_SOAK=1` long, random ones.
+    """Short and derandomized programmes; `RELIVE_SOAK=1` makes them long and random.
 
     Ctrl-C interrupts, also where the shell starts the tests in the background and ignores it for them.
     """
@@ -55,10 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
     except ImportError:
         return
     common = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck), "print_blob": True}
-    hypothesis.settings.register_profile("short", max_examples=20, derandomize=True, database=None, **common)
-    hypothesis.settings.register_profile("release", max_examples=40, derandomize=True, database=None, **common)
+    hypothesis.settings.register_profile("short", max_examples=40, derandomize=True, database=None, **common)
     hypothesis.settings.register_profile("soak", max_examples=2000, database=None, **common)
-    hypothesis.settings.load_profile("soak" if SOAK else "release" if IS_FOR_A_RELEASE else "short")
+    hypothesis.settings.load_profile("soak" if SOAK else "short")
 
 
 @pytest.hookimpl(tryfirst=True)

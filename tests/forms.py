@@ -2,7 +2,7 @@
 
 The k forms are spread evenly over the test's list, from a place that the test's name gives: else the first value of a
 parameter would run for every test and the last for none. They are the same in every run. The other forms are marked
-`thorough`. A test that somebody names on the command line runs whatever its mark.
+`thorough`. Without `-m`, pytest runs all forms.
 """
 
 from __future__ import annotations

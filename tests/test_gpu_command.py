@@ -108,7 +108,6 @@ def test_every_part_runs_once_and_is_kept(checkout: Checkout) -> None:
     assert status == 0 and checkout.counts() == [1, 1, 2, 2]
 
 
-@pytest.mark.thorough
 def test_a_part_of_another_card_another_size_or_other_sources_runs_again(checkout: Checkout) -> None:
     checkout.run()
     checkout.run("--seconds", "7")

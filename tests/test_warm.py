@@ -162,7 +162,6 @@ def test_which_programmes_are_warm() -> None:
         assert not warm.is_warm(command, {})
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(60)
 def test_the_server_ends_although_a_fork_has_its_socket() -> None:
     """A worker of a loader that nobody has collected yet is such a fork."""

@@ -78,7 +78,6 @@ def result(two_nodes: dict[str, Any], scenario: str) -> Any:
     return told
 
 
-@pytest.mark.thorough
 def test_without_a_cluster_it_says_how_one_starts(two_nodes: dict[str, Any]) -> None:
     told = result(two_nodes, "without_a_cluster")
     assert len(told) == 6 and all("InvalidConfig" in one and "ray start" in one for one in told.values()), told

@@ -76,7 +76,6 @@ def test_a_test_that_stays_green_is_seen(script: Any) -> None:
     assert script.Run({"one": {"skipped": 2}}, "", 0.0).is_skipped
 
 
-@pytest.mark.thorough
 def test_the_quickest_mutants_go_red() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "gpu_mutants.py"), "--no-base", *QUICK]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)

@@ -48,7 +48,6 @@ def test_the_help_of_a_run_reads_at_80_columns_and_needs_no_extra() -> None:
         assert len(names) > 30 and all(lines[at + 1].startswith("      ") for at in names)
 
 
-@pytest.mark.thorough
 def test_a_run_without_an_address_needs_the_extra_train_alone(tmp_path: Path) -> None:
     """The packages of the other extras are hidden, as `make demo` does not install them."""
     pytest.importorskip("torch", reason="agents are written in torch")

@@ -249,7 +249,6 @@ def unlike_machines(number: int, folder: Path) -> Any:
     return train(config, folder / "run").ending
 
 
-@pytest.mark.thorough
 def test_hosts_may_have_other_numbers_of_actors(hosts: Any, tmp_path: Path) -> None:
     assert answers(hosts(unlike_machines, tmp_path)) == [Ending.LIMIT.value] * HOSTS
 

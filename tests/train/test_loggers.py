@@ -53,7 +53,6 @@ def wandb_or_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
-@pytest.mark.thorough
 def test_wandb_offline_has_options_figures_and_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb_or_skip(monkeypatch)
     folder = tmp_path / "run"
@@ -110,7 +109,6 @@ def test_without_wandb_the_run_is_refused_and_leaves_nothing(tmp_path: Path, mon
         preset("dqn", "CartPole-v1", {"logging.project": ""})
 
 
-@pytest.mark.thorough
 def test_nobody_loads_wandb_unasked() -> None:
     program = "import sys, relive.train.run, relive.train.acting.actor; assert 'wandb' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

@@ -148,7 +148,6 @@ def test_a_learner_that_is_killed_and_resumed(tmp_path: Path) -> None:
     assert result["num_sessions"] == 2 and result["num_steps"] >= 6000
 
 
-@pytest.mark.thorough
 def test_what_the_command_refuses(tmp_path: Path) -> None:
     for arguments, words in (
         (["train", "dqn", "--actors", "0", "--run-dir", str(tmp_path / "a")], "serving.address"),

@@ -192,7 +192,6 @@ def test_an_address_that_is_taken_is_refused_before_there_is_a_directory(tmp_pat
 # ---- a run's end ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_runs_that_repeat_end_at_the_same_step(tmp_path: Path) -> None:
     """The limit is looked at with every update, not by the clock."""
     ends = [

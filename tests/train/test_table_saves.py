@@ -170,7 +170,6 @@ def test_never_goes_on_with_the_learner_of_a_save_and_a_new_table(tmp_path: Path
     assert load_checkpoint(folder)[1].num_steps == again.num_steps, "the newer of both"
 
 
-@pytest.mark.thorough
 def test_a_table_gets_another_size_and_another_limiter(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     result, noting = train(small(), folder), Noting()
@@ -274,7 +273,6 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: py
     assert not (folder / "checkpoint.pt").exists() and table_of(folder)[0] >= 12_000
 
 
-@pytest.mark.thorough
 def test_a_disk_without_room_for_the_last_save_keeps_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

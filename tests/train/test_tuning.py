@@ -239,14 +239,12 @@ def test_a_signal_ends_a_trial() -> None:
 # ---- the whole -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_options_of_a_topology_that_is_not_chosen_go() -> None:
     asked = small(**{"topology": "learners(2, async)", "learning.max_gradient_staleness": 3})
     tuning = tune(asked, budget_s=2.0)
     assert tuning.config.learning.max_gradient_staleness is None and nothing_is_left()
 
 
-@pytest.mark.thorough
 def test_a_tuning_is_settings_that_a_run_takes(tmp_path: Path) -> None:
     asked = small(**{"agent.gamma": 0.9, "topology": "inline", "evaluation.stop_return": None})
     lines: list[str] = []
@@ -313,7 +311,6 @@ def sets() -> list[str]:
     return [word for path, value in texts.items() for word in ("--set", f"{path}={value}")]
 
 
-@pytest.mark.thorough
 def test_the_command_writes_settings_and_shows_predictions_beside_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

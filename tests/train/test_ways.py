@@ -133,7 +133,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.thorough
 def test_the_compiler_ends_with_who_asked_for_it(cache: Path) -> None:
     """Stopped at once, or when its parent was killed."""
     making = Compiling(request_of())
