@@ -27,7 +27,7 @@ demo: ## a whole training run on CartPole-v1 through a shared table; installs on
 	@scripts/setup.sh demo 3.11 $(VENV)
 	@$(VENV)/bin/relive train dqn --env CartPole-v1 --actors 2 --run-dir $(DEMO_FOLDER) $(DEMO_ARGUMENTS)
 
-test: setup ## style, types, Python, C++, other Pythons, the portable build (35 minutes on 2 cores)
+test: setup ## style, types, Python, C++, other Pythons, the portable build (20 minutes on 2 cores, 35 the first time)
 	@$(RUN) scripts/run_tests.py --others "$(OTHERS)"
 
 test-all: setup ## before a release: adds the tests marked thorough, and all of the core's on other Pythons
