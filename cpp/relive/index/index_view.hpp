@@ -138,8 +138,8 @@ class IndexView {
     held.region.trees_[index_].set_leaf(slot, mass);
     touch(held, slot);
   }
-  // A live item of this state gets a mass or loses it (rule P4).
-  void note_mass(Held& held, uint16_t state, bool had, bool has) const {
+  // A live item of this state gets a mass or loses it (rule P4). Rare, so it is kept out of the loops that call it.
+  [[gnu::noinline]] void note_mass(Held& held, uint16_t state, bool had, bool has) const {
     if (had == has || !RELIVE_RULE(P4_massless)) return;
     const int64_t change = has ? 1 : -1;
     held.subtract(counts().massless, change);
@@ -179,7 +179,7 @@ class IndexView {
   const uint32_t index_;
 
  private:
-  void touch(Held& held, uint64_t slot) const {
+  [[gnu::always_inline]] void touch(Held& held, uint64_t slot) const {
     Dirty& dirty = held.dirty;
     if (dirty.count_[index_] == Dirty::kRoom) flush(held, index_);
     dirty.slots_[index_][dirty.count_[index_]++] = slot;

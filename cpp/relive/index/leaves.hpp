@@ -91,6 +91,12 @@ class Leaves final : public IndexView {
     if (had != is_mass(value)) note_mass(held, state(slot), had, !had);
     set_mass(held, slot, value);
   }
+  // The same for an item that has_mass().
+  void revalue_massive(Held& held, uint64_t slot, float priority, double mass, bool keeps_order) const {
+    const double value = keeps_order ? renew_order(held, slot, priority, mass) : mass;
+    if (!is_mass(value)) note_mass(held, state(slot), true, false);
+    set_mass(held, slot, value);
+  }
   // The item was drawn once more. True if that was its last use.
   static bool use(Held& held, uint32_t index, uint64_t slot);
   // A draw gives a use back, with the mass and the order (bounds.hpp) that the item had. True if the item can be drawn

@@ -51,21 +51,14 @@ struct Update {
   UpdateScratch* const scratch;
 };
 
-// One priority, under the lock. True: the item was still there.
-bool update_one(Held& held, const Update& update, int64_t key, float priority, double mass) {
+// One priority whose item has no leaf above 0, under the lock. True: the item was still there. It is not inlined, and
+// the usual case is: in the loop over a call's priorities the usual case then has the registers for itself.
+[[gnu::noinline]] bool update_massless(Held& held, const Update& update, int64_t key, uint64_t slot, float priority,
+                                       double mass) {
   Region& r = held.region;
   const ItemMap& map = update.map;
   const Leaves& leaves = update.leaves;
   const uint32_t index = update.index;
-  const uint64_t slot = r.key_slot(key) - map.first;
-  // Under the lock a leaf above 0 is a live item: the critical section that ends an item clears its leaf, or recovery
-  // does. So the usual case needs the page word and the leaf, but no range, no tail and no state.
-  if (RELIVE_RULE(H1_check_in_lock) && leaves.has_mass(slot)) {
-    if (map.word_of(slot, r.key_generation(key)) == 0) return false;
-    leaves.revalue_as(held, slot, priority, mass, update.keeps_order);
-    RELIVE_FAIL_POINT(update_leaf);
-    return true;
-  }
   Found found;
   if (RELIVE_RULE(H1_check_in_lock)) {
     found = find_item(r, index, key);
@@ -90,6 +83,24 @@ bool update_one(Held& held, const Update& update, int64_t key, float priority, d
   leaves.revalue_as(held, slot, priority, mass, update.keeps_order);
   RELIVE_FAIL_POINT(update_leaf);
   return true;
+}
+
+// One priority, under the lock. True: the item was still there.
+[[gnu::always_inline]] inline bool update_one(Held& held, const Update& update, int64_t key, float priority,
+                                              double mass) {
+  Region& r = held.region;
+  const ItemMap& map = update.map;
+  const Leaves& leaves = update.leaves;
+  const uint64_t slot = r.key_slot(key) - map.first;
+  // Under the lock a leaf above 0 is a live item: the critical section that ends an item clears its leaf, or recovery
+  // does. So the usual case needs the page word and the leaf, but no range, no tail and no state.
+  if (RELIVE_RULE(H1_check_in_lock) && leaves.has_mass(slot)) {
+    if (map.word_of(slot, r.key_generation(key)) == 0) return false;
+    leaves.revalue_massive(held, slot, priority, mass, update.keeps_order);
+    RELIVE_FAIL_POINT(update_leaf);
+    return true;
+  }
+  return update_massless(held, update, key, slot, priority, mass);
 }
 
 // One explicit item by its key, under the lock. False: it is gone.
