@@ -13,7 +13,7 @@ DEMO_ARGUMENTS ?=
 RELEASE_ARGUMENTS ?=
 GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
-WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py
+WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py tests/service/test_life.py tests/service/test_ends.py
 
 .PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save bench-service bench-sequence-models bench-plugins curves study-tree study-priorities study-scaling bench-report conformance docs docs-test release gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others bench-rollouts
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from contract.tools import plain_spec, write_steps
@@ -110,3 +112,49 @@ def test_connections_that_end_with_unsent_bytes() -> None:
     """Each time the last client goes while a thread of gRPC still polls: that was SIGSEGV within ten seconds."""
     done = subprocess.run([sys.executable, "-c", UNSENT], capture_output=True, text=True, timeout=120)
     assert (done.stdout.split(), done.returncode) == (["unavailable"] * 10, 0), done.stderr
+
+
+# Half of the threads are still in their calls when the interpreter ends. Those are told that their handle is closed.
+SIXTEEN = """
+import contextlib, sys, threading
+import numpy as np
+import relive
+from relive.service import Streaming, connect
+met = threading.Barrier(17)
+def use(number):
+    with contextlib.suppress(relive.errors.TableClosed, relive.errors.WriterClosed):
+        call(number, number % 2 == 1)
+def call(number, is_left):
+    table = connect(sys.argv[1], timeout_s=60.0)
+    writer = table.writer(streaming=Streaming() if number % 4 > 1 else None)
+    turn = 0
+    while is_left or turn < 20:
+        columns = {"observation": np.ones(2), "action": number, "reward": 1.0, "next_observation": np.ones(2)}
+        writer.append(**columns)
+        table.sample(4)
+        turn += 1
+        if turn == 10:
+            met.wait()
+    writer.close(), table.close()
+threads = [threading.Thread(target=use, args=(number,), daemon=number % 2 == 1) for number in range(16)]
+for one in threads:
+    one.start()
+met.wait()
+print("met", flush=True)
+"""
+NUM_CLIENTS = 200 if os.environ.get("RELIVE_SOAK") == "1" else 3
+
+
+def test_clients_with_sixteen_threads_end_without_a_signal(host: Host) -> None:
+    address = host.serve(plain_spec(), 100_000)
+    from relive.service import connect
+
+    with connect(address) as table, table.writer() as writer:
+        write_steps(writer, 0, 20)
+
+    def run(_: int) -> tuple[int, str, str]:
+        done = subprocess.run([sys.executable, "-c", SIXTEEN, address], capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout, "" if done.returncode == 0 else done.stderr  # calls may end in words
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(run, range(NUM_CLIENTS))) == {(0, "met\n", "")}
