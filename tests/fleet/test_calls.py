@@ -21,7 +21,7 @@ from relive import errors
 from relive.fleet import ShardOwner, attach, calls
 from relive.fleet.agreement import Agreement
 from relive.fleet.calls import Calls
-from relive.fleet.core import FleetCore
+from relive.fleet.drawing import Drawing
 from relive.fleet.draws.sharing import Sharing
 from relive.fleet.shards import STALL_S
 
@@ -41,6 +41,7 @@ ORDERS = (
 )
 Make = Callable[..., Any]
 NAMES: list[str] = []  # of the shards of make()
+TRIES = 5  # of a call that is timed
 
 
 @pytest.fixture(params=["mapped", "service"])
@@ -206,29 +207,36 @@ def test_a_stopped_process_in_the_lock_of_a_shard_costs_that_shard(make: Make) -
 
 
 def test_stopped_processes_in_the_locks_of_several_shards_cost_one_wait(make: Make) -> None:
-    """The locks are waited for at once, as answers are."""
-    table = make(5, PLAIN, relive.Index(sampler=relive.Prioritized(1.0), max_times_sampled=3))
+    """The locks are waited for at once, as answers are.
+
+    Waits one after another last four times as long each time. A busy machine makes a call longer now and then.
+    """
+    table = make(5, PLAIN, relive.Index(sampler=relive.Prioritized(1.0), max_times_sampled=TRIES))
     keys = np.concatenate([table.writer(shard=number).extend(**rows(4)) for number in range(5)])
     own = relive.Draw.of(keys, np.full(20, 1 / 20))
-    calls: list[Callable[[], Any]] = [
+
+    def refused() -> bool:
+        with pytest.raises((errors.DeadlineExceeded, errors.ServiceUnavailable)):
+            table.clear()
+        return True
+
+    def seconds(call: Callable[[], bool]) -> float:
+        while any(shard.state == "stalled" for shard in table._fleet.shards):
+            time.sleep(0.02)
+        started = time.monotonic()
+        assert call()
+        return time.monotonic() - started
+
+    calls: list[Callable[[], bool]] = [
         lambda: table.update_priorities(keys, np.ones(20)) == 4,
         lambda: table.delete(keys[:0]) == 0,
         lambda: len(table.claim(own, timeout_s=5.0).item_keys) == 4,
+        refused,
     ]
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(stopped_holder(name)) for name in NAMES[:4]]
         for call in calls:
-            while any(shard.state == "stalled" for shard in table._fleet.shards):
-                time.sleep(0.02)
-            started = time.monotonic()
-            assert call()
-            assert time.monotonic() - started < 4 * STALL_S - 0.2
-        while any(shard.state == "stalled" for shard in table._fleet.shards):
-            time.sleep(0.02)
-        started = time.monotonic()
-        with pytest.raises((errors.DeadlineExceeded, errors.ServiceUnavailable)):
-            table.clear()
-        assert time.monotonic() - started < 4 * STALL_S - 0.2
+            assert any(seconds(call) < 4 * STALL_S - 0.2 for _ in range(TRIES))
         for holder in holders:
             holder.kill()
 
@@ -437,7 +445,7 @@ def _window_of_one_draw(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_search_for_uses(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FleetCore, "_room_of", lambda self, making, at, most: 0)
+    patch.setattr(Drawing, "_room_of", lambda self, making, at, most: 0)
 
 
 def _mass_of_an_order(patch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ import relive
 from relive.errors import ReliveError
 from relive.fleet import ShardOwner, attach, calls
 from relive.fleet.calls import Calls
-from relive.fleet.core import FleetCore
+from relive.fleet.drawing import Drawing
 from relive.service.client.exchange import Exchange
 
 pytestmark = needs_shared_memory
@@ -340,7 +340,7 @@ def _a_limit_of_the_whole_answer(patch: pytest.MonkeyPatch) -> None:
 
 
 def _draws_that_are_not_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FleetCore, "commit", lambda self, drawn: None)
+    patch.setattr(Drawing, "commit", lambda self, drawn: None)
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

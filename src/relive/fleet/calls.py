@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.core.late_rows import check_twice
-from relive.errors import AlreadyCompleted, DeadlineExceeded, InvalidPriority, ReliveError, from_core
+from relive.errors import AlreadyCompleted, DeadlineExceeded, InvalidPriority, ReliveError, TableClosed, from_core
 from relive.fleet.draws.mixing import Outputs, are_ragged, empty, end_to_end, scatter
 from relive.fleet.keys import ShardKeys
 from relive.fleet.shards import Answer, AreOwn, Missed, Places, Shard, Shards
@@ -53,6 +53,12 @@ class Calls:
     def of_live(self, call: str, *values: Any) -> list[Any]:
         """The answers of the live shards to a simple call."""
         return self._values((shard, _NO_KEYS, partial(shard.ask, call, *values)) for shard in self._shards.live)
+
+    def sum_of_live(self, call: str, *values: Any) -> int:
+        """The sum of these answers, which are numbers. Raises TableClosed."""
+        if self._shards.closed:
+            raise TableClosed()
+        return int(sum(self.of_live(call, *values)))
 
     def of_all(self, call: str, *values: Any) -> list[Any]:
         """The answers of all shards that answered, live or not, to a simple call."""

@@ -22,7 +22,8 @@ from relive.errors import (
     ServiceUnavailable,
 )
 from relive.fleet.agreement import Alone, Exchange
-from relive.fleet.core import Drawn, FleetCore
+from relive.fleet.core import FleetCore
+from relive.fleet.drawing import Drawn
 from relive.fleet.mapped import MappedShard
 from relive.fleet.opened import checked_path, is_address, mapped_shard, shard_at
 from relive.fleet.saving import SavesShards
@@ -252,11 +253,12 @@ class ShardedTable(SavesShards):
     @property
     def num_ranks(self) -> int:
         """Number of ranks of the exchange that draw together; 1 without an exchange."""
-        return self._fleet.num_ranks
+        return self._fleet.drawing.num_ranks
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the arithmetic of the limiter, and of the draws that one read of the roots serves."""
-        told, age, world = super()._explained(error, index), self._fleet.agreement.root_age, self._fleet.num_ranks
+        told, age = super()._explained(error, index), self._fleet.agreement.root_age
+        world = self._fleet.drawing.num_ranks
         if age * world == 1 or told.none_twice:
             return told
         served = f"one read of the roots serves root_age {age} draws of {world} rank{'s' if world > 1 else ''}"
@@ -274,7 +276,7 @@ class ShardedTable(SavesShards):
     def next_draw(self) -> int | None:
         """The number of the next draw; None if an owner in another process numbers the draws of its shard."""
         is_mine = all(shard.table.next_draw is not None for shard in self._fleet.shards)
-        return self._fleet.next_call if is_mine else None
+        return self._fleet.drawing.next_call if is_mine else None
 
     def number_draws(self, number: int) -> None:
         """Gives the next draw this number, in every shard.
@@ -287,7 +289,7 @@ class ShardedTable(SavesShards):
         Raises:
             RanksDisagree: another rank gave another number.
         """
-        self._fleet.number_draws(number, self._timeout_s)
+        self._fleet.drawing.number_draws(number, self._timeout_s)
 
     @property
     def agreement_bytes(self) -> tuple[int, int]:
@@ -348,7 +350,7 @@ class _FleetHold:
         if self.is_over:
             return
         try:
-            self._fleet.commit(self._drawn)
+            self._fleet.drawing.commit(self._drawn)
         except ServiceUnavailable:
             self.is_over = True
             raise
@@ -358,7 +360,7 @@ class _FleetHold:
         """Gives back the draw in each shard, and its number."""
         if not self.is_over:
             self.is_over = True
-            self._fleet.give_back(self._drawn)
+            self._fleet.drawing.give_back(self._drawn)
 
 
 @final
@@ -371,7 +373,7 @@ class FleetDraws:
 
     def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
         """Draws one batch and keeps the draw in flight."""
-        drawn = self._fleet.hold(request, timeout_s)
+        drawn = self._fleet.drawing.hold(request, timeout_s)
         hold = _FleetHold(self._fleet, drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
         self._holds = [one for one in self._holds if not one.is_over]
         self._holds.append(hold)
@@ -393,7 +395,7 @@ class FleetSource:
 
     def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns, timeout_s: float) -> None:
         """Raises RequestTooLarge, and NotOverShards for a condition over several shards."""
-        fleet.check_request(request)
+        fleet.drawing.check_request(request)
         self._fleet = fleet
         self._timeout_s = timeout_s
         self._request = request
@@ -401,7 +403,8 @@ class FleetSource:
 
     def take(self) -> Taken:
         """Draws and gathers one batch."""
-        drawn = self._fleet.hold(self._request, SLICE_S, self._timeout_s)  # rows on their way have the call's time
+        # Rows that are on their way have the time of the whole call.
+        drawn = self._fleet.drawing.hold(self._request, SLICE_S, self._timeout_s)
         hold = _FleetHold(self._fleet, drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
         batch = Batch(self._columns, drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
         return Taken(batch, hold)

@@ -321,6 +321,16 @@ class Shards:
         return self._shards[place]
 
     @property
+    def read_only(self) -> bool:
+        """Whether any shard was attached read-only."""
+        return any(shard.core.read_only for shard in self._shards)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the handle of a shard was closed."""
+        return any(shard.core.closed for shard in self._shards)
+
+    @property
     def live(self) -> list[Shard]:
         """The live shards."""
         return [shard for shard in self._shards if shard.is_live]
