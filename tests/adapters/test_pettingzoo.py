@@ -152,6 +152,35 @@ def test_resets_and_errors_cut_episodes(rows: Any) -> None:
             assert set(one["log_prob"].tolist()) == {-1.0}
 
 
+def test_a_budget_lets_in_some_agents_of_a_step() -> None:
+    """The agents whose step was stored end there, like the others: no later episode joins theirs."""
+    budget = relive.StalenessBudget(0, 1)
+    index = relive.Index(relive.Transitions(), limiter=budget, max_times_sampled=1)
+    with relive.Table(pettingzoo.spec(Relay(), "agents"), 200, index) as table:
+        env = pettingzoo.record(Relay(), table, rows="agents", timeout_s=0.0)
+        halves = 0
+        for version in range(1, 40):
+            env.reset()
+            table.set_policy_version(2 * version)
+            while env.agents:
+                try:
+                    env.step(dict.fromkeys(env.agents, version))
+                except errors.DeadlineExceeded as error:
+                    halves += error.stored > 0
+                    if version % 3 == 0:
+                        break
+                    table.set_policy_version(table.stats().indexes["default"].inserted + version % 2)
+        env.close()
+        table.check()
+        assert halves > 5
+        for one in table.episodes():
+            times = one["observation"][:, 1].tolist()
+            after = times[-1] == 0 and one.terminated  # a terminated agent may have no last observation
+            times = times[:-1] if after else times
+            assert times == list(range(int(times[0]), int(times[0]) + len(times))), "no false seam"
+            assert len(set(one["action"].tolist())) == 1, "one episode of the environment"
+
+
 def test_bad_input() -> None:
     class Mixed(Relay):
         def action_space(self, agent: str) -> Any:

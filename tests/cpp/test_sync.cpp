@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "harness.hpp"
+#include "relive/table/timed_mutex.hpp"
 #include "relive/words/sync.hpp"
 
 using namespace relive;
@@ -171,6 +172,41 @@ TEST(a_ready_event_does_not_wait) {
   EventWords event{};
   CHECK(wait_slice(&event, Deadline::after(0.0), 0.1, [] { return true; }));
   CHECK_EQ(event.waiters.load(), 0u);
+}
+
+// A thread that takes a mutex again as soon as it has released it: the others, which sleep, must come in between.
+TEST(the_last_owner_of_a_mutex_stands_back) {
+  TimedMutex mutex;
+  std::atomic<bool> over{false};
+  std::atomic<int64_t> busy_rounds{0};
+  std::thread busy([&] {
+    while (!over.load()) {
+      CHECK(mutex.take("a round", Deadline::after(20.0)).ok());
+      std::this_thread::sleep_for(std::chrono::microseconds(500));
+      mutex.release();
+      busy_rounds += 1;
+    }
+  });
+  std::vector<std::thread> others;
+  for (int thread = 0; thread < 3; ++thread)
+    others.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) {
+        CHECK(mutex.take("a round", Deadline::after(2.0)).ok());
+        mutex.release();
+      }
+    });
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::thread& other : others) other.join();
+  CHECK(seconds_of(begin) < 4.0);  // 0.1 s on a free machine
+  const int64_t rounds_beside = busy_rounds.load();
+  CHECK(rounds_beside >= 1);
+  while (busy_rounds.load() < rounds_beside + 20) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  over.store(true);
+  busy.join();
+  CHECK(mutex.take("the end", Deadline::after(0.0)).ok());  // no thread is left that would be stood back for
+  mutex.release();
+  CHECK(mutex.take("the end", Deadline::after(0.0)).ok());
+  mutex.release();
 }
 
 TEST(small_things) {

@@ -197,6 +197,16 @@ def test_numbers() -> None:
             finite("x", bad, 0.0)  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_masked_number_is_refused_without_a_warning() -> None:
+    for masked in (np.ma.masked, np.ma.array(1.0, mask=True)):
+        with pytest.raises(InvalidConfig):
+            finite("x", masked, 0.0)
+        with pytest.raises(InvalidConfig, match="inf waits"):
+            timeout(masked)
+    assert timeout(np.ma.array(1.0, mask=False)) == 1.0
+
+
 def test_capacity_as_memory() -> None:
     frames = StepSpec({"observation": ArraySpec((84, 84), "uint8", kind="state"), "action": ArraySpec((), "int64")})
     assert bytes_per_step(frames) == 32 + 7104 + 14

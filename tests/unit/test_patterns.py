@@ -198,6 +198,62 @@ def test_what_a_limiter_holds_back_is_made_later() -> None:
         writer.close()
 
 
+class Interrupted:
+    """A writer, or a table, whose first call of a method stores a part only, and raises KeyboardInterrupt."""
+
+    def __init__(self, inner: Any, method: str, part: Any) -> None:
+        self._inner, self._method, self._part = inner, method, part
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._method or self._part is None:
+            return getattr(self._inner, name)
+        part, self._part = self._part, None
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            keys = part(*arguments, **options)
+            signal: Any = KeyboardInterrupt()
+            signal.keys, signal.stored = keys, len(keys)
+            raise signal
+
+        return call
+
+
+def test_ctrl_c_after_the_first_lanes_of_a_step(table: Any) -> None:
+    """The lanes that stored their step have it, and their windows go on with it."""
+    inner = table.writer(2)
+
+    def first(observation: Any, action: Any, reward: Any, **_: Any) -> Any:
+        return inner.append(lanes=[0], observation=observation[:1], action={"x": action["x"][:1]}, reward=reward[:1])
+
+    writer: Any = Interrupted(inner, "append", first)
+    with PatternWriter(table, writer, Pattern({"past": 2}, columns={"score": "reward"})) as patterns:
+        for t in range(3):
+            rows = {"observation": np.zeros((2, 2)), "action": {"x": np.full(2, t)}, "reward": np.full(2, float(t))}
+            try:
+                patterns.append(**rows)
+            except KeyboardInterrupt:
+                assert t == 0
+                patterns.append(lanes=[1], observation=np.zeros((1, 2)), action={"x": [0]}, reward=[0.0])
+        assert sorted(contents(table)) == sorted(2 * [((0.0, 1.0), (), (), 1.0), ((1.0, 2.0), (), (), 2.0)])
+
+
+def test_ctrl_c_after_the_first_items_of_a_step(table: Any) -> None:
+    """The items that were made are not made again, and the error tells of the steps."""
+    inner = table.create_items
+
+    def first(windows: Any, **options: Any) -> Any:
+        some = {name: (keys[:1], num_rows) for name, (keys, num_rows) in windows.items()}
+        return inner(some, **{name: options[name] for name in ("index", "priority")}, score=options["score"][:1])
+
+    broken: Any = Interrupted(table, "create_items", first)
+    with PatternWriter(broken, table.writer(2), Pattern({"now": 1}, columns={"score": "reward"})) as patterns:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            patterns.append(observation=np.zeros((2, 2)), action={"x": [5, 6]}, reward=[5.0, 6.0])
+        assert getattr(caught.value, "stored", 0) == 2 and patterns.num_waiting == 1
+        patterns.flush()
+        assert sorted(contents(table)) == [((), (5,), (), 5.0), ((), (6,), (), 6.0)]
+
+
 def test_a_refused_append_is_no_step(table: Any) -> None:
     with PatternWriter(table, table.writer(), Pattern({"past": 2}, columns={"score": "reward"})) as writer:
         writer.append(**step(0))

@@ -13,13 +13,13 @@ A stored transition always joins two states that followed each other, also after
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from relive.adapters.errors import EnvironmentClosed, ResetNeeded, tell
+from relive.adapters.planned import Append, End
 from relive.adapters.rows import Flat, Lanes, Rows
 from relive.checks.values import integer, timeout
 from relive.config.spec import StepSpec
@@ -36,6 +36,7 @@ from relive.errors import (
     StorageFull,
     SystemFailure,
     TableClosed,
+    stored_before,
 )
 
 Ends = tuple[NDArray[np.bool_], NDArray[np.bool_]]  # terminated, truncated
@@ -53,23 +54,6 @@ class WritableTable(Protocol):
     def writer(self, num_lanes: int | None = None) -> ReplayWriter:
         """Opens a writer with num_lanes lanes."""
         ...
-
-
-@dataclass(frozen=True)
-class _Append:
-    """A step of these lanes that is still to be written. over: the lanes whose episode ends with the step."""
-
-    lanes: Lanes
-    columns: dict[str, Any]
-    over: NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class _End:
-    """An end, as truncated, that is still to be written, for lanes whose episode is open at the time of the write."""
-
-    lanes: Lanes
-    states: Flat
 
 
 # After these errors the end of an episode may still be written later. Until then nothing else is written to its lane.
@@ -119,7 +103,7 @@ class LaneRecorder:
         self._ended = np.zeros(num_lanes, np.bool_)
         self._lost = np.zeros(num_lanes, np.bool_)
         self._unfinished = np.zeros(num_lanes, np.bool_)  # the writer has rows of an episode that has not ended
-        self._pending: list[_Append | _End] = []
+        self._pending: list[Append | End] = []
         self._priority = priority
         self.item_keys = np.full(num_lanes, -1, np.int64)  # of each lane's last step; -1: not stored
 
@@ -212,7 +196,7 @@ class LaneRecorder:
         """Ends the open episodes of these lanes as truncated, at their last observation. Blocks as a write does."""
         self.write(None)
         if self._unfinished[lanes].any():
-            self._pending.append(_End(lanes, self._states(lanes)))
+            self._pending.append(End(lanes, self._states(lanes)))
             self.write(None)
 
     def receive(
@@ -260,22 +244,26 @@ class LaneRecorder:
         """
         stored = lanes[self._is_stored(lanes)]
         if len(stored):
-            self._pending.append(_End(stored, self._states(stored)))
+            self._pending.append(End(stored, self._states(stored)))
         if over is not None:
             self._ended[lanes] = over
         self._lost[lanes] = True
 
     def write(self, timeout_s: float | None) -> None:
-        """Writes all planned rows. After DeadlineExceeded the rest stays planned. A refused step is dropped."""
+        """Writes all planned rows. After DeadlineExceeded the rest stays planned. A refused step is dropped.
+
+        The lanes of a step that were stored before an error are not written again.
+        """
         deadline_s = self._timeout_s if timeout_s is None else timeout(timeout_s)
         while self._pending:
             planned = self._pending[0]
             try:
                 self._apply(planned, deadline_s)
-            except DeadlineExceeded:
-                raise
-            except Exception as error:
-                self._give_up(planned, error)
+            except BaseException as error:
+                if isinstance(planned, Append):
+                    planned = self._pending[0] = self._note(planned, stored_before(error))
+                if isinstance(error, Exception) and not isinstance(error, DeadlineExceeded):
+                    self._give_up(planned, error)
                 raise
             del self._pending[0]
 
@@ -289,7 +277,7 @@ class LaneRecorder:
             if first:
                 self.write(0.0)
                 everyone = np.arange(self._num_lanes)
-                self._pending.append(_End(everyone, self._states(everyone)))
+                self._pending.append(End(everyone, self._states(everyone)))
                 self.write(0.0)
         except (DeadlineExceeded, TableClosed):
             pass  # the writer then cuts its lanes: their last rows become bootstrap states
@@ -362,14 +350,14 @@ class LaneRecorder:
         columns: dict[str, Any] = {path: buffer[lanes] for path, buffer in self._buffers.items()}
         columns.update({path: part[rows] for path, part in rewards.items()})
         columns.update(following)
-        self._pending.append(_Append(lanes, columns, over[rows]))
+        self._pending.append(Append(lanes, columns, over[rows]))
 
-    def _apply(self, planned: _Append | _End, timeout_s: float | None) -> None:
+    def _apply(self, planned: Append | End, timeout_s: float | None) -> None:
         lanes = planned.lanes
-        if isinstance(planned, _Append):
-            keys = self.writer.append(lanes=self._named(lanes), timeout_s=timeout_s, **planned.columns)
-            self.item_keys[lanes] = keys
-            self._unfinished[lanes] = ~planned.over
+        if isinstance(planned, Append):
+            if len(lanes):  # Ctrl-C may have stopped a write that had stored all of its rows
+                keys = self.writer.append(lanes=self._named(lanes), timeout_s=timeout_s, **planned.columns)
+                self._note(planned, keys)
             return
         is_open = self._unfinished[lanes]
         lanes = lanes[is_open]
@@ -378,11 +366,18 @@ class LaneRecorder:
             self.writer.end_episode(lanes=self._named(lanes), truncated=True, timeout_s=timeout_s, **states)
             self._unfinished[lanes] = False
 
-    def _give_up(self, planned: _Append | _End, error: Exception) -> None:
+    def _note(self, planned: Append, keys: NDArray[np.int64]) -> Append:
+        """Notes the first len(keys) lanes of a step as stored. Returns the step of the other lanes."""
+        stored = planned.lanes[: len(keys)]
+        self.item_keys[stored] = keys
+        self._unfinished[stored] = ~planned.over[: len(keys)]
+        return planned.after(len(keys))
+
+    def _give_up(self, planned: Append | End, error: Exception) -> None:
         """Drops the first planned write, which was refused. A later try of the same would be refused too."""
-        if isinstance(planned, _Append):
+        if isinstance(planned, Append):
             states = {f"next_{path}": planned.columns[path] for path in self.rows.observation}
-            self._pending[0] = _End(planned.lanes, states)
+            self._pending[0] = End(planned.lanes, states)
             if isinstance(error, ReliveError):
                 tell(error, planned.lanes)
         elif not isinstance(error, _TRANSIENT):

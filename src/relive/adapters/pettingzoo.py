@@ -33,7 +33,7 @@ from relive.adapters.errors import EnvironmentClosed, ResetNeeded
 from relive.adapters.lanes import WritableTable
 from relive.checks.names import names_arguments
 from relive.config.spec import ArraySpec, StepSpec
-from relive.errors import InvalidConfig, MissingPackage, UnknownColumn
+from relive.errors import InvalidConfig, MissingPackage, UnknownColumn, stored_before
 from relive.errors.extras import install_command
 
 try:
@@ -242,7 +242,9 @@ class _JointRows(_Rows):
                 truncated=over and is_cut,
                 timeout_s=self.timeout_s,
             )
-        except BaseException:
+        except BaseException as error:
+            if len(stored_before(error)):  # Ctrl-C came after the step was stored
+                self._is_open = not over
             self.cut()
             raise
         self._is_open = not over
@@ -300,13 +302,19 @@ class _AgentRows(_Rows):
         lanes = np.array([row["agent"] for row in rows])
         columns = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
         extras = {name: np.stack([value] * len(rows)) for name, value in self.extras.items()}
+        over = columns["terminated"] | columns["truncated"]
         try:
             self.writer.append(lanes=lanes, timeout_s=self.timeout_s, **columns, **extras)
-        except BaseException:
+        except BaseException as error:
+            self._note(lanes, over, len(stored_before(error)))
             self._cut(set(lanes.tolist()))
             raise
-        over = columns["terminated"] | columns["truncated"]
-        self._open = (self._open | set(lanes[~over].tolist())) - set(lanes[over].tolist())
+        self._note(lanes, over, len(lanes))
+
+    def _note(self, lanes: NDArray[np.int64], over: NDArray[np.bool_], num_stored: int) -> None:
+        """Notes which episodes are open after the first num_stored of these lanes stored a step."""
+        stored, ended = lanes[:num_stored], over[:num_stored]
+        self._open = (self._open | set(stored[~ended].tolist())) - set(stored[ended].tolist())
 
     @staticmethod
     def _is_truncated(agent: str, terminations: Any, truncations: Any, left: set[str]) -> bool:

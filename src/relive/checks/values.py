@@ -81,6 +81,8 @@ def _number(value: SupportsFloat) -> float:
     """The value as a float, also from an array without axes; NaN for anything that is not a real number."""
     if isinstance(value, _NO_NUMBERS) or getattr(value, "ndim", 0) != 0:
         return math.nan
+    if isinstance(value, np.ndarray) and getattr(value, "mask", False):  # numpy warns before it makes NaN of it
+        return math.nan
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -16,7 +16,7 @@ from relive.errors.arguments import (
     ShapeMismatch,
     SpecError,
 )
-from relive.errors.base import ReliveError
+from relive.errors.base import ReliveError, stored_before
 from relive.errors.core_codes import from_core
 from relive.errors.episodes import AlreadyPublished, CapacityTooSmall, MissingNext, SeamMismatch
 from relive.errors.handles import (
@@ -106,4 +106,5 @@ __all__ = [
     "WaitsForItself",
     "WriterClosed",
     "from_core",
+    "stored_before",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ReliveError", "bytes_text", "plain", "shown"]
+__all__ = ["ReliveError", "bytes_text", "plain", "shown", "stored_before"]
 
 _MAX_REPR = 400
 
@@ -46,6 +46,16 @@ def _restore(kind: type[ReliveError], args: tuple[Any, ...], fields: dict[str, A
     for name, value in fields.items():
         setattr(error, name, value)
     return error
+
+
+def stored_before(error: BaseException) -> npt.NDArray[np.int64]:
+    """Returns the keys of the first rows, or items, of a call, which the call stored before it raised the error.
+
+    A limiter may let in the first lanes of a step alone. A signal may stop a call that has stored rows: the exception
+    of its handler then has the attributes `stored` and `keys`.
+    """
+    keys = getattr(error, "keys", None)
+    return np.zeros(0, np.int64) if keys is None else np.asarray(keys, np.int64).reshape(-1)
 
 
 def way_to_shape(expected: object, got: object, is_argument: bool) -> str:

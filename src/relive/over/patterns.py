@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, final
@@ -17,15 +18,7 @@ from relive.config.casting import as_array
 from relive.config.explicit import Explicit, Window
 from relive.core.closing import Closing
 from relive.core.protocol import ReplayWriter
-from relive.errors import (
-    DeadlineExceeded,
-    InvalidConfig,
-    MissingColumn,
-    NoPriorities,
-    ReliveError,
-    RowGone,
-    UnknownColumn,
-)
+from relive.errors import InvalidConfig, MissingColumn, NoPriorities, RowGone, UnknownColumn, stored_before
 from relive.table.changing import explicit_index
 from relive.table.handle import TableHandle
 
@@ -305,9 +298,9 @@ class PatternWriter(Closing):
         """Writer.append, then the items that are due. Returns the keys of the steps."""
         try:
             keys = self._writer.append(lanes=lanes, timeout_s=timeout_s, **columns)
-        except ReliveError as problem:
-            if problem.keys is not None:  # the first lanes stored their step
-                self._came(lanes, problem.keys, columns)
+        except BaseException as problem:
+            if len(came := stored_before(problem)):  # the first lanes have stored their step
+                self._came(lanes, came, columns)
             raise
         self._came(lanes, np.atleast_1d(np.asarray(keys, np.int64)), columns)
         self._make(keys, timeout_s)
@@ -348,12 +341,12 @@ class PatternWriter(Closing):
                 self._table.create_items(
                     due.windows, index=due.bound.index, priority=pattern.priority, timeout_s=timeout_s, **due.columns
                 )
-            except DeadlineExceeded as problem:
-                self._queue[0] = due.after(problem.stored)
-                raise
             except RowGone as problem:
                 self._drop(due, problem)
                 continue
+            except BaseException as problem:
+                self._queue[0] = due.after(len(stored_before(problem)))
+                raise
             del self._queue[0]
 
     # ---- the handle ------------------------------------------------------------------------------------------------
@@ -439,9 +432,11 @@ class PatternWriter(Closing):
             return
         try:
             self.flush(timeout_s)
-        except DeadlineExceeded as problem:
-            problem.stored = 0 if keys is None else int(np.size(keys))  # the steps of the call
-            problem.keys = None if keys is None else np.atleast_1d(np.asarray(keys, np.int64))
+        except BaseException as problem:
+            with suppress(AttributeError):  # an error of a signal handler may take no attributes
+                told: Any = problem  # of the steps of the call, not of the items
+                told.stored = 0 if keys is None else int(np.size(keys))
+                told.keys = None if keys is None else np.atleast_1d(np.asarray(keys, np.int64))
             raise
 
     def _drop(self, due: _Due, problem: RowGone) -> None:

@@ -56,8 +56,8 @@ class Writer(Closing):
       inf waits for ever. When the time is up, the call raises DeadlineExceeded. If no other thread or process could end
       the wait, the call raises WaitsForItself.
 
-    An error leaves the table as it was, with one exception: a block of steps that is given to `extend` may stop half
-    way. Then error.stored is above 0.
+    An error leaves the table as it was, with one exception: a block of steps that is given to `extend`, or a step of
+    several lanes, may stop half way. Then error.stored is above 0.
 
     Close the writer, for example with `with`. Closing truncates the episodes that are still open, so the last items of
     these episodes are shorter windows.
@@ -122,6 +122,10 @@ class Writer(Closing):
         def append(self, *values, **columns):
             """Appends one step to every lane, or to the named lanes.
 
+            A limiter without room for a whole step stores the first lanes of the step (see extend). If the deadline
+            passes then, error.stored lanes are stored, in the order of the rows, and error.keys are their keys. Give
+            the step of the other lanes with `lanes`. The whole step again would store the first lanes twice.
+
             Args:
                 **columns: every declared column that is not late, [M, *shape]; without a lane axis [*shape]. A nested
                     column is a dict or a tuple.
@@ -171,7 +175,8 @@ class Writer(Closing):
         A block is stored as a whole if possible: its memory is taken, and the limiter is asked, before its first row.
         Two kinds of blocks may fail half way:
 
-        - a block that the limiter lets in by parts, because it does not fit the window together with a draw that waits
+        - a block that the limiter lets in by parts, because it does not fit the window together with a draw that
+          waited before, or because a StalenessBudget has no room for all of it
         - a block that takes the table's lock several times: more than 256 rows, or rows over the end of a page
 
         After such an error error.stored rows are stored, the first ones step by step, and error.keys are their keys.
