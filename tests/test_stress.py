@@ -45,6 +45,10 @@ QUICK_MUTANTS = (
     "Q1_condition",
     "H1_index",
     "H4_update",
+    "J3_note",
+    "J5_heads",
+    "J5_last_row",
+    "J5_frozen_cell",
     "U1_follow",
     "U2_class",
     "U3_rebuild",
@@ -71,6 +75,7 @@ TOGETHER = (
     f"{KILLS} --explicit --groups --remover uniform --late --max-wait 0.005 --weigh",
     f"{KILLS} --explicit --groups --late --remover min_priority --max-staleness 500000000 --max-times 3",
     f"{KILLS} --sampler fifo --max-times 1 --updaters 0 --max-items 150 --remover lifo",
+    f"{KILLS} --saves --late --two-indexes --explicit --groups",
     "--fail-points 1 --seconds-a-point 10 --max-times 3",
     "--fail-points 2 --seconds-a-point 5 --point raise_",
 )
@@ -86,6 +91,8 @@ ALONE = (
     "--seconds 3 --random-kills 30 --self-kills 60 --abandon --explicit --late",
     "--seconds 3 --random-kills 30 --self-kills 60 --groups",
     "--seconds 3 --random-kills 30 --self-kills 60 --where --late --rounds 1",
+    "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --saves --late",
+    "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --saves --sequences shift --short-lanes",
     "--seconds 3 --random-kills 30 --self-kills 60 --weigh --late",
     "--seconds 3 --random-kills 30 --self-kills 60 --distinct --two-indexes --max-times 3",
     "--seconds 3 --random-kills 30 --self-kills 60 --distinct --sampler rank_based --where --rounds 0",
@@ -163,6 +170,10 @@ def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
         "R5": "--explicit --groups --remover lifo --self-kills 60",
         "G11_once": "--distinct",
         "H1_index": "--second-priorities --n-step 20",
+        "J": "--saves --late",
+        # A process dies that changed rows of a page whose image an earlier save has. Pages outlast several saves.
+        "J3_note": "--saves --late --capacity 8000 --writers 1 --point change_made"
+        " --fail-points 200 --seconds-a-point 8",
     }
     more = items.get(rule, items.get(rule[:2], items.get(rule[0], "")))
     recipe = f"--seconds 20 --random-kills 20 --stops 20 {more} --mutant {rule}"

@@ -10,6 +10,7 @@
 #include "concurrent_rig.hpp"
 #include "relive/pages/pins.hpp"
 #include "relive/table/tiered.hpp"
+#include "stress_saver.hpp"
 
 using namespace stress;
 
@@ -69,12 +70,15 @@ void run_spilling(const Options& options) {
   rig.start<SamplerWorker>();
   rig.start<UpdaterWorker>();
   rig.start<CheckerWorker>();
+  if (options.late) rig.start<CompleterWorker>();
+  if (options.saves) rig.start<SaverWorker>();
   const double end = now_s() + seconds();
   uint64_t spilled = 0;
   const auto all_seen = [&] {
     TierStats stats;
     CHECK(relive::tier_stats(*rig.table, &stats).ok());
-    return spilled > 10 && stats.bytes_read > 0 && stats.units_wanted > 100;
+    const bool has_saves = rig.control->saves_loaded.load() > 5 && rig.control->images_kept.load() > 0;
+    return spilled > 10 && stats.bytes_read > 0 && stats.units_wanted > 100 && (has_saves || !options.saves);
   };
   while (rig.goes_on(end, all_seen)) {
     uint64_t count = 0;
@@ -82,6 +86,7 @@ void run_spilling(const Options& options) {
     spilled += count;
     usleep(2000);
   }
+  CHECK(all_seen());
   rig.finish();
   TierStats stats;
   CHECK(relive::tier_stats(*rig.table, &stats).ok());
@@ -126,6 +131,29 @@ void plan_and_gather(Table& table, const std::atomic<bool>& is_over, std::atomic
 TEST(small_rows_on_disk) { run_spilling(tiered_options(false)); }
 
 TEST(large_rows_on_disk) { run_spilling(tiered_options(true)); }
+
+// Each save is loaded into memory, or as a table that keeps only a few pages in memory.
+TEST(saves_of_pages_on_disk) {
+  for (const bool is_late : {false, true}) {
+    Options options = tiered_options(false);
+    options.saves = true;
+    options.late = options.two_indexes = is_late;
+    run_spilling(options);
+  }
+}
+
+TEST(saves_of_large_rows_on_disk) {
+  Options options = tiered_options(true);
+  options.saves = true;
+  run_spilling(options);
+}
+
+TEST(saves_of_start_values_on_disk) {
+  Options options = tiered_options(false);
+  options.saves = true;
+  options.sequences = "shift";
+  run_spilling(options);
+}
 
 TEST(use_counts_on_disk) {
   Options options = tiered_options(false);

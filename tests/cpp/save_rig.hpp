@@ -50,12 +50,12 @@ inline NameShape shape_of(const Region& r) {
 }
 
 // One round of images. Its buffer has room for three of the largest, so that calls of fill() end in the middle.
-inline void fill_round(Saver& saver, std::vector<KeptImage>* images) {
+inline Status fill_round(Saver& saver, std::vector<KeptImage>* images) {
   std::vector<std::byte> buffer(3 * saver.form().most_image_bytes());
   while (true) {
     std::vector<SavedImage> got;
-    CHECK(saver.fill(buffer.data(), buffer.size(), &got).ok());
-    if (got.empty()) return;
+    RELIVE_RETURN_IF_ERROR(saver.fill(buffer.data(), buffer.size(), &got));
+    if (got.empty()) return {};
     for (const SavedImage& one : got) {
       const std::byte* const from = buffer.data() + one.offset;
       images->push_back({one, {from, from + one.num_bytes}});
@@ -73,10 +73,10 @@ Save save_while(Table& table, Change&& change, bool has_rounds = true) {
   Saver saver(table);
   CHECK(saver.begin(nullptr, 0).ok());
   std::vector<KeptImage> images;
-  if (has_rounds) fill_round(saver, &images);
+  if (has_rounds) CHECK(fill_round(saver, &images).ok());
   change(0);
   saver.next_round();
-  if (has_rounds) fill_round(saver, &images);
+  if (has_rounds) CHECK(fill_round(saver, &images).ok());
   CHECK(saver.cut(Deadline::after(10.0)).ok());
   save.areas = saver.areas();
   for (const SavedArea& area : saver.areas()) save.bytes.emplace_back(area.at, area.at + area.num_bytes());
@@ -84,7 +84,7 @@ Save save_while(Table& table, Change&& change, bool has_rounds = true) {
   save.num_steps = saver.num_steps();
   const std::vector<SavedImage> pages = saver.pages();
   change(1);
-  fill_round(saver, &images);
+  CHECK(fill_round(saver, &images).ok());
   saver.end();
   for (const SavedImage& page : pages) {
     for (KeptImage& image : images)

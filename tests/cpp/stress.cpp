@@ -17,6 +17,7 @@
 //   stress --groups                                  adds an index of groups of episodes with its own samplers
 //   stress --weigh                                   groups with the mean of their members' rewards as priority
 //   stress --abandon                                 writers abandon episodes, and no sampler may see one of them again
+//   stress --saves                                   a saver saves the table again and again, and loads each save
 //   stress --sampler max_priority                    sampler of the first index, from the table of kinds
 //   stress --sampler rank_based|top_k                by rank; top_k draws the best quarter
 //   stress --sampler latest|fading|shuffle           newest items, fading masses, epochs; updaters change the version
@@ -42,12 +43,14 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
   for (uint32_t k = 0; k < num_messages; ++k) std::printf("  %s\n", control->messages[k]);
   const bool none_known = ((options.explicit_items || options.groups) && control->items_known.load() == 0) ||
                           (options.late && control->rows_completed.load() == 0) ||
-                          (options.abandons && control->num_given_up.load() == 0);
+                          (options.abandons && control->num_given_up.load() == 0) ||
+                          (options.saves && control->saves_loaded.load() == 0);
   const bool good = control->num_bad() == 0 && control->windows.load() > 0 && !none_known;
   std::printf(
       "%s %s: kills %llu + %llu at fail points, in the lock %llu, stops %llu; steps %llu, windows verified %llu, "
       "gathered again "
-      "%llu, updates applied %llu stale %llu, items inserted %llu known %llu, rows completed %llu, deleted %llu, pages "
+      "%llu, updates applied %llu stale %llu, items inserted %llu known %llu, rows completed %llu, saves loaded %llu, "
+      "deleted %llu, pages "
       "moved %llu, checks "
       "%llu, deadlines passed %llu, "
       "longest call "
@@ -56,9 +59,10 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
       number(control->deaths_in_lock), static_cast<unsigned long long>(stops), number(control->steps),
       number(control->windows), number(control->gathered_again), number(control->updates_applied),
       number(control->updates_stale), number(control->items_inserted), number(control->items_known),
-      number(control->rows_completed), number(control->deleted), number(control->moved), number(control->checks),
-      number(control->timeouts), static_cast<double>(control->longest_call_us.load()) / 1000.0, number(control->torn),
-      number(control->violations), number(control->hangs), number(control->crashes), number(control->overruns));
+      number(control->rows_completed), number(control->saves_loaded), number(control->deleted), number(control->moved),
+      number(control->checks), number(control->timeouts), static_cast<double>(control->longest_call_us.load()) / 1000.0,
+      number(control->torn), number(control->violations), number(control->hangs), number(control->crashes),
+      number(control->overruns));
   return good ? 0 : 1;
 }
 
@@ -186,6 +190,8 @@ bool parse(int argc, char** argv) {
       options.groups = options.weigh = true;
     else if (name == "--abandon")
       options.abandons = true;
+    else if (name == "--saves")
+      options.saves = true;
     else if (name == "--threads-only")
       options.threads_only = true;
     else if (name == "--stateless")
@@ -271,6 +277,8 @@ int main(int argc, char** argv) {
   relive::testing::fail_point_hook = &at_point;
   relive::testing::lanes_per_section = 1;  // sweeps then take several critical sections and stay unfinished
   relive::testing::broken_promise_hook = &found_broken_promise;
+  if (options.saves)
+    relive::testing::copy_hook = [](bool) { usleep(20); };  // the rows of a page and its heads are apart
   if (options.threads_only) return run_threads();
   new_orders = &take_orders;
   if (options.deaths_a_point > 0) return run_fail_points();

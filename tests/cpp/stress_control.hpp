@@ -29,6 +29,9 @@ inline double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// Whether this thread works on a table of its own, whose fail points do not count.
+inline thread_local bool is_apart = false;
+
 struct WorkerSlot {
   std::atomic<uint64_t> progress;  // calls finished: a worker that makes none hangs
   std::atomic<uint64_t> stops;     // raised by the driver before a stop and after a resume
@@ -63,6 +66,9 @@ struct Control {
   // For lanes whose last episode was abandoned, by tag: tag << 32 | episode, and the time in microseconds.
   std::atomic<uint64_t> given_up[kLaneSlots], given_up_us[kLaneSlots];
   std::atomic<uint64_t> num_given_up;
+  // Saves that were loaded, and images in them that an earlier save wrote.
+  std::atomic<uint64_t> saves_loaded, images_kept;
+  Noted<EndNote> ends[kLaneSlots];
   // Items that were about to be dropped for their time, and items that were dropped. The table's count lies in between.
   std::atomic<uint64_t> drops_begun, drops_done;
 
@@ -75,6 +81,18 @@ struct Control {
     return given_up[tag % kLaneSlots].load() == (tag << 32 | episode) &&
            static_cast<double>(given_up_us[tag % kLaneSlots].load()) < before * 1e6;
   }
+
+  // Call this before the call that ends the episode.
+  void note_end(uint64_t tag, uint32_t episode, double now) {
+    ends[place_of_end(tag, episode)].store({tag, episode, static_cast<uint64_t>(now * 1e6)});
+  }
+  // Whether the end of an episode began after this moment, as far as the notes reach.
+  bool ended_after(uint64_t tag, uint32_t episode, double moment) const {
+    EndNote note;
+    return ends[place_of_end(tag, episode)].load(&note) && note.tag == tag && note.episode == episode &&
+           static_cast<double>(note.begun_us) > moment * 1e6;
+  }
+  static uint64_t place_of_end(uint64_t tag, uint32_t episode) { return (tag * 61 + episode) % kLaneSlots; }
 
   void note_row(uint64_t slot, const RowNote& note) {
     rows[slot % kRowNotes].store(note);
@@ -92,6 +110,7 @@ struct Control {
     for (auto& item : items) item.clear();
     for (auto& key : completed) key.store(0);
     for (auto& tag : given_up) tag.store(0);
+    for (auto& end : ends) end.clear();
     drops_begun.store(0);
     drops_done.store(0);
   }

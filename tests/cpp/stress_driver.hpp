@@ -9,6 +9,7 @@
 
 #include "stress_checker.hpp"
 #include "stress_groups.hpp"
+#include "stress_saver.hpp"
 
 namespace stress {
 
@@ -63,6 +64,7 @@ inline void dawdle() {
 }
 
 inline void at_point(FailPoint point) {
+  if (is_apart) return;
   if (point == FailPoint::wait_noted) control->drops_begun.fetch_add(1);
   if (point == FailPoint::wait_ended) control->drops_done.fetch_add(1);
   if (static_cast<uint32_t>(point) != my_point || --my_passages > 0) return dawdle();
@@ -75,13 +77,13 @@ inline void at_point(FailPoint point) {
 // The first fault catches a mutant.
 inline uint64_t enough_bad() { return options.mutant.empty() ? 50 : 0; }
 
-enum class Role { kWriter, kSampler, kUpdater, kCompleter, kInserter, kItemSampler, kGroupSampler, kChecker };
+enum class Role { kWriter, kSampler, kUpdater, kSaver, kCompleter, kInserter, kItemSampler, kGroupSampler, kChecker };
 
 inline int num_workers() {
   const int of_items = options.explicit_items ? options.inserters + options.item_samplers : 0;
   const int of_late = options.late ? options.completers : 0;
   return options.writers + options.samplers + options.updaters + of_late + of_items +
-         (options.groups ? options.group_samplers : 0) + 1;
+         (options.groups ? options.group_samplers : 0) + (options.saves ? 1 : 0) + 1;
 }
 
 inline Role role_of(int position) {
@@ -91,6 +93,8 @@ inline Role role_of(int position) {
   position -= options.samplers;
   if (position < options.updaters) return Role::kUpdater;
   position -= options.updaters;
+  if (options.saves && position == 0) return Role::kSaver;
+  position -= options.saves ? 1 : 0;
   if (options.late && position < options.completers) return Role::kCompleter;
   position -= options.late ? options.completers : 0;
   if (options.groups && position < options.group_samplers) return Role::kGroupSampler;
@@ -108,6 +112,8 @@ inline std::unique_ptr<Worker> make_worker(int position, uint64_t seed, Table* s
       return std::make_unique<SamplerWorker>(options, control, at, seed, shared);
     case Role::kUpdater:
       return std::make_unique<UpdaterWorker>(options, control, at, seed, shared);
+    case Role::kSaver:
+      return std::make_unique<SaverWorker>(options, control, at, seed, shared);
     case Role::kCompleter:
       return std::make_unique<CompleterWorker>(options, control, at, seed, shared);
     case Role::kInserter:

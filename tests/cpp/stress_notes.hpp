@@ -27,6 +27,11 @@ struct ItemNote {
   } windows[3];
 };
 
+// When the call began that ends an episode after its last row.
+struct EndNote {
+  uint64_t tag, episode, begun_us;
+};
+
 // A value of whole words with a checksum, which tells a note that two writers mixed or that one did not finish.
 template <class Note>
 class Noted final {

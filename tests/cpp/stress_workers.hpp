@@ -141,6 +141,7 @@ class WriterWorker final : public Worker {
     const uint32_t left = length_of(lane.tag, lane.episode) - lane.step;
     const uint32_t count = mode < 2 ? 1 : std::min<uint32_t>(left, 1 + static_cast<uint32_t>(random_.below(12)));
     Status status = write(lane, number, mode, count, count == left);
+    if (options_.saves && mode == 3) usleep(static_cast<useconds_t>(random_.below(300)));  // a save may come between
     if (status.ok() && mode == 3 && count == left) status = end_episode(lane, number);
     // The number of rows that were stored before the deadline is unknown.
     if (!expect(status, "write")) return close();
@@ -234,6 +235,7 @@ class WriterWorker final : public Worker {
         write_cell(cells_[2 * c].data(), num_bytes, lane.tag, lane.episode, length_of(lane.tag, lane.episode), c);
       if (block.has_next) block.next[c] = Cells{cells_[2 * c].data(), 0, 0};
     }
+    control_.note_end(lane.tag, lane.episode, now_s());
     return timed(kTimeout_s, "end_episode", [&] { return writer_->end_episode(block, terminates, kTimeout_s); });
   }
 

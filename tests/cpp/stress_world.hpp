@@ -54,6 +54,7 @@ struct Options {
   bool explicit_items = false;  // adds an index of items with up to three windows and one own column
   bool late = false;            // rewards and verdicts come later, from completers
   bool abandons = false;        // writers abandon episodes
+  bool saves = false;           // a saver saves the table, and loads each save
   bool groups = false;          // adds an index of groups of episodes with the same prompt
   bool weigh = false;           // groups are drawn by the mean of their members' rewards
   bool short_lanes = false;     // writers close after a few calls

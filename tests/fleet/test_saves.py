@@ -123,6 +123,38 @@ def test_a_second_save_writes_what_changed(whole: relive.fleet.ShardedTable, tmp
     assert (described.number, described.numbers, described.num_steps) == (3, (0, 1), 130)
 
 
+def test_each_save_that_is_kept_can_be_loaded(whole: relive.fleet.ShardedTable, tmp_path: Path, shm_name: Any) -> None:
+    for number in (1, 2, 3, 4):
+        fill(whole, 0, 1_000 * number, 10)
+        whole.save(tmp_path, {"n": b"%d" % number}, keep=3)
+    assert relive.fleet.saved(tmp_path).kept == (4, 3, 2)
+    for number in (4, 3, 2):
+        one = relive.fleet.saved(tmp_path, number, verify=True)
+        assert (one.number, one.num_steps, one.kept) == (number, 100 + 10 * number, (4, 3, 2))
+        assert one.blob("n") == b"%d" % number
+        with ExitStack() as stack:
+            owners = owning(stack, (shm_name(), shm_name()), one)
+            assert [len(owner.table) for owner in owners] == [60 + 10 * number, 40]
+    with pytest.raises(errors.NoSuchSave, match="no save 1; it keeps 4, 3, 2") as caught:
+        relive.fleet.saved(tmp_path, 1)
+    assert (caught.value.number, caught.value.kept) == (1, (4, 3, 2))
+    for wrong in (0, True, "2"):
+        with pytest.raises(errors.InvalidConfig):
+            relive.fleet.saved(tmp_path, wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["shards/1/segments/1.pages", "shards/0/cuts/1.cut", "beside/1/model"])
+def test_a_flipped_bit_is_found_without_a_load(whole: relive.fleet.ShardedTable, tmp_path: Path, name: str) -> None:
+    whole.save(tmp_path, {"model": bytes(500)})
+    assert relive.fleet.saved(tmp_path, verify=True).number == 1
+    data = bytearray((tmp_path / name).read_bytes())
+    data[200] ^= 4
+    (tmp_path / name).write_bytes(data)
+    assert relive.fleet.saved(tmp_path).number == 1
+    with pytest.raises(errors.DamagedSave):
+        relive.fleet.saved(tmp_path, verify=True)
+
+
 def test_bytes_beside_the_shards_come_and_go_with_their_save(
     whole: relive.fleet.ShardedTable, tmp_path: Path, shm_name: Any
 ) -> None:

@@ -12,22 +12,37 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from relive import _core
 from relive.core.made_files import remove_made
 
-__all__ = ["at_end", "joins_at_end", "num_threads", "start_thread"]
+__all__ = ["LastingWork", "at_end", "joins_at_end", "num_threads", "start_thread"]
 
 Closer = TypeVar("Closer", bound=Callable[[], None])
+
+
+class LastingWork(Protocol):
+    """The work of a thread that the end of the process waits for. It lives at least as long as the thread runs."""
+
+    def wait_for_end(self) -> None:
+        """Returns when the work has ended in any way."""
+        ...
+
+    def cancel(self) -> None:
+        """Has the work end soon."""
+        ...
+
 
 _JOIN_S = 2.0  # how long the end of the process waits for all threads together
 
 _closers: list[Callable[[], None]] = []
 _threads: set[threading.Thread] = set()  # list() of the set is one step
 _apart: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of those that neither write nor draw
-_lasting: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # that end by themselves, whenever that is
+# Threads that end by themselves, whenever that is, and their work.
+_lasting: weakref.WeakKeyDictionary[threading.Thread, weakref.ref[LastingWork]] = weakref.WeakKeyDictionary()
+_joins_first = False  # whether the interpreter joins them before it joins threads itself
 
 
 def at_end(closer: Closer) -> Closer:
@@ -74,12 +89,21 @@ def _do(work: list[Callable[[], None]]) -> None:
     do()
 
 
-def joins_at_end(thread: threading.Thread) -> None:
-    """Has the end of the process wait for a thread, however long it takes, before all closers.
+def joins_at_end(thread: threading.Thread, work: LastingWork) -> None:
+    """Has the end of the process wait for the thread of this work, however long it takes, before all closers.
 
     The interpreter waits for threads that are no daemons, but a child of multiprocessing runs the closers before that.
+    The first Ctrl-C in this wait cancels all such work, and the wait goes on. A second one ends the wait.
     """
-    _lasting.add(thread)
+    global _joins_first
+    _lasting[thread] = weakref.ref(work)
+    # Ctrl-C while the interpreter itself joins threads prints a traceback. The last call that is registered comes
+    # first: before that of the thread pools, which the threads use.
+    register = None if _joins_first else getattr(threading, "_register_atexit", None)
+    _joins_first = True
+    if register is not None:
+        with contextlib.suppress(RuntimeError):  # the interpreter ends already
+            register(_join_lasting)
 
 
 def num_threads() -> int:
@@ -95,9 +119,22 @@ def _join_threads() -> None:
 
 
 def _join_lasting() -> None:
-    for thread in list(_lasting):
-        if thread is not threading.current_thread() and thread.is_alive():
-            thread.join()
+    mine = threading.current_thread()
+    all_work = {one: work() for one, work in list(_lasting.items()) if one is not mine and one.is_alive()}
+    try:
+        _join_all(all_work)
+    except KeyboardInterrupt:
+        for work in all_work.values():
+            if work is not None:
+                work.cancel()
+        _join_all(all_work)
+
+
+def _join_all(all_work: Mapping[threading.Thread, LastingWork | None]) -> None:
+    for thread, work in all_work.items():
+        if work is not None:
+            work.wait_for_end()  # before Python 3.13, a join() that Ctrl-C interrupts takes the thread for ended
+        thread.join()
 
 
 def _end() -> None:

@@ -13,10 +13,11 @@ import contextlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from relive.checks.values import folder_path
+from relive.checks.names import names_arguments
+from relive.checks.values import flag, folder_path, integer
 from relive.core.closing import Closing
 from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, SystemFailure
 from relive.fleet.draws.placement import MAX_SHARDS
@@ -25,7 +26,9 @@ from relive.saving.copying import SaveFacts
 from relive.saving.current import CURRENT, FOLDER, OF_SHARDS, id_in, line_of, read_line, told_by_current
 from relive.saving.disk_files import DiskFiles
 from relive.saving.files import is_no_file
+from relive.saving.loading import verify_save
 from relive.saving.named import is_visible_name
+from relive.saving.reader import open_save
 
 __all__ = ["MOST_KEPT", "SavedShard", "SavedShards", "ShardsFolder", "saved"]
 
@@ -67,11 +70,13 @@ class SavedShards:
         number: The number of the save in the folder.
         shards: The part of each shard, by number.
         beside: Names of the blobs that were saved beside the shards; `blob` reads one.
+        kept: The numbers of all saves that the folder keeps, the newest first.
     """
 
     path: str
     number: int
     shards: tuple[SavedShard, ...]
+    kept: tuple[int, ...] = ()
     _blobs: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)  # lengths and CRC-32Cs
 
     @property
@@ -120,24 +125,50 @@ class SavedShards:
         return sum(shard.num_steps for shard in self.shards)
 
 
-def saved(path: str | os.PathLike[str]) -> SavedShards:
-    """Describes the newest save of all shards in a folder (ShardedTable.save).
+@names_arguments
+def saved(path: str | os.PathLike[str], number: int | None = None, verify: bool = False) -> SavedShards:
+    """Describes a save of all shards in a folder (ShardedTable.save).
+
+    Args:
+        path: The folder.
+        number: The number of the save, one of the `kept` of the newest; None: the newest.
+        verify: Read every byte of the blobs and of the parts below this folder, and compare the checksums. Parts at
+            owners of other hosts are not read: relive.saved(part.path, part.cut_number, verify=True) does it there.
 
     Raises:
-        NoSuchSave: The folder has no save.
+        NoSuchSave: The folder has no save, or none of this number.
         InvalidConfig: The folder has saves of one table.
         DamagedSave: A file of the folder is damaged or missing.
         FormatMismatch: A later version of relive wrote it.
+        StorageFull: This machine has less memory than the state of a shard needs (verify).
     """
     where = folder_path("path of a save", path)
+    chosen = None if number is None else integer("number", number, 1)
+    reads_all = flag("verify", verify)
     try:
         files = DiskFiles(where, makes=False)
     except FileNotFoundError:
         raise NoSuchSave(where) from None
     try:
-        return _kept(files, where, _id_of(files, where))[0]
+        found = _kept(files, where, _id_of(files, where))
     finally:
         files.close()
+    kept = tuple(one.number for one in found)
+    if chosen is not None and chosen not in kept:
+        raise NoSuchSave(where, chosen, kept)
+    one = replace(found[0 if chosen is None else kept.index(chosen)], kept=kept)
+    if reads_all:
+        _verify(one)
+    return one
+
+
+def _verify(save: SavedShards) -> None:
+    for name in save.beside:
+        save.blob(name)
+    for part in save.shards:
+        if part.is_here:
+            with open_save(part.path, cut=part.cut) as reader:
+                verify_save(reader)
 
 
 @final
@@ -231,7 +262,7 @@ class ShardsFolder(Closing):
         )
         write_blobs(self._files, number, beside)
         told = {name: (length, sum_) for name, (length, sum_) in described(beside).items()}
-        kept = [SavedShards(self.path, number, shards, told), *self._kept][:keep]
+        kept = [SavedShards(self.path, number, shards, _blobs=told), *self._kept][:keep]
         self._files.sync_folder(BESIDE)
         self._files.sync_folder("shards")
         self._committing = kept[0]
@@ -295,7 +326,7 @@ def _from_list(path: str, value: Any) -> SavedShards:
         str(name): (_check_whole(length, 2**62), _check_whole(sum_, 2**32))
         for name, (length, sum_) in (more[0] if more else {}).items()
     }
-    return SavedShards(path, _check_whole(number, _MOST_NUMBER), tuple(shards), blobs)
+    return SavedShards(path, _check_whole(number, _MOST_NUMBER), tuple(shards), _blobs=blobs)
 
 
 def _shown(numbers: Sequence[int]) -> str:

@@ -5,30 +5,22 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, final, overload
+from typing import TYPE_CHECKING, Literal, final, overload
 
 from relive.checks.names import names_arguments
 from relive.checks.values import flag, folder_path, timeout
-from relive.errors import (
-    DeadlineExceeded,
-    InvalidConfig,
-    NotShareable,
-    ReadOnly,
-    ReliveError,
-    SaveCancelled,
-    TableClosed,
-)
+from relive.errors import DeadlineExceeded, ReadOnly, ReliveError, SaveCancelled, TableClosed
 from relive.fleet.errors import ShardNotSaved
 from relive.fleet.saved import ShardsFolder
 from relive.fleet.shards import AskedSave, SavingPart, Shards
 from relive.saving.copying import SaveFacts
-from relive.saving.saving import checked, start_finishing
+from relive.saving.saving import checked
+from relive.saving.under_way import UnderWay
 from relive.table.handle import TableHandle
 
 if TYPE_CHECKING:
@@ -69,25 +61,22 @@ class ShardsSaveFacts:
 
 
 @final
-class ShardsSaving:
+class ShardsSaving(UnderWay[ShardsSaveFacts]):
     """A save of all shards whose moments have passed: the table goes on, and a thread commits when all are written.
 
     `sharded.save(path, wait=False)` returns it. A process that ends, and a table that is closed, wait for the thread. A
     forked child has no part in the save.
     """
 
+    _what = "a save of all shards"
+
     def __init__(self, path: str) -> None:
         """Opens the folder. Raises the errors of ShardsFolder."""
+        super().__init__()
         self._began = time.monotonic()
         self._folder = ShardsFolder(path)
         self._parts: dict[int, SavingPart] = {}  # by number of the shard
         self._told: dict[int, SaveFacts] = {}  # of the parts that have ended
-        self._cancelled = threading.Event()
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._facts: ShardsSaveFacts | None = None
-        self._error: BaseException | None = None
-        self._process = os.getpid()
 
     def begin(self, shards: Shards, timeout_s: float) -> None:
         """Begins the part of each shard. Raises ShardNotSaved, and the errors of Shard.begin_save."""
@@ -102,7 +91,7 @@ class ShardsSaving:
     def wait_for_moments(self, timeout_s: float) -> None:
         """Waits until each shard has its moment, at most timeout_s from the begin of the save. A failure ends it."""
         with _or_else(self.abandon):
-            self._follow(True, timeout_s, "the moments of a save of all shards")
+            self._follow(True, timeout_s, f"the moments of {self._what}")
 
     def finish(self, beside: Mapping[str, bytes], keep: int, timeout_s: float = math.inf) -> None:
         """Waits for all parts and commits, on the calling thread. The outcome is that of `wait`.
@@ -113,23 +102,20 @@ class ShardsSaving:
             timeout_s: From the begin of the save until all parts are on disk, in seconds.
         """
         try:
-            with _or_else(self._give_up):
-                self._follow(False, timeout_s, "the commit of a save of all shards")
-                self._check_cancelled()
-                facts = dict(sorted(self._told.items()))
-                number = self._folder.commit(facts, beside, keep).number
-            self._forget()
-            self._facts = ShardsSaveFacts(self._folder.path, number, facts, time.monotonic() - self._began)
-        except BaseException as error:
-            self._error = error
-            if not isinstance(error, (ReliveError, OSError)):
-                raise
+            with self._noted_error():
+                with _or_else(self._give_up):
+                    self._follow(False, timeout_s, f"the commit of {self._what}")
+                    self._check_cancelled()
+                    facts = dict(sorted(self._told.items()))
+                    number = self._folder.commit(facts, beside, keep).number
+                self._forget()
+                self._facts = ShardsSaveFacts(self._folder.path, number, facts, time.monotonic() - self._began)
         finally:
             self._end()
 
     def finish_behind(self, beside: Mapping[str, bytes], keep: int) -> None:
         """The same on a thread of its own. If a signal's handler raises in the start of the thread, the save ends."""
-        self._thread = start_finishing(self, partial(self.finish, beside, keep))
+        self._finish_on_a_thread(partial(self.finish, beside, keep))
 
     def abandon(self) -> None:
         """Ends a save that no thread finishes: the save before it stays."""
@@ -189,7 +175,10 @@ class ShardsSaving:
         finally:
             self._done.set()
 
-    # ---- for the caller of save(wait=False) ------------------------------------------------------------------------
+    @property
+    def path(self) -> str:
+        """The folder."""
+        return self._folder.path
 
     @property
     def progress(self) -> float:
@@ -199,55 +188,6 @@ class ShardsSaving:
         """
         parts = self._parts.values()
         return 1.0 if self._facts is not None else sum(part.progress for part in parts) / len(parts)
-
-    @property
-    def done(self) -> bool:
-        """Whether the save has ended, in a commit or in an error."""
-        return self._done.is_set()
-
-    def wait(self, timeout_s: float | None = None) -> ShardsSaveFacts:
-        """Waits for the commit and returns what was written.
-
-        Args:
-            timeout_s: How long, in seconds; None: until the save has ended.
-
-        Raises:
-            DeadlineExceeded: It has not ended in time; it goes on.
-            SaveCancelled: `cancel`, or the end of an owner's server, ended it.
-            InvalidConfig: This process is a forked child of the one that saves.
-            ReliveError: also every error with which the save can fail (ShardedTable.save). The save before it stays
-                whole, with all shards.
-        """
-        if os.getpid() != self._process:
-            raise InvalidConfig("wait for a save", "the process that saves", "a forked child of it")
-        seconds = math.inf if timeout_s is None else timeout(timeout_s)
-        if not self._done.wait(min(seconds, threading.TIMEOUT_MAX)):
-            raise DeadlineExceeded("the commit of a save of all shards", "pages to write", seconds)
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._facts is not None
-        return self._facts
-
-    def cancel(self) -> None:
-        """Ends the save, in all shards, if it has not committed. The save before it stays whole.
-
-        The thread of the save takes notice a quarter of a second later at most. `wait` then raises SaveCancelled.
-        """
-        self._cancelled.set()
-
-    def wait_for_end(self) -> None:
-        """Returns when the save has ended in any way. In a forked child, at once."""
-        if os.getpid() == self._process:
-            self._done.wait()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise NotShareable("save")
-
-    def __repr__(self) -> str:
-        state = "done" if self._facts is not None else "failed" if self._error is not None else f"{self.progress:.0%}"
-        return f"ShardsSaving({self._folder.path!r}, {state})"
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import secrets
+import struct
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,10 +22,12 @@ from relive.saving.files import ALIGN, Files
 from relive.saving.memory import memory_for
 from relive.saving.reader import CutReader, open_save
 
-__all__ = ["LoadedCore", "SavedTable", "describe", "load_core"]
+__all__ = ["LoadedCore", "SavedTable", "describe", "load_core", "verify_save"]
 
 BLOCK_BYTES = 8 << 20  # of one read
 _FIELDS = ("page", "ref", "ticket", "offset", "num_bytes", "num_cells")  # of an image, in the core's order
+_IMAGE_HEAD = struct.Struct("<IIQQ")  # magic, CRC-32C of the bytes after these two words, length, ref of the page
+_IMAGE_MAGIC = 0x65676170
 MOST_GROWTH = 8  # times the saved capacity, with keys that keep their meaning
 
 
@@ -78,10 +81,15 @@ def entropy() -> int:
     return secrets.randbits(64)
 
 
-def describe(path: str, files: Files | None = None, number: int | None = None) -> SavedTable:
-    """Returns the facts of a save; None: of the newest one. Cost: its facts and its list of images are read."""
+def describe(path: str, files: Files | None = None, number: int | None = None, verify: bool = False) -> SavedTable:
+    """Returns the facts of a save; None: of the newest one. Cost: its facts and its list of images are read.
+
+    verify: read every byte of the save, too, and compare the checksums.
+    """
     with open_save(path, files, number) as reader:
         config, _ = _config_of(reader, None, None, None)
+        if verify:
+            verify_save(reader)
         return SavedTable(
             path,
             reader.number,
@@ -188,6 +196,37 @@ def _put_images(loader: _core.CoreLoader, reader: CutReader, images: NDArray[Any
             if number + 1 < len(blocks):
                 ahead.append(pool.submit(read, number + 1))  # into the other buffer
             loader.put(buffer, block.images)
+
+
+def verify_save(reader: CutReader) -> None:
+    """Reads every byte of a save that a load would read, and compares the checksums. No table is made.
+
+    Raises:
+        DamagedSave: A byte of the state, of a page or of a blob has changed.
+        FormatMismatch: A later version of relive wrote it.
+        StorageFull: This machine has less memory than the state of the table needs.
+    """
+    reader.state()
+    for name in reader.blob_names():
+        reader.blob(name)
+    blocks = list(_blocks_of(reader.images[np.lexsort((reader.images["offset"], reader.images["segment"]))]))
+    most = max((block.end - block.begin for block in blocks), default=ALIGN)
+    with memory_for(most):
+        buffer = np.frombuffer(mmap.mmap(-1, most), np.uint8)
+    for block in blocks:
+        reader.read_block(block.segment, block.begin, buffer[: block.end - block.begin])
+        for _, ref, _, at, num_bytes, _ in block.images.tolist():
+            if not _is_image(buffer[at : at + num_bytes], ref):
+                what = f"segments/{block.segment}.pages, the image at byte {block.begin + at}"
+                raise DamagedSave(reader.path, what, "its checksum", "another")
+
+
+def _is_image(data: NDArray[np.uint8], ref: int) -> bool:
+    """Whether these bytes are a whole image of a page with this ref (cpp/relive/save/image.hpp)."""
+    if data.nbytes < _IMAGE_HEAD.size:
+        return False
+    magic, sum_, num_bytes, of = _IMAGE_HEAD.unpack_from(data.data)
+    return (magic, num_bytes, of) == (_IMAGE_MAGIC, data.nbytes, ref) and _core.crc32c(data[8:]) == sum_
 
 
 @final

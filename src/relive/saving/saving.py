@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 
 from relive import _core
-from relive.checks.values import integer, is_name, timeout
+from relive.checks.values import integer, is_name
 from relive.config.table_config import TableConfig
-from relive.core.ending import joins_at_end
-from relive.errors import DeadlineExceeded, InvalidConfig, NotShareable, ReliveError
+from relive.errors import InvalidConfig
 from relive.saving.copying import Copying, SaveFacts
 from relive.saving.files import Files
 from relive.saving.folder import IMAGE, SaveFolder
+from relive.saving.under_way import UnderWay
 
-__all__ = ["Saving", "checked", "facts_of", "start_finishing"]
+__all__ = ["Saving", "checked", "facts_of"]
 
 MAX_NAME_BYTES = 200
 _MOST_KEPT = 1000
@@ -57,53 +54,8 @@ def cursor_of(core: _core.CoreTable) -> dict[str, Any]:
     return {"stream": core.stream, "next_draw": core.next_call}
 
 
-class Unfinished(Protocol):
-    """A save that a thread finishes."""
-
-    def cancel(self) -> None:
-        """Ends the save, if it has not committed."""
-        ...
-
-    def abandon(self) -> None:
-        """Ends the save, which no thread finishes."""
-        ...
-
-
-def start_finishing(saving: Unfinished, finish: Callable[[], None]) -> threading.Thread:
-    """Has a thread finish a save. The end of the process waits for it.
-
-    If a signal's handler raises in this call, the save ends. Python keeps a thread whose start was interrupted for
-    ever, so the thread takes its work out of a list.
-    """
-    work = [finish]
-    thread = threading.Thread(target=_do, args=(work,), name="relive-save")
-    joins_at_end(thread)
-    try:
-        thread.start()
-    except BaseException:
-        saving.cancel()
-        if _took(work) is not None:
-            saving.abandon()
-        raise
-    return thread
-
-
-def _took(work: list[Callable[[], None]]) -> Callable[[], None] | None:
-    """Takes the work out of a list. None: another thread took it."""
-    try:
-        return work.pop()
-    except IndexError:
-        return None
-
-
-def _do(work: list[Callable[[], None]]) -> None:
-    finish = _took(work)
-    if finish is not None:
-        finish()
-
-
 @final
-class Saving:
+class Saving(UnderWay[SaveFacts]):
     """A save whose cut is made: the table goes on, and a thread writes the rest.
 
     `table.save(path, wait=False)` returns it. A process that ends waits for the thread. Closing the table waits until
@@ -120,15 +72,10 @@ class Saving:
         lives: str | None = None,
     ) -> None:
         """Opens the folder. lives: its id, if the table lives in it. Raises the errors of SaveFolder.open."""
+        super().__init__()
         self._core, self._told = core, told
         self._folder = SaveFolder.open(path, files, lives=lives)
-        self._cancelled = threading.Event()
-        self._done = threading.Event()
         self._copying: Copying | None = None
-        self._thread: threading.Thread | None = None
-        self._facts: SaveFacts | None = None
-        self._error: BaseException | None = None
-        self._process = os.getpid()
         self.loaded_from: str | None = None  # the name of the cut that the table was loaded from
 
     def copy_ahead(self) -> None:
@@ -172,18 +119,15 @@ class Saving:
             keep: The number of saves that the folder keeps, or the numbers of those that stay beside this one.
         """
         try:
-            assert self._copying is not None
-            self._facts = self._copying.finish(self._told, beside, keep)
-        except BaseException as error:
-            self._error = error
-            if not isinstance(error, (ReliveError, OSError)):
-                raise
+            with self._noted_error():
+                assert self._copying is not None
+                self._facts = self._copying.finish(self._told, beside, keep)
         finally:
             self.abandon()
 
     def finish_behind(self, beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
         """The same on a thread of its own. If a signal's handler raises in the start of the thread, the save ends."""
-        self._thread = start_finishing(self, partial(self.finish, beside, keep))
+        self._finish_on_a_thread(partial(self.finish, beside, keep))
 
     def abandon(self) -> None:
         """Ends a save that no thread finishes: the folder is unlocked, and the save before it stays."""
@@ -193,48 +137,12 @@ class Saving:
             if self._copying is not None:
                 ends.callback(self._copying.close)
 
-    # ---- for the caller of save(wait=False) ------------------------------------------------------------------------
+    @property
+    def path(self) -> str:
+        """The folder."""
+        return self._folder.path
 
     @property
     def progress(self) -> float:
         """The part of the pages that is copied, from 0 to 1. 1 before the commit is done: see `done`."""
         return 1.0 if self._copying is None or self._facts is not None else self._copying.progress
-
-    @property
-    def done(self) -> bool:
-        """Whether the save has ended, in a commit or in an error."""
-        return self._done.is_set()
-
-    def wait(self, timeout_s: float | None = None) -> SaveFacts:
-        """Waits for the commit and returns what was written.
-
-        Args:
-            timeout_s: How long, in seconds; None: until the save has ended.
-
-        Raises:
-            DeadlineExceeded: It has not ended in time; it goes on.
-            SaveCancelled: `cancel` ended it.
-            StorageFull, SystemFailure: It failed; the save before it stays whole.
-        """
-        if os.getpid() != self._process:
-            raise InvalidConfig("wait for a save", "the process that saves", "a forked child of it")
-        seconds = math.inf if timeout_s is None else timeout(timeout_s)
-        if not self._done.wait(min(seconds, threading.TIMEOUT_MAX)):
-            raise DeadlineExceeded("the commit of a save", "pages to write", seconds)
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._facts is not None
-        return self._facts
-
-    def cancel(self) -> None:
-        """Ends the save at its next block, if it has not committed. The save before it stays whole."""
-        self._cancelled.set()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise NotShareable("save")
-
-    def __repr__(self) -> str:
-        state = "done" if self._facts is not None else "failed" if self._error is not None else f"{self.progress:.0%}"
-        return f"Saving({self._folder.path!r}, {state})"

@@ -143,20 +143,26 @@ def load(
 
 
 @names_arguments
-def saved(path: str | os.PathLike[str], number: int | None = None) -> SavedTable:
+def saved(path: str | os.PathLike[str], number: int | None = None, verify: bool = False) -> SavedTable:
     """Describes a save of a folder without loading it.
 
     Args:
         path: The folder.
         number: The number of the save, one of the `kept` of the newest; None: the newest.
+        verify: Read every byte of the save, too, and compare the checksums. A save trusts the pages that its folder has
+            already, so this call or a load finds a disk that changed them.
 
     Raises:
         NoSuchSave, DamagedSave, FormatMismatch: as for `load`.
-        StorageFull: This machine has less memory than the save's list of pages needs.
+        StorageFull: This machine has less memory than the save's list of pages needs; with verify, than the state of
+            its table needs.
+
+    Cost: the list of pages is read; with verify the whole save, once.
     """
     loading = importlib.import_module("relive.saving.loading")
     chosen = None if number is None else integer("number", number, 1)
-    return cast("SavedTable", loading.describe(folder_path("path of a save", path), number=chosen))
+    where, reads_all = folder_path("path of a save", path), flag("verify", verify)
+    return cast("SavedTable", loading.describe(where, number=chosen, verify=reads_all))
 
 
 @names_arguments
