@@ -142,12 +142,6 @@ TEST(saves_of_pages_on_disk) {
   }
 }
 
-TEST(saves_of_large_rows_on_disk) {
-  Options options = tiered_options(true);
-  options.saves = true;
-  run_spilling(options);
-}
-
 TEST(saves_of_start_values_on_disk) {
   Options options = tiered_options(false);
   options.saves = true;

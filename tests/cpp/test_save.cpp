@@ -271,6 +271,28 @@ bool gives_a_key_again(std::optional<testing::Rule> off) {
 
 }  // namespace
 
+// Keys have room for about 8 times the slots of the first table. A second load that grows as much gives new keys.
+TEST(a_loaded_table_that_grew_can_grow_again) {
+  const TableConfig config = make_config(spec_of({IndexSpec{}}));
+  std::mt19937_64 random(6);
+  std::unique_ptr<Table> table, grown, again;
+  std::unique_ptr<Writer> writer;
+  CHECK(Table::create(config, "", &table).ok());
+  CHECK(Writer::open(table.get(), 2, &writer).ok());
+  feed(*table, *writer, 100, random);
+  writer.reset();
+  const Save first = save_of(*table);
+  bool keeps_keys = false;
+  const TableConfig larger = loading_config(config, first, 8 * config.capacity);
+  CHECK(load(larger, first, &grown, &keeps_keys).ok());
+  CHECK(keeps_keys);
+  const Save second = save_of(*grown);
+  const Status status = load(loading_config(larger, second, 8 * larger.capacity), second, &again, &keeps_keys);
+  CHECK_EQ(text_of(status), text_of(Status()));
+  CHECK(!keeps_keys);
+  if (status.ok()) CHECK_EQ(relive::num_steps(*again), relive::num_steps(*table));
+}
+
 TEST(no_key_of_the_lost_time_comes_again) {
   CHECK(!gives_a_key_again({}));
   CHECK(gives_a_key_again(testing::Rule::J4_floor));

@@ -173,6 +173,20 @@ def test_other_capacities_give_new_keys(tmp_path: Path, capacity: int) -> None:
         copy.check()
 
 
+@pytest.mark.parametrize("again", [1, 8])
+def test_a_loaded_table_that_grew_can_grow_again(tmp_path: Path, again: int) -> None:
+    """Keys have room for about 8 times the capacity that the first table was made with."""
+    table, _ = made(capacity=1_000, num_steps=1_200)
+    table.save(tmp_path / "one")
+    with relive.load(tmp_path / "one", capacity=8_000) as grown:
+        grown.save(tmp_path / "two")
+        with relive.load(tmp_path / "two", capacity=8_000 * again) as copy:
+            assert copy.loaded is not None and copy.loaded.keeps_keys == (again == 1)
+            copy.check()
+            assert len(copy) == len(grown) == 1_000 and copy.capacity == 8_000 * again
+            assert sorted(copy.gather(np.concatenate(list(copy.keys())))["action"].tolist()) == [*range(200, 1_200)]
+
+
 def test_keys_of_lost_time_never_come_again(tmp_path: Path) -> None:
     """The table appends after the save, the loaded table after the load: they have no key in common."""
     table = relive.Table(SPEC, 200, relive.Index())

@@ -50,12 +50,15 @@ Status Loader::make(const TableConfig& asked, const std::string& path, const Sav
   TableConfig config = asked;
   config.slot_bits = asked.slot_bits != 0 ? state.shape.slot_bits : 0;
   config.epoch = state.entropy;  // if keys are new, a key of the save leads to nothing here, as in rule A2
-  RELIVE_RETURN_IF_ERROR(Table::make(config, path, used, &loader->table_));
-  if (config.slot_bits != 0 && loader->table_->region().geometry->num_pages < state.shape.num_pages) {
-    config.slot_bits = 0;  // fewer pages than before: no place for every key
+  Status made = Table::make(config, path, used, &loader->table_);
+  // Keys have no place for so many slots, as after a load that grew; or there are fewer pages than before.
+  const bool lacks_place = !made.ok() || loader->table_->region().geometry->num_pages < state.shape.num_pages;
+  if (config.slot_bits != 0 && lacks_place) {
+    config.slot_bits = 0;
     loader->table_.reset();
-    RELIVE_RETURN_IF_ERROR(Table::make(config, path, used, &loader->table_));
+    made = Table::make(config, path, used, &loader->table_);
   }
+  RELIVE_RETURN_IF_ERROR(made);
   const Region& r = loader->table_->region();
   loader->form_.emplace(r, loader->table_->plain_layout());
   if (state.shape.max_lanes > r.geometry->max_lanes)
