@@ -42,6 +42,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"shards", "owner"},
         {"agreement", "calls", "totals", "writing", "remote", "mapped", "saving"},
         {"onesided"},
+        {"drawing"},
         {"core", "group_reader", "opened"},
         {"sharded_table", "torch", "ray_config"},
         {"ray"},
