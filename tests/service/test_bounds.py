@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -54,19 +55,28 @@ def eventually(holds: Any, seconds: float = 20.0) -> bool:
 # ---- a budget --------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def taken(budget: Budget, client: str, num_bytes: int, timeout_s: float, gone: Any) -> Iterator[None]:
+    budget.take(client, num_bytes, timeout_s, gone)
+    try:
+        yield
+    finally:
+        budget.give(client, num_bytes)
+
+
 def test_small_requests_are_free_and_large_ones_are_refused() -> None:
     budget = Budget("b", 4 * MIB, 2 * MIB)
-    with budget.taken("a", FREE_BYTES - 1, 0.0, never):
+    with taken(budget, "a", FREE_BYTES - 1, 0.0, never):
         assert budget.used == 0
-    with pytest.raises(errors.InvalidConfig, match="at most 2097152 bytes"), budget.taken("a", 3 * MIB, 0.0, never):
+    with pytest.raises(errors.InvalidConfig, match="at most 2097152 bytes"), taken(budget, "a", 3 * MIB, 0.0, never):
         pass
-    with budget.taken("a", 2 * MIB, 0.0, never):
+    with taken(budget, "a", 2 * MIB, 0.0, never):
         assert (budget.used, budget.used_by("a"), budget.used_by("b")) == (2 * MIB, 2 * MIB, 0)
-        with pytest.raises(errors.DeadlineExceeded), budget.taken("a", 2 * MIB, 0.05, never):
+        with pytest.raises(errors.DeadlineExceeded), taken(budget, "a", 2 * MIB, 0.05, never):
             pass
-        with pytest.raises(errors.ServiceUnavailable), budget.taken("a", 2 * MIB, 9.0, lambda: True):
+        with pytest.raises(errors.ServiceUnavailable), taken(budget, "a", 2 * MIB, 9.0, lambda: True):
             pass
-        with budget.taken("b", 2 * MIB, 0.0, never):
+        with taken(budget, "b", 2 * MIB, 0.0, never):
             assert budget.used == 4 * MIB
     assert budget.used == 0 and budget.forget_peak() == 4 * MIB and budget.forget_peak() == 0
 
@@ -77,7 +87,7 @@ def test_requests_go_in_order_and_a_full_share_delays_its_own_client_alone() -> 
     threads = []
 
     def ask(client: str, size: int, name: str, until: threading.Event) -> None:
-        with budget.taken(client, size, 20.0, never):
+        with taken(budget, client, size, 20.0, never):
             order.append(name)
             until.wait(20.0)
 

@@ -118,7 +118,7 @@ MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Place],
         compares_generations,
     ),
     "budget not taken": (
-        lambda patch: (patch.setattr(Budget, "_take", _nothing), patch.setattr(Budget, "_give", _nothing)) and None,
+        lambda patch: (patch.setattr(Budget, "take", _nothing), patch.setattr(Budget, "give", _nothing)) and None,
         takes_budgets,
     ),
     "keepalive not set": (

@@ -24,7 +24,7 @@ from relive.service import ServerOptions, connect, serve
 from relive.service.server import keeper
 from relive.service.server.hosting import Memory
 from relive.service.server.keeper import give_memory_back, private_bytes
-from relive.service.server.room import on_own_thread, room
+from relive.service.server.room import Room, on_own_thread
 
 LOOPBACK = "grpc://127.0.0.1:0"
 MIB = 1 << 20
@@ -61,7 +61,7 @@ def test_the_answer_stays_counted_and_a_refused_slice_keeps_nothing() -> None:
             raise errors.DeadlineExceeded("the limiter", "", 0.5)
         return "drawn"
 
-    with room(memory, "a", pipe, (2 * MIB, 3 * MIB), 9.0) as within:
+    with Room(memory, "a", pipe, (2 * MIB, 3 * MIB), 9.0) as within:
         with pytest.raises(errors.DeadlineExceeded):
             within(call)
         assert (memory.inflight.used, memory.work.used) == (0, 0)
@@ -76,7 +76,7 @@ def test_large_work_has_a_thread_of_its_own_and_raises_its_error() -> None:
     pipe: Any = SimpleNamespace(gone=lambda: False, gives_up=0.0)
     own = threading.current_thread()
     for sizes, keeps, is_own in (((0, MIB - 1), False, True), ((0, MIB), False, False), ((0, MIB), True, True)):
-        with room(memory, "a", pipe, sizes, 9.0, keeps_thread=keeps) as within:
+        with Room(memory, "a", pipe, sizes, 9.0, keeps_thread=keeps) as within:
             assert (within(threading.current_thread) is own) == is_own
     with pytest.raises(ZeroDivisionError):
         on_own_thread(lambda: 1 // 0)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import final
 
 from relive.errors import DeadlineExceeded, InvalidConfig, ServiceUnavailable
@@ -47,9 +46,8 @@ class Budget:
         self.used = 0
         self.peak = 0  # largest use since forget_peak()
 
-    @contextmanager
-    def taken(self, client: str, num_bytes: int, timeout_s: float, gone: Callable[[], bool]) -> Iterator[None]:
-        """Has the bytes during its block.
+    def take(self, client: str, num_bytes: int, timeout_s: float, gone: Callable[[], bool]) -> None:
+        """Takes the bytes, which `give` returns. Fewer than FREE_BYTES are not counted.
 
         Raises:
             InvalidConfig: The request alone needs more than the budget.
@@ -59,15 +57,7 @@ class Budget:
         Blocks: for at most timeout_s.
         """
         if num_bytes < FREE_BYTES:
-            yield
             return
-        self._take(client, num_bytes, timeout_s, gone)
-        try:
-            yield
-        finally:
-            self._give(client, num_bytes)
-
-    def _take(self, client: str, num_bytes: int, timeout_s: float, gone: Callable[[], bool]) -> None:
         if num_bytes > self._per_client:
             expected = f"a request of at most {self._per_client} bytes ({self._what})"
             raise InvalidConfig("memory of a request", expected, num_bytes)
@@ -99,7 +89,10 @@ class Budget:
                 return False  # an earlier request, which waits for the total alone
         return False
 
-    def _give(self, client: str, num_bytes: int) -> None:
+    def give(self, client: str, num_bytes: int) -> None:
+        """Returns as many bytes as one call of `take` took."""
+        if num_bytes < FREE_BYTES:
+            return
         with self._changed:
             self.used -= num_bytes
             left = self._used_by[client] - num_bytes

@@ -78,6 +78,8 @@ class Permit:
         self.name = ""
         self._used: set[Needed] = set()
         self.pipe: Any = None  # of the stream, once it is open
+        found = peer_in(caller.peer)
+        self._host = "" if found is None else found[0]
         self._generation = -1
         self._roles = _NONE
         self._expires = 0.0
@@ -93,8 +95,7 @@ class Permit:
     @property
     def client(self) -> str:
         """The client that shares of memory and streams are counted for: its token or certificate, else its host."""
-        found = peer_in(self.caller.peer)
-        return self.name or (found[0] if found is not None else "")
+        return self.name or self._host
 
     def roles(self) -> frozenset[Role]:
         """Returns the roles that the client has now."""

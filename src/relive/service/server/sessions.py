@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
@@ -20,7 +19,7 @@ from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted, HostedSelection
 from relive.service.server.item_calls import Creation, items_of
 from relive.service.server.pipe import Pipe, StreamBroken, packed
-from relive.service.server.room import Within, room
+from relive.service.server.room import Room
 from relive.service.server.save_calls import begin_save, cancel_save, forget_saves, look_at_save
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
@@ -157,9 +156,9 @@ class Session(ABC):
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one message, or raises."""
 
-    def _room(self, reply_bytes: int, work_bytes: int, seconds: float) -> AbstractContextManager[Within]:
+    def _room(self, reply_bytes: int, work_bytes: int, seconds: float) -> Room:
         """Has room for an answer until it is sent. Gives a function that makes a call within the budgets."""
-        return room(self.hosted.memory, self.permit.client, self.pipe, (reply_bytes, work_bytes), seconds)
+        return Room(self.hosted.memory, self.permit.client, self.pipe, (reply_bytes, work_bytes), seconds)
 
     def _asked_draw(self, header: Header, has_columns: bool) -> AskedDraw:
         """Returns the draw of a header. A header that repeats the header before it is not read again.

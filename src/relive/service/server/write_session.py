@@ -16,7 +16,7 @@ from relive.service.server.budget import FREE_BYTES
 from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted
 from relive.service.server.pipe import Pipe
-from relive.service.server.room import Within, room
+from relive.service.server.room import Room, Within
 from relive.service.server.sessions import Header, Session
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
@@ -160,7 +160,7 @@ class WriteSession(Session):
             return
         memory, client = self.hosted.memory, self.permit.client
         try:
-            with room(memory, client, self.pipe, (0, len(body)), timeout_s, keeps_thread=True) as self._within:
+            with Room(memory, client, self.pipe, (0, len(body)), timeout_s, keeps_thread=True) as self._within:
                 self._apply_all(ops, sizes, body, timeout_s)
         finally:
             self._within = _at_once
