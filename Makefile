@@ -111,7 +111,7 @@ conformance: setup ## Reverb's semantics: every case on dm-reverb and on relive 
 test-adapters: setup ## the adapters on the libraries themselves, each in an environment of its own: [ADAPTERS="sb3 torchrl"]
 	@$(RUN) scripts/test_adapters.py $(ADAPTERS)
 
-soak: setup ## the stress programmes at full length (an hour), and the random walks of fleets and runs (two hours)
+soak: setup ## the stress programmes at full length (an hour), and the random walks and ends (two and a half hours)
 	@$(RUN) scripts/stress.py soak
 	@RELIVE_SOAK=1 $(RUN) -m pytest --timeout 7200 $(wildcard tests/test_stress.py) tests/processes tests/naive tests/core tests/contract
 	@RELIVE_SOAK=1 $(RUN) -m pytest --timeout 7200 $(WALKS)
