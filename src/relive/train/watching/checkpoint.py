@@ -5,8 +5,7 @@ A checkpoint is one of two, and each is replaced as a whole:
   save/           with the table: a save of the table with the learner beside it (relive.checkpoint), without pickle
   checkpoint.pt   the learner alone: a resumed run fills a new table before it learns again
 
-The newer one counts: the one whose run has lasted longer; of two that are alike, the save. A run writes checkpoint.pt
-when it begins, if a save fails, and after its last save.
+The newer one counts: the one whose run has lasted longer. When a save is complete, an older checkpoint.pt is removed.
 
 torch writes checkpoint.pt as a zip archive with a crc32 of each part, and does not compare them. `load_checkpoint`
 does.
@@ -187,7 +186,7 @@ def newest_checkpoint(run_dir: Path) -> Found | None:
     Cost:
         The size of the learner in memory while it is read. The table is not read.
     """
-    alone = _alone(run_dir) if (run_dir / FILE_NAME).exists() else None
+    alone = _alone(run_dir) if (run_dir / FILE_NAME).exists() else None  # first: a save that ends removes it
     saved = _saved(run_dir / SAVE_FOLDER)
     if alone is None or (saved is not None and saved.progress.elapsed_s >= alone.progress.elapsed_s):
         return saved
