@@ -90,9 +90,9 @@ class SaverWorker final : public Worker {
       request.num_live_items = &live;
       if (!batch.sample(loaded, request, 0.0).ok()) return;  // too few items, or they are used up
       for (size_t row = 0; row < kBatch; ++row) {
-        Identity who;
+        Identity identity;
         bool torn = false;
-        const std::string wrong = batch.verify(row, &who, &torn);
+        const std::string wrong = batch.verify(row, &identity, &torn);
         if (!wrong.empty()) control_.found_torn(("loaded: " + wrong).c_str());
       }
       control_.windows.fetch_add(kBatch);
@@ -109,10 +109,10 @@ class SaverWorker final : public Worker {
       for (uint32_t offset = range.step_begin; offset < range.step_end; ++offset) {
         if (r.is_tail(page, offset) || (r.head_of(r.slot_of(page, offset)).load() & kTerminatedBit) == 0) continue;
         const std::byte* const cell = r.page_base(page) + step.offset + offset * step.stride;
-        Identity who;
-        std::memcpy(&who.tag, cell, 8);
-        std::memcpy(&who.episode, cell + 8, 4);
-        if (control_.ended_after(who.tag, who.episode, cut_s_))
+        Identity identity;
+        std::memcpy(&identity.tag, cell, 8);
+        std::memcpy(&identity.episode, cell + 8, 4);
+        if (control_.ended_after(identity.tag, identity.episode, cut_s_))
           control_.found_violation("loaded: an end that came after the cut");
       }
     }
