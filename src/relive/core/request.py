@@ -31,7 +31,12 @@ class DrawRequest(NamedTuple):
     @property
     def keys_only(self) -> DrawRequest:
         """The same draw without its columns."""
-        return self._replace(selection=None)
+        return self if self.selection is None else self._replace(selection=None)
+
+    @property
+    def all_but_columns(self) -> tuple[Any, ...]:
+        """The fields other than `selection`: the key of a draw among draws of the same columns."""
+        return self[:_SELECTION] + self[_SELECTION + 1 :]
 
     def to_header(self) -> dict[str, Any]:
         """The request as fields of a message's header, for a server that makes its own selection and condition."""
@@ -68,3 +73,6 @@ class DrawRequest(NamedTuple):
         return cls(
             number, num_items, selection, condition(number, field(header, "where", str)) if "where" in header else None
         )
+
+
+_SELECTION = DrawRequest._fields.index("selection")

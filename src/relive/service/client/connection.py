@@ -151,7 +151,7 @@ class Connection:
         Raises the server's error, and ServiceUnavailable. If the stream breaks, a call that only reads is sent again,
         until `ends`. Any other call is never sent twice.
         """
-        return Asking(self, op, message, ends, packing, count).take()
+        return Asking(self, op, message, ends, packing, count).take(at_once=True)
 
     def give(self, stream: Exchange, kind: str = "call") -> None:
         """Makes a stream available to the next call, unless the watch cancelled the stream while the answer came."""
@@ -372,12 +372,13 @@ class Asking:
         self._count = count
         self._send()
 
-    def take(self) -> Answer:
-        """Waits for the answer, as Connection.call does."""
+    def take(self, at_once: bool = False) -> Answer:
+        """Waits for the answer, as Connection.call does. at_once: the message was sent just now."""
         while True:
             stream, packing = self._stream, self._packing
             try:
-                stream.begin(self._ends, self._asked)
+                if not at_once:  # else the deadline is set
+                    stream.begin(self._ends, self._asked)
                 told, body = stream.receive()
                 block = None
                 if packing is not None and "error" not in told:

@@ -39,7 +39,7 @@ class RemoteSelection(NamedTuple):
     outputs: list[tuple[str, str, tuple[int, ...], int, str]]
     sampled: Packing
     gathered: Packing
-    messages: dict[tuple[DrawRequest, float], bytes]
+    messages: dict[tuple[tuple[Any, ...], float], bytes]
 
 
 @final
@@ -75,7 +75,8 @@ class RemoteCore(SimpleCalls):
         self.stream: int = framing.field(hello, "stream", int)
         self.read_only: bool = framing.field(hello, "read_only", bool)
         self.timeout_s = config.timeout_s if timeout_s is None else timeout_s
-        self._writers: weakref.WeakSet[RemoteWriterCore] = weakref.WeakSet()  # those that are open
+        # Those that are open. Each call reads them; each change is one step of the interpreter.
+        self._writers: dict[weakref.ref[RemoteWriterCore], None] = {}
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class RemoteCore(SimpleCalls):
     def _draw_message(self, op: str, request: DrawRequest, timeout_s: float) -> bytes:
         after = self._after()
         known = None if after or request.selection is None else request.selection.messages
-        asked = request.keys_only, timeout_s
+        asked = request.all_but_columns, timeout_s
         message = None if known is None else known.get(asked)
         if message is None:
             message = self._encode({"op": op} | request.to_header(), (), timeout_s, after)
@@ -212,7 +213,7 @@ class RemoteCore(SimpleCalls):
 
     def add_writer(self, writer: RemoteWriterCore) -> None:
         """Remembers a writer. The writer closes with the table, and other calls see the steps that it sent before."""
-        self._writers.add(writer)
+        self._writers[weakref.ref(writer)] = None
 
     @property
     def path(self) -> str:
@@ -232,9 +233,10 @@ class RemoteCore(SimpleCalls):
         failure: Unacknowledged | None = None
         if not self.connection.closed:
             ends = cutoff(min(self.timeout_s, CLOSE_S))
-            for writer in list(self._writers):
+            for reference in list(self._writers):
                 try:
-                    writer.close_by(ends)
+                    if (writer := reference()) is not None:
+                        writer.close_by(ends)
                 except Unacknowledged as problem:
                     failure = failure or problem
             self.connection.close()
@@ -246,9 +248,14 @@ class RemoteCore(SimpleCalls):
 
         The call then sees the steps that the handle wrote before.
         """
-        writers = list(self._writers)
-        self._writers.difference_update([writer for writer in writers if writer.closed])
-        return [pair for writer in writers if not writer.closed and (pair := writer.unseen()) is not None]
+        pairs = []
+        for reference in list(self._writers):
+            writer = reference()
+            if writer is None or writer.closed:
+                self._writers.pop(reference, None)
+            elif (pair := writer.unseen()) is not None:
+                pairs.append(pair)
+        return pairs
 
     def start(self, call: str, *values: Any) -> Started:
         """Sends the message of a simple call (relive.core.table_core.SimpleCalls)."""
