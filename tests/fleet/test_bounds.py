@@ -120,9 +120,16 @@ def test_a_budget_beside_its_twin(over: Over, paths: tuple[str, ...]) -> None:
     table.check()
 
 
+@pytest.mark.parametrize("num_readers", [1, 2])
 @pytest.mark.parametrize("paths", PATHS)
-def test_each_item_is_drawn_once_by_readers_of_two_handles(over: Over, paths: tuple[str, ...]) -> None:
-    """While four threads write to both shards: none twice, none lost, and in the order of its writer."""
+def test_each_item_is_drawn_once_by_readers_of_two_handles(
+    over: Over, paths: tuple[str, ...], num_readers: int
+) -> None:
+    """While four threads write to both shards: none twice, none lost.
+
+    A reader alone gets the items of a writer in their order. Of two readers, one may get a later item while the draw of
+    the other goes back, because a shard lacked items.
+    """
     table = over(plain_spec(), queue(8), paths)
     again = table.reopens()
     assert again is not None
@@ -144,17 +151,16 @@ def test_each_item_is_drawn_once_by_readers_of_two_handles(over: Over, paths: tu
 
     with again(7) as other:
         threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-        threads += [threading.Thread(target=read, args=pair) for pair in enumerate((table, other))]
+        threads += [threading.Thread(target=read, args=pair) for pair in enumerate((table, other)[:num_readers])]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60.0)
     assert sorted(got[0] + got[1]) == sorted(1000 * number + k for number in range(4) for k in range(count))
     assert most <= 8 + 3, "each of the other writers can overshoot by one call"
-    for one in got:
-        for number in range(4):
-            mine = [item for item in one if item // 1000 == number]
-            assert mine == sorted(mine)
+    for number in range(4 if num_readers == 1 else 0):
+        mine = [item for item in got[0] if item // 1000 == number]
+        assert mine == sorted(mine)
 
 
 def test_ranks_of_a_group_take_other_items_of_a_queue(shm_name: Any) -> None:
