@@ -81,6 +81,11 @@ def table_of(folder: Path) -> tuple[int, int, int]:
         return stats.appended, index.inserted, index.sampled
 
 
+def updates_alone(folder: Path) -> int:
+    """Updates of the learner in checkpoint.pt."""
+    return int(torch.load(folder / "checkpoint.pt", weights_only=True)["learner"]["num_updates"])
+
+
 def in_corridor(folder: Path, config: TrainConfig) -> None:
     """The limiter's totals over all sessions: as the learner's updates, and within the corridor."""
     _, inserted, sampled = table_of(folder)
@@ -99,7 +104,7 @@ def in_corridor(folder: Path, config: TrainConfig) -> None:
 def test_a_resumed_run_learns_at_once_from_the_table_that_was_saved(topology: str, mode: str, tmp_path: Path) -> None:
     folder, config = tmp_path / "run", small(topology=topology, checkpoint__table=mode, replay__min_size=400)
     first, noting = train(config, folder), Noting()
-    assert not (folder / "checkpoint.pt").exists() and relive.saved(folder / "save").beside == ("learner",)
+    assert updates_alone(folder) == first.num_updates and relive.saved(folder / "save").beside == ("learner",)
     appended, inserted, _ = table_of(folder)
     assert load_checkpoint(folder)[1].steps_before_table == 0
     if topology != "learners(2, async)":  # whose learners draw batches that are not applied
@@ -139,7 +144,7 @@ def test_the_files_of_each_choice(mode: str, tmp_path: Path) -> None:
     between = {"always": "save", "end": "checkpoint.pt", "never": "checkpoint.pt"}[mode]
     last = "checkpoint.pt" if mode == "never" else "save"
     assert (noting.paths[0], set(noting.paths[1:-1]), noting.paths[-1]) == ("checkpoint.pt", {between}, last)
-    assert (folder / "checkpoint.pt").exists() == (mode == "never")
+    assert updates_alone(folder) == load_checkpoint(folder)[0]["num_updates"]
     assert (folder / "save").exists() == (mode != "never")
 
 
@@ -270,7 +275,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: py
     )
     assert full.num_failed and "the table was not saved: the disk: needs" in text
     assert noting.paths[2:4] == ["checkpoint.pt"] * 2 and noting.paths[-1] == "save"
-    assert not (folder / "checkpoint.pt").exists() and table_of(folder)[0] >= 12_000
+    assert updates_alone(folder) == load_checkpoint(folder)[0]["num_updates"] and table_of(folder)[0] >= 12_000
 
 
 def test_a_disk_without_room_for_the_last_save_keeps_the_learner(
@@ -364,7 +369,7 @@ def test_the_end_waits_for_the_save_under_way(tmp_path: Path, monkeypatch: pytes
 
     result = train(small(limits__max_steps=10**6), folder, callbacks=[Stopping()])
     assert result.stopped and load_checkpoint(folder)[1].num_steps == result.num_steps
-    assert not (folder / "checkpoint.pt").exists()
+    assert updates_alone(folder) == result.num_updates
     in_corridor(folder, small())
 
 
@@ -432,7 +437,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_save(tmp_path: Path, monk
     with pytest.raises(NonFiniteLoss) as caught:
         train(small(limits__max_steps=10**6, limits__checkpoint_period_s=100.0), folder, resume=True)
     assert caught.value.checkpoint == str(folder / "save")
-    assert load_checkpoint(folder)[0]["num_updates"] == before and not (folder / "checkpoint.pt").exists()
+    assert load_checkpoint(folder)[0]["num_updates"] == before == updates_alone(folder)
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ A checkpoint is one of two, and each is replaced as a whole:
   save/           with the table: a save of the table with the learner beside it (relive.checkpoint), without pickle
   checkpoint.pt   the learner alone: a resumed run fills a new table before it learns again
 
-The newer one counts: the one whose run has lasted longer. When a save is complete, an older checkpoint.pt is removed.
+The newer one counts: the one whose run has lasted longer. A run writes checkpoint.pt when it begins and if a save
+fails. After its last save it writes a copy of the learner of that save, and notes in the file that it is a copy. A copy
+counts only if the run has no save.
 
 torch writes checkpoint.pt as a zip archive with a crc32 of each part, and does not compare them. `load_checkpoint`
 does.
@@ -97,6 +99,7 @@ class Found:
         has_table: Whether the path is the folder of a save, with the table.
         number: The number of that save; None: the newest.
         joint_name: Name of that save among those of all hosts; "": only this host has it.
+        is_copy: Whether checkpoint.pt is a copy of the learner of a save.
     """
 
     path: Path
@@ -106,10 +109,17 @@ class Found:
     has_table: bool
     number: int | None = None
     joint_name: str = ""
+    is_copy: bool = False
 
 
-def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) -> None:
+def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress, *, is_copy: bool = False) -> None:
     """Writes `checkpoint.pt`: under another name first, made durable, then renamed. A reader finds the old or the new.
+
+    Args:
+        run_dir: Directory of the run.
+        learner: State of the agent.
+        progress: Progress of the run.
+        is_copy: Whether a save has the same learner. The save counts then.
 
     Raises:
         OSError: The file cannot be written; the disk may be full. The old checkpoint stays.
@@ -118,7 +128,7 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) 
         The size of the file in memory while it is written.
     """
     kept = {name: torch.from_numpy(value) for name, value in progress.kept_parameters.items()}
-    state = {"format": FORMAT, "learner": learner, "kept": kept, **_counters_of(progress)}
+    state = {"format": FORMAT, "is_copy": is_copy, "learner": learner, "kept": kept, **_counters_of(progress)}
     whole = io.BytesIO()
     torch.save(state, whole)  # to memory: on a full disk torch would raise another error than the system's
     write_whole(run_dir / FILE_NAME, whole.getbuffer())
@@ -153,8 +163,8 @@ def joint_names(run_dir: Path, *, is_first: bool) -> dict[str, int]:
         numbers = kept_numbers(str(folder))
     except NoSuchSave:
         return {}
-    has_alone = is_first and (run_dir / FILE_NAME).exists()
-    alone_s = _alone(run_dir).progress.elapsed_s if has_alone else float("-inf")
+    alone = _alone(run_dir) if is_first and (run_dir / FILE_NAME).exists() else None
+    alone_s = alone.progress.elapsed_s if alone is not None and not alone.is_copy else float("-inf")
     names: dict[str, int] = {}
     for number in numbers:
         with suppress(DamagedSave):
@@ -186,11 +196,11 @@ def newest_checkpoint(run_dir: Path) -> Found | None:
     Cost:
         The size of the learner in memory while it is read. The table is not read.
     """
-    alone = _alone(run_dir) if (run_dir / FILE_NAME).exists() else None  # first: a save that ends removes it
+    alone = _alone(run_dir) if (run_dir / FILE_NAME).exists() else None
     saved = _saved(run_dir / SAVE_FOLDER)
-    if alone is None or (saved is not None and saved.progress.elapsed_s >= alone.progress.elapsed_s):
-        return saved
-    return alone
+    if alone is None or saved is None:
+        return saved or alone
+    return saved if alone.is_copy or saved.progress.elapsed_s >= alone.progress.elapsed_s else alone
 
 
 def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
@@ -239,7 +249,7 @@ def _alone(run_dir: Path) -> Found:
             what=f"checkpoint {path}", expected="the file that a run with at least one checkpoint has", got=str(problem)
         ) from problem
     learner, progress = _read(state, path, FORMAT, parameters)
-    return Found(path, None, learner, progress, has_table=False)
+    return Found(path, None, learner, progress, has_table=False, is_copy=state.get("is_copy") is True)
 
 
 def _read(

@@ -10,6 +10,8 @@ Protocol of a checkpoint with the table:
       learner alone. At the end of a run an error of checkpoint.pt is raised.
   C5  The end of a run waits for the save under way, and then saves for the last time: at most _MOST_S, and after a
       second signal at most _HURRY_S. A save that takes longer is cancelled.
+  C6  After the last save, checkpoint.pt gets a copy of its learner, for programs that read it by torch.load. The copy
+      says that it is one, so the save counts. A failure is told.
 """
 
 from __future__ import annotations
@@ -162,6 +164,7 @@ class Checkpoints:
         self._save: _TableSave | None = None
         self._began_s = time.monotonic()  # the newest checkpoint
         self._hurried_s = 0.0
+        self._at_cut: State | None = None  # the learner of the newest cut; its values change with the next update
         self.path = self._folder if self._is_loaded else self._file if self._file.exists() else None
 
     def begin(self, state: Callable[[], State]) -> Written | None:
@@ -214,7 +217,10 @@ class Checkpoints:
             if self._wait(save, lambda: save.is_open, ends_s):
                 self._cut(save, state)
                 self._wait(save, lambda: save.is_over, ends_s)
-            return self._ended(save, state, is_last=True)
+            written = self._ended(save, state, is_last=True)
+            if written is not None and written.path == self._folder:
+                self._write_copy()
+            return written
 
     def close(self) -> None:
         """Ends the save under way: one that has its cut is written to its end, another is given up. Rule C5."""
@@ -243,7 +249,7 @@ class Checkpoints:
         joint = self._joint
         try:
             with uninterrupted():
-                now = state()
+                now = self._at_cut = state()
                 name = "" if joint is None else joint.name(now.num_updates)
                 learner = tree_of(self._config.agent.name, now.learner, now.progress, name)
                 save.cut(tree_to_bytes(learner), now.num_updates, 1 if joint is None else joint.staying)
@@ -276,12 +282,18 @@ class Checkpoints:
             self._commit(save)
 
     def _commit(self, save: _TableSave) -> Written:
-        with suppress(OSError):  # it is older: the save counts
-            self._file.unlink(missing_ok=True)
         if self._joint is not None:
             self._joint.committed(save.number)
         self.path = self._folder
         return Written(self._folder, save.num_updates)
+
+    def _write_copy(self) -> None:
+        """Rule C6. No update has come since the cut."""
+        assert self._at_cut is not None
+        try:
+            save_checkpoint(self._run_dir, self._at_cut.learner, self._at_cut.progress, is_copy=True)
+        except OSError as problem:
+            self._tell(f"{CHECKPOINT_FILE} was not written: {problem}; the save has the learner")
 
     def _write_alone(self, state: Callable[[], State]) -> Written:
         now = state()
