@@ -128,6 +128,30 @@ def test_ctrl_c_at_the_end_of_a_process_cancels_its_save(tmp_path: Path, code: s
     assert len(list((folder / "cuts").iterdir())) == 1
 
 
+@pytest.mark.parametrize("code", [TABLE, CHILD], ids=["process", "child of multiprocessing"])
+def test_a_second_ctrl_c_at_the_end_of_a_process_ends_it_at_once(tmp_path: Path, code: str) -> None:
+    """The thread of the save is stuck for 30 s. The save before stays whole, and the folder can be saved into again."""
+    folder = tmp_path / "save"
+    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "never")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        word, pid = process.stdout.readline().split() or ("nothing", "0")
+        assert word == "ends", process.communicate()[1]
+        began_s = time.monotonic()
+        for _ in range(2):
+            os.kill(int(pid), signal.SIGINT)
+            time.sleep(0.5)
+        try:
+            output = process.communicate(timeout=20)
+        finally:
+            process.kill()  # if it never ends
+    assert process.returncode == (-signal.SIGINT if code == TABLE else 256 - signal.SIGINT) and not any(output)
+    assert time.monotonic() - began_s < 20.0
+    assert relive.saved(folder).number == 1
+    with relive.load(folder) as table:
+        assert len(table) == 50 and table.save(folder).number == 2
+
+
 @needs_shared_memory
 def test_ctrl_c_at_the_end_of_a_process_cancels_the_parts_of_all_shards(
     tmp_path: Path, shm_name: Callable[[], str]

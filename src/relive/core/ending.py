@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -32,6 +33,10 @@ class LastingWork(Protocol):
 
     def cancel(self) -> None:
         """Has the work end soon."""
+        ...
+
+    def tell_unheard(self) -> None:
+        """Tells an error of the work that no caller has been told."""
         ...
 
 
@@ -93,7 +98,8 @@ def joins_at_end(thread: threading.Thread, work: LastingWork) -> None:
     """Has the end of the process wait for the thread of this work, however long it takes, before all closers.
 
     The interpreter waits for threads that are no daemons, but a child of multiprocessing runs the closers before that.
-    The first Ctrl-C in this wait cancels all such work, and the wait goes on. A second one ends the wait.
+    The first Ctrl-C in this wait cancels all such work, and the wait goes on. A second one ends the process at once, as
+    a kill would.
     """
     global _joins_first
     _lasting[thread] = weakref.ref(work)
@@ -120,14 +126,31 @@ def _join_threads() -> None:
 
 def _join_lasting() -> None:
     mine = threading.current_thread()
-    all_work = {one: work() for one, work in list(_lasting.items()) if one is not mine and one.is_alive()}
+    known = {one: work() for one, work in list(_lasting.items())}
+    all_work = {one: work for one, work in known.items() if one is not mine and one.is_alive()}
     try:
         _join_all(all_work)
     except KeyboardInterrupt:
         for work in all_work.values():
             if work is not None:
                 work.cancel()
-        _join_all(all_work)
+        try:
+            _join_all(all_work)
+        except KeyboardInterrupt:
+            _end_at_once()
+    for work in known.values():
+        if work is not None:
+            work.tell_unheard()
+
+
+def _end_at_once() -> None:
+    """Ends the process by the signal of Ctrl-C. A disk that does not answer has a thread, and the thread has pages."""
+    remove_made()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _join_all(all_work: Mapping[threading.Thread, LastingWork | None]) -> None:

@@ -52,10 +52,11 @@ def stored_before(error: BaseException) -> npt.NDArray[np.int64]:
     """Returns the keys of the first rows, or items, of a call, which the call stored before it raised the error.
 
     A limiter may let in the first lanes of a step alone. A signal may stop a call that has stored rows: the exception
-    of its handler then has the attributes `stored` and `keys`.
+    of its handler then has the attributes `stored` and `keys`. Other exceptions may have other attributes `keys`.
     """
     keys = getattr(error, "keys", None)
-    return np.zeros(0, np.int64) if keys is None else np.asarray(keys, np.int64).reshape(-1)
+    is_ours = isinstance(keys, np.ndarray) and keys.dtype == np.int64
+    return keys.reshape(-1) if is_ours else np.zeros(0, np.int64)
 
 
 def way_to_shape(expected: object, got: object, is_argument: bool) -> str:

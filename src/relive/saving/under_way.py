@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import threading
@@ -12,17 +13,19 @@ from typing import Any, Generic, TypeVar
 
 from relive.checks.values import timeout
 from relive.core.ending import joins_at_end
-from relive.errors import DeadlineExceeded, InvalidConfig, NotShareable, ReliveError
+from relive.errors import DeadlineExceeded, InvalidConfig, NotShareable, ReliveError, SaveCancelled
 
 __all__ = ["UnderWay"]
 
+_log = logging.getLogger("relive.saving")
 Facts = TypeVar("Facts")
 
 
 class UnderWay(ABC, Generic[Facts]):
     """A save that a thread finishes. A subclass makes the save, and sets `_facts` or notes its error.
 
-    A process that ends waits for the thread. A forked child has no part in the save.
+    A process that ends waits for the thread. A forked child has no part in the save. If the save fails and no `wait`
+    raises the error, the logger `relive.saving` gets it: at the end of the process, or when the object is collected.
     """
 
     _what = "a save"
@@ -33,6 +36,7 @@ class UnderWay(ABC, Generic[Facts]):
         self._thread: threading.Thread | None = None
         self._facts: Facts | None = None
         self._error: BaseException | None = None
+        self._is_heard = False  # whether a caller was told the error
         self._process = os.getpid()
 
     @property
@@ -75,6 +79,7 @@ class UnderWay(ABC, Generic[Facts]):
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
+            self._is_heard = True
             raise self._error
         assert self._facts is not None
         return self._facts
@@ -83,6 +88,18 @@ class UnderWay(ABC, Generic[Facts]):
         """Returns when the save has ended in any way. In a forked child, at once."""
         if os.getpid() == self._process:
             self._done.wait()
+
+    def tell_unheard(self) -> None:
+        """Logs the error with which the save failed, unless `wait` has raised it or the save was cancelled."""
+        error = self._error
+        if error is None or self._is_heard or isinstance(error, SaveCancelled) or os.getpid() != self._process:
+            return
+        self._is_heard = True
+        _log.error("%s into %s failed: %s", self._what, self.path, error)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # __init__ has raised
+            self.tell_unheard()
 
     def cancel(self) -> None:
         """Ends the save, if it has not committed. The save before it stays whole, and `wait` raises SaveCancelled.
@@ -99,6 +116,7 @@ class UnderWay(ABC, Generic[Facts]):
         except BaseException as error:
             self._error = error
             if not isinstance(error, (ReliveError, OSError)):
+                self._is_heard = True  # by threading.excepthook
                 raise
 
     def _finish_on_a_thread(self, finish: Callable[[], None]) -> None:
