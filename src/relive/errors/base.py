@@ -55,8 +55,9 @@ def stored_before(error: BaseException) -> npt.NDArray[np.int64]:
     of its handler then has the attributes `stored` and `keys`. Other exceptions may have other attributes `keys`.
     """
     keys = getattr(error, "keys", None)
-    is_ours = isinstance(keys, np.ndarray) and keys.dtype == np.int64
-    return keys.reshape(-1) if is_ours else np.zeros(0, np.int64)
+    if not isinstance(keys, np.ndarray) or keys.dtype != np.int64:
+        return np.zeros(0, np.int64)
+    return keys.reshape(-1)
 
 
 def way_to_shape(expected: object, got: object, is_argument: bool) -> str:

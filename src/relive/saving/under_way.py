@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -36,8 +37,9 @@ class UnderWay(ABC, Generic[Facts]):
         self._thread: threading.Thread | None = None
         self._facts: Facts | None = None
         self._error: BaseException | None = None
-        self._is_heard = False  # whether a caller was told the error
         self._process = os.getpid()
+        self._unheard: list[str] = []  # the error in words, until a caller is told
+        weakref.finalize(self, _tell, self._unheard, self._process).atexit = False  # see tell_unheard
 
     @property
     @abstractmethod
@@ -79,7 +81,7 @@ class UnderWay(ABC, Generic[Facts]):
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
-            self._is_heard = True
+            self._unheard.clear()
             raise self._error
         assert self._facts is not None
         return self._facts
@@ -91,15 +93,7 @@ class UnderWay(ABC, Generic[Facts]):
 
     def tell_unheard(self) -> None:
         """Logs the error with which the save failed, unless `wait` has raised it or the save was cancelled."""
-        error = self._error
-        if error is None or self._is_heard or isinstance(error, SaveCancelled) or os.getpid() != self._process:
-            return
-        self._is_heard = True
-        _log.error("%s into %s failed: %s", self._what, self.path, error)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # __init__ has raised
-            self.tell_unheard()
+        _tell(self._unheard, self._process)
 
     def cancel(self) -> None:
         """Ends the save, if it has not committed. The save before it stays whole, and `wait` raises SaveCancelled.
@@ -116,8 +110,9 @@ class UnderWay(ABC, Generic[Facts]):
         except BaseException as error:
             self._error = error
             if not isinstance(error, (ReliveError, OSError)):
-                self._is_heard = True  # by threading.excepthook
                 raise
+            if not isinstance(error, SaveCancelled):
+                self._unheard.append(f"{self._what} into {self.path} failed: {error}")
 
     def _finish_on_a_thread(self, finish: Callable[[], None]) -> None:
         """Has a thread finish the save. The end of the process waits for it.
@@ -143,6 +138,12 @@ class UnderWay(ABC, Generic[Facts]):
     def __repr__(self) -> str:
         state = "done" if self._facts is not None else "failed" if self._error is not None else f"{self.progress:.0%}"
         return f"{type(self).__name__}({self.path!r}, {state})"
+
+
+def _tell(unheard: list[str], process: int) -> None:
+    """Logs an error that no caller was told. In a forked child nothing: the save is its parent's."""
+    if unheard and os.getpid() == process:
+        _log.error(unheard.pop())
 
 
 def _took(work: list[Callable[[], None]]) -> Callable[[], None] | None:
