@@ -36,6 +36,7 @@ NB_MODULE(_core, module) {
   relive::bindings::bind_bells(module);
   relive::bindings::bind_turn(module);
   relive::bindings::bind_hold(module);
+  relive::bindings::bind_interrupts(module);
   relive::bindings::bind_region_format(module);
   relive::bindings::bind_save(module);
   nanobind::class_<relive::bindings::BatchMemory>(module, "BatchMemory")

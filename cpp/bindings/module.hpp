@@ -227,6 +227,7 @@ void bind_mixing(nb::module_& module);
 void bind_bells(nb::module_& module);
 void bind_turn(nb::module_& module);
 void bind_hold(nb::module_& module);
+void bind_interrupts(nb::module_& module);
 void bind_region_format(nb::module_& module);
 void bind_save(nb::module_& module);
 nb::object open_writer(const CoreTable& table, uint32_t num_lanes, bool single, nb::object normalise);

@@ -93,7 +93,7 @@ class RowBlock final {
     std::byte* const to = cell.rows + num_rows_ * cell.num_bytes;
     if (PyArray_Check(value)) {
       auto* array = reinterpret_cast<PyArrayObject*>(value);
-      if (cell.fits(array)) {
+      if (PyArray_CheckExact(value) && cell.fits(array)) {  // a subclass may hide values
         std::memcpy(to, PyArray_DATA(array), cell.num_bytes);
         return;
       }

@@ -221,7 +221,7 @@ class CoreWriter final {
     const int64_t lanes = call->shape.num_lanes;
     if (PyArray_Check(value)) {
       auto* array = reinterpret_cast<PyArrayObject*>(value);
-      if (matches(array, input, call->shape, rows))
+      if (PyArray_CheckExact(value) && matches(array, input, call->shape, rows))  // a subclass may hide values
         return {static_cast<const std::byte*>(PyArray_DATA(array)), lanes * num_bytes, num_bytes};
     } else if (input.dims.empty() && !call->shape.extend && (call->shape.single || input.type_number == NPY_BOOL)) {
       const bool speaks_of_all = call->shape.single || &input == &terminated_ || &input == &truncated_;

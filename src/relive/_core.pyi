@@ -1,7 +1,7 @@
 """The compiled core. Not public: Table and Writer are. timeout_s is always a float here: 0 tries once, inf waits."""
 
 from abc import ABCMeta
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, final
 
@@ -58,6 +58,12 @@ class CoreLoader:
     def keeps_keys(self) -> bool: ...
 
 def new_buffer(num_bytes: int) -> npt.NDArray[np.uint8]: ...
+def heard(wait: Callable[..., Any], argument: Any = ...) -> Any:
+    """Calls wait() or wait(argument) in the main thread. Raises the error of a signal's handler if one ran."""
+
+def interrupted() -> bool:
+    """Whether SIGINT came during the call of heard() that is under way."""
+
 def kept_batch_bytes() -> int: ...
 def free_batch_memory() -> int: ...
 def probe(path: str) -> dict[str, Any]: ...

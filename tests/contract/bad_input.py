@@ -46,6 +46,9 @@ class BadInputSuite(Suite):
             ({"observation": [None, 1.0]}, errors.ReliveError, {}),
             ({"discount": "x"}, errors.DtypeMismatch, {"column": "discount"}),
             ({"terminated": 0.5}, errors.DtypeMismatch, {"column": "terminated"}),
+            ({"observation": np.ma.array(np.zeros(2, np.float32), mask=[0, 1])}, errors.DtypeMismatch, {}),
+            ({"reward": np.ma.masked}, errors.DtypeMismatch, {"column": "reward"}),
+            ({"terminated": np.ma.array(False, mask=True)}, errors.DtypeMismatch, {"column": "terminated"}),
             ({"colour": 1}, errors.UnknownColumn, {"column": "colour"}),
             ({"next_action": 1}, errors.UnknownColumn, {"column": "next_action"}),
             ({"observation": {"pos": np.zeros(2)}}, errors.ReliveError, {}),
@@ -75,6 +78,7 @@ class BadInputSuite(Suite):
             ({"action": np.zeros(4, int)}, errors.ShapeMismatch),
             ({"reward": np.zeros((5, 1))}, errors.ShapeMismatch),
             ({"action": np.zeros(5)}, errors.DtypeMismatch),
+            ({"action": np.ma.array(np.zeros(5, np.int64), mask=[0, 0, 1, 0, 0])}, errors.DtypeMismatch),
             ({"truncated": [True] + [False] * 4}, errors.MissingNext),
             ({"priority": [1.0, 1.0, NAN, 1.0, 1.0]}, errors.InvalidPriority),
             ({"terminated": np.zeros(4, bool)}, errors.ShapeMismatch),
@@ -113,6 +117,17 @@ class BadInputSuite(Suite):
         with Unchanged(table, keys, errors.InvalidPriority, position=3):
             table.update_priorities(keys, [9.0, 9.0, 9.0, value, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0])
         assert dict(zip(*draw_probabilities(table), strict=True)) == before
+
+    def test_masked_arrays(self, filled: Any) -> None:
+        """A hidden value is refused. An array whose mask hides none is an array."""
+        table, writer, keys = filled
+        hides = np.ma.array(np.ones(10, np.float32), mask=[1] + 9 * [0])
+        with Unchanged(table, keys, errors.DtypeMismatch, column="priorities"):
+            table.update_priorities(keys, hides)
+        with Unchanged(table, keys, errors.DtypeMismatch, column="item_keys"):
+            table.update_priorities(np.ma.array(keys, mask=[1] + 9 * [0]), np.ones(10))
+        assert table.update_priorities(np.ma.array(keys), np.ma.array(np.ones(10, np.float32))) == 10
+        writer.append(**{name: np.ma.array(value) for name, value in step(10, 11).items()})
 
     def test_priorities_of_another_length(self, filled: Any) -> None:
         table, _, keys = filled

@@ -153,6 +153,8 @@ class LateSuite(Suite):
                 table.complete(keys[5], reward=1.0, judge={"verdict": [1, 2]})
             with LateUnchanged(table, keys, errors.DtypeMismatch, column="judge/verdict"):
                 table.complete(keys[5], reward=1.0, judge={"verdict": [1.5, 2.0, 3.0]})
+            with LateUnchanged(table, keys, errors.DtypeMismatch, column="reward"):
+                table.complete(keys[5:7], **columns([5, 6]) | {"reward": np.ma.array([1.0, 2.0], mask=[0, 1])})
             with LateUnchanged(table, keys, errors.DtypeMismatch, column="item_keys"):
                 table.complete([0.5], **columns([5]))
             with LateUnchanged(table, keys, errors.SpecError):

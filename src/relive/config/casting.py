@@ -4,7 +4,7 @@ The casting rules:
 
 - Python scalars pass, and so do numpy's same_kind casts (float64 to float32, integers to floats).
 - Integers pass to another integer dtype if every value fits.
-- Float to integer, complex to real, and values out of range are refused.
+- Float to integer, complex to real, values out of range, and masked arrays that hide a value are refused.
 
 The core calls this code for every value that is not already exact.
 """
@@ -120,6 +120,9 @@ def as_array(column: str, value: object) -> npt.NDArray[Any]:
         raise DtypeMismatch(column, "numbers", f"{type(value).__name__} ({error})") from None
     if array.dtype.kind not in "biufc":
         raise DtypeMismatch(column, "numbers", f"{type(value).__name__} of dtype {array.dtype}")
+    if array is not value and isinstance(value, np.ndarray) and np.ma.is_masked(value):
+        hidden = f"a masked array that hides {int(np.ma.getmaskarray(value).sum())} of {array.size} values"
+        raise DtypeMismatch(column, "numbers without a mask, as array.filled(value) gives them", hidden)
     return array
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
 
 import numpy as np
@@ -379,9 +380,10 @@ class Shards:
         return places
 
     def close(self) -> None:
-        """Closes the handles of all shards."""
-        for shard in self._shards:
-            shard.close()
+        """Closes the handles of all shards, also if Ctrl-C ends the wait for one of them."""
+        with ExitStack() as stack:
+            for shard in reversed(self._shards):
+                stack.callback(shard.close)
 
     def _check_saved(self, shard: Shard) -> None:
         saved = TableConfig.shards_in(shard.core.metadata)

@@ -57,9 +57,9 @@ class Changing(Bound):
         """
         if unknown or priorities is MISSING or item_keys is MISSING:
             refuse_unknown(self.update_priorities, unknown)
-        if not isinstance(item_keys, np.ndarray) or item_keys.dtype is not _INT64:
+        if type(item_keys) is not np.ndarray or item_keys.dtype is not _INT64:
             item_keys = as_keys(item_keys)
-        if not isinstance(priorities, np.ndarray) or (
+        if type(priorities) is not np.ndarray or (
             priorities.dtype is not _FLOAT32 and priorities.dtype is not _FLOAT64
         ):
             priorities = _as_numbers(priorities)
@@ -221,7 +221,7 @@ def explicit_index(indexes: Mapping[str, Index], name: str | None) -> tuple[int,
 
 def _as_numbers(priorities: Any) -> npt.NDArray[Any]:
     """Priorities of any other type as an array that the core takes. Complex numbers and texts are refused."""
-    if not isinstance(priorities, np.ndarray) or priorities.dtype.kind not in "fiub":
+    if type(priorities) is not np.ndarray or priorities.dtype.kind not in "fiub":
         priorities = as_array("priorities", priorities)
     if priorities.dtype.itemsize > 8 or priorities.dtype.kind == "c":
         priorities = cast("priorities", priorities, _FLOAT64)

@@ -1,10 +1,11 @@
-"""The client's end of one stream, and the watch that cancels streams with late answers or silent servers."""
+"""The client's end of one stream, and the watch that cancels streams: at their deadline, silence, or Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import queue
+import signal
 import threading
 import time
 import weakref
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from relive._core import new_buffer
+from relive._core import heard, interrupted, new_buffer
 from relive.core.ending import start_thread
 from relive.errors import BadMessage
 from relive.service.wire import framing
@@ -37,6 +38,10 @@ class Watch:
     A server is silent while no byte comes from it, over any stream and for any thread. The object owns the thread,
     which sleeps while no stream waits.
 
+    A wait of the main thread in gRPC hears no signals. The thread therefore cancels the stream of such a wait when
+    Ctrl-C comes, and the wait raises KeyboardInterrupt. A handler of the program is not run earlier: it may return, and
+    the call would have lost its stream.
+
     Args:
         owner: If it is collected, the thread ends every stream, which then has no other user, and itself.
         heard_s: Tells how long ago the last byte came from the server, in seconds; None: not known.
@@ -51,6 +56,7 @@ class Watch:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self.heard_at = 0.0  # when a stream received a message last
+        self.main_waits: Exchange | None = None  # the stream on which the main thread waits; set by that thread
         self.sleeps = True
 
     def add(self, stream: Exchange) -> None:
@@ -78,7 +84,7 @@ class Watch:
     def _look(self) -> None:
         quiet = 0
         while not self._stopped and self._owner() is not None:
-            busy = self._expire(time.monotonic())
+            busy = self._expire(time.monotonic()) | self._end_interrupted()
             quiet = 0 if busy else quiet + 1
             # If a stream sets its deadline between this look and the sleep, one of two things happens. Either the
             # stream finds `sleeps` set and wakes this thread, or the look after the setting of `sleeps` sees the
@@ -105,6 +111,14 @@ class Watch:
                     stream.expire(now, is_silent=True)
         return busy
 
+    def _end_interrupted(self) -> bool:
+        """Cancels the stream on which the main thread waits if Ctrl-C came. Returns whether the main thread waits."""
+        stream = self.main_waits
+        if stream is not None and interrupted() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            stream.expired = True
+            stream.interrupt()
+        return stream is not None
+
     def _ask_sockets(self, now: float) -> None:
         heard_s = self._heard_s()
         if heard_s is not None:
@@ -119,6 +133,8 @@ class Exchange:
     deadline that begin() sets stays until end(). After the deadline, or after silence_s seconds in which no byte came
     from the server, the watch cancels the stream, and the waiting thread gets an error of StreamBroken. After any error
     of the transport the stream is not usable.
+
+    Ctrl-C ends a wait of the main thread within 0.1 s.
     """
 
     def __init__(self, writer: Any, reader: Any, watch: Watch, silence_s: float = math.inf) -> None:
@@ -126,6 +142,7 @@ class Exchange:
         self._reader = reader
         self._watch = watch
         self._changed = threading.Lock()
+        self._main = threading.main_thread().ident
         self._silence_s = silence_s
         self._quiet_from = self._begun = math.inf
         self.deadline = math.inf
@@ -170,12 +187,12 @@ class Exchange:
 
     def send(self, message: bytes) -> None:
         """Sends one message; blocks while the transport is full."""
-        self._writer.write_metadata(message)
+        self._wait(self._writer.write_metadata, message)
 
     def receive(self) -> tuple[dict[str, Any], Bytes]:
         """Returns the header and the body of the next message; blocks until the message comes. Raises StreamBroken."""
         while True:
-            chunk = self._reader.read_chunk()
+            chunk = self._wait(self._reader.read_chunk)
             self._watch.heard_at = time.monotonic()
             if chunk.app_metadata is None:
                 raise BadMessage("answer", "a message", "a record batch")
@@ -204,17 +221,30 @@ class Exchange:
             at += len(body)
             if at == num_bytes:
                 return block
-            chunk = self._reader.read_chunk()
+            chunk = self._wait(self._reader.read_chunk)
             self._watch.heard_at = time.monotonic()
             if chunk.app_metadata is not None:
                 raise BadMessage("body of an answer", f"{num_bytes} bytes", "a message")
             body = _bytes_of(chunk.data)
 
+    def _wait(self, wait: Callable[..., Any], *arguments: Any) -> Any:
+        if threading.get_ident() != self._main:
+            return wait(*arguments)
+        watch = self._watch
+        outer = watch.main_waits  # a signal's handler may call in the middle of a wait
+        try:
+            watch.main_waits = self
+            if watch.sleeps:
+                watch.wake()
+            return heard(wait, *arguments)
+        finally:
+            watch.main_waits = outer
+
     def half_close(self, deadline: float) -> None:
         """Says that nothing more will be sent. Another thread reads the stream to its end."""
         self.begin(deadline)
         with contextlib.suppress(*StreamBroken):
-            self._writer.done_writing()
+            self._wait(self._writer.done_writing)
 
     def finish(self, deadline: float) -> bool:
         """Says that nothing more will be sent, and waits until the server has ended the stream.
@@ -223,13 +253,16 @@ class Exchange:
         """
         self.begin(deadline)
         try:
-            self._writer.done_writing()
+            self._wait(self._writer.done_writing)
             while True:
-                self._reader.read_chunk()
+                self._wait(self._reader.read_chunk)
         except StopIteration:
             return True
         except StreamBroken:
             return False
+        except BaseException:
+            self._reader.cancel()  # else the end would wait for the server without a deadline
+            raise
         finally:
             self.end()
             self._dispose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import pyarrow.flight as flight
 
 from relive.checks.names import names_arguments
 from relive.checks.values import timeout
+from relive.core.ending import start_thread
 from relive.errors import BadMessage, ServiceUnavailable
 from relive.service.client.exchange import StreamBroken
 from relive.service.client.handshakes import handshake_problem, short_reason
@@ -68,8 +70,7 @@ def health(address: str, *, tls: ClientTLS | None = None, timeout_s: float = 5.0
     access.check(location)
     start = time.monotonic()
     try:
-        with with_few_wakeups(lambda: access.client(location, [("grpc.use_local_subchannel_pool", 1)])) as client:
-            answers = list(client.do_action(flight.Action(_ACTION, b""), flight.FlightCallOptions(timeout=seconds)))
+        answers = _answers(access, location, seconds)
     except StreamBroken as problem:
         failed = handshake_problem(address, str(problem))
         reason = short_reason(problem, location)
@@ -79,3 +80,22 @@ def health(address: str, *, tls: ClientTLS | None = None, timeout_s: float = 5.0
         return Health(told["state"], {str(name): pid for name, pid in told["stuck"].items()})
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as problem:
         raise BadMessage("answer of a server", "its health", repr(problem)[:100]) from None
+
+
+def _answers(access: Access, location: str, seconds: float) -> list[flight.Result]:
+    """Asks in a thread of its own: the calling thread then hears Ctrl-C, which gRPC does not hear."""
+    told: queue.SimpleQueue[list[flight.Result] | BaseException] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            with with_few_wakeups(lambda: access.client(location, [("grpc.use_local_subchannel_pool", 1)])) as client:
+                options = flight.FlightCallOptions(timeout=seconds)
+                told.put(list(client.do_action(flight.Action(_ACTION, b""), options)))
+        except BaseException as problem:
+            told.put(problem)
+
+    start_thread(ask, "relive-health", never_writes=True)
+    answer = told.get()
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer

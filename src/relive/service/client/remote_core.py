@@ -228,18 +228,21 @@ class RemoteCore(SimpleCalls):
     def close(self) -> None:
         """Closes the writers, then every stream. However many writers there are, it waits for the server once.
 
-        If a streaming writer raised Unacknowledged, raises that error at the end.
+        Ctrl-C ends the wait: the server then cuts the lanes. If a streaming writer raised Unacknowledged, raises that
+        error at the end.
         """
         failure: Unacknowledged | None = None
         if not self.connection.closed:
             ends = cutoff(min(self.timeout_s, CLOSE_S))
-            for reference in list(self._writers):
-                try:
-                    if (writer := reference()) is not None:
-                        writer.close_by(ends)
-                except Unacknowledged as problem:
-                    failure = failure or problem
-            self.connection.close()
+            try:
+                for reference in list(self._writers):
+                    try:
+                        if (writer := reference()) is not None:
+                            writer.close_by(ends)
+                    except Unacknowledged as problem:
+                        failure = failure or problem
+            finally:
+                self.connection.close()
         if failure is not None:
             raise failure
 

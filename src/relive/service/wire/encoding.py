@@ -103,7 +103,7 @@ class RowEncoder:
         """
         dtype, shape = self.layout.cells[name]
         if (
-            isinstance(value, np.ndarray)
+            type(value) is np.ndarray  # a subclass may hide values
             and value.dtype == dtype
             and value.shape == leading + shape
             and value.flags.c_contiguous
