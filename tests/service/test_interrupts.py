@@ -20,7 +20,7 @@ from processes.tools import stop_process
 
 import relive
 
-HEARD_S = 1.0  # in which it is heard; 0.1 s where no other program runs
+HEARD_S = 3.0  # in which it is heard; 0.1 s where no other program runs. A call lasts longer by itself
 
 CHILD = """
 import sys, time
