@@ -38,6 +38,8 @@ def test_every_public_name_is_in_the_reference() -> None:
         except ImportError:
             continue
         assert {f"{package}.{name}" for name in names} <= shown
+    folders = ("sb3.HerReplayBuffer", "tianshou.HERVectorReplayBuffer", "reverb.Client")
+    assert {f"relive.adapters.{name}" for name in folders} <= shown
 
 
 def test_troubleshooting_has_every_error_with_its_sentence() -> None:
