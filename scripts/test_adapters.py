@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import peers  # noqa: E402
 
-LIBRARIES = ("sb3", "torchrl", "tianshou", "rllib", "reverb", "transferqueue")
+LIBRARIES = ("sb3", "torchrl", "tianshou", "rllib", "reverb", "transferqueue", "flashbax")
 TOOLS = ("pytest", "pytest-timeout")
 FURTHER = {  # test files that need only this library's packages
     "tianshou": ("test_tianshou_goals.py",),

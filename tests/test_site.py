@@ -38,7 +38,7 @@ def test_every_public_name_is_in_the_reference() -> None:
         except ImportError:
             continue
         assert {f"{package}.{name}" for name in names} <= shown
-    folders = ("sb3.HerReplayBuffer", "tianshou.HERVectorReplayBuffer", "reverb.Client")
+    folders = ("sb3.HerReplayBuffer", "tianshou.HERVectorReplayBuffer", "reverb.Client", "flashbax.make_flat_buffer")
     assert {f"relive.adapters.{name}" for name in folders} <= shown
 
 

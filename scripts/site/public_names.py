@@ -27,7 +27,7 @@ MODULES = {
 }
 
 
-HELPERS = {"__init__", "errors", "lanes", "rows"}  # files of adapters that other files of the folder build on
+HELPERS = {"__init__", "errors", "lanes", "rows", "trees"}  # files of adapters that other files of the folder build on
 
 
 class Name(NamedTuple):
