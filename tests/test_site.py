@@ -29,6 +29,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     shown = {one.path for _, names in public_names.pages().values() for one in names}
     text = "\n".join(generated_pages.reference().values())
     assert shown == set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
+    assert text.count("search:\n  boost: 0.5\n") == len(public_names.pages())  # below the pages by task
     errors = {f"relive.errors.{name}" for name in relive.errors.__all__}
     own = {f"relive.{name}" for name in relive.__all__} - {f"relive.{one.rpartition('.')[2]}" for one in errors}
     assert own - shown == {"relive.errors"} and errors <= shown
