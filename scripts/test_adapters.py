@@ -24,11 +24,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import peers  # noqa: E402
 
-LIBRARIES = ("sb3", "torchrl", "tianshou", "rllib", "reverb", "transferqueue")
+LIBRARIES = ("sb3", "torchrl", "tianshou", "rllib", "reverb", "transferqueue", "flashbax")
 TOOLS = ("pytest", "pytest-timeout")
-FURTHER = {
-    "transferqueue": ("test_nemo_rl.py", "test_rollouts.py")
-}  # test files that need only this library's packages
+FURTHER = {  # test files that need only this library's packages
+    "tianshou": ("test_tianshou_goals.py",),
+    "transferqueue": ("test_nemo_rl.py", "test_rollouts.py"),
+}
 OWN = {"sb3": ("stable_baselines3", "adapters.own.sb3_buffers")}  # source package, plugin that puts our classes in
 
 

@@ -29,6 +29,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     shown = {one.path for _, names in public_names.pages().values() for one in names}
     text = "\n".join(generated_pages.reference().values())
     assert shown == set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
+    assert text.count("search:\n  boost: 0.5\n") == len(public_names.pages())  # below the pages by task
     errors = {f"relive.errors.{name}" for name in relive.errors.__all__}
     own = {f"relive.{name}" for name in relive.__all__} - {f"relive.{one.rpartition('.')[2]}" for one in errors}
     assert own - shown == {"relive.errors"} and errors <= shown
@@ -38,6 +39,8 @@ def test_every_public_name_is_in_the_reference() -> None:
         except ImportError:
             continue
         assert {f"{package}.{name}" for name in names} <= shown
+    folders = ("sb3.HerReplayBuffer", "tianshou.HERVectorReplayBuffer", "reverb.Client", "flashbax.make_flat_buffer")
+    assert {f"relive.adapters.{name}" for name in folders} <= shown
 
 
 def test_troubleshooting_has_every_error_with_its_sentence() -> None:

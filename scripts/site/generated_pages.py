@@ -38,12 +38,16 @@ SECTIONS = {
 }
 
 
+# A search shows the pages by task before the reference, which has every word many times.
+LATER = ("---", "search:", "  boost: 0.5", "---", "")
+
+
 def reference() -> dict[str, str]:
     """{file: page}: one page for each room, and an overview of all names."""
     written: dict[str, str] = {}
     rows = ["# Reference", "", "Every public name, generated from its docstring.", "", "| name | page |", "|---|---|"]
     for page, (title, names) in pages().items():
-        text = [f"# {title}", ""]
+        text = [*LATER, f"# {title}", ""]
         for one in names:
             text += [f"::: {one.path}", ""]
             rows.append(f"| [`{one.path}`]({page}.md#{one.path}) | [{title}]({page}.md) |")

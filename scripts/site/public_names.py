@@ -27,7 +27,7 @@ MODULES = {
 }
 
 
-HELPERS = {"__init__", "errors", "lanes", "rows"}  # files of adapters that other files of the folder build on
+HELPERS = {"__init__", "errors", "lanes", "rows", "trees"}  # files of adapters that other files of the folder build on
 
 
 class Name(NamedTuple):
@@ -64,12 +64,12 @@ def names_of(module: str) -> list[Name]:
 
 
 def modules_of(pattern: str) -> list[str]:
-    """The modules that a pattern names: `relive.adapters.*` is each file of the folder."""
+    """The modules that a pattern names: `relive.adapters.*` is each file and each folder of the folder."""
     if not pattern.endswith(".*"):
         return [pattern]
     folder = SOURCE.joinpath(*pattern.split(".")[1:-1])
-    stems = sorted(path.stem for path in folder.glob("*.py") if path.stem not in HELPERS)
-    return [f"{pattern[:-2]}.{stem}" for stem in stems]
+    stems = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    return [f"{pattern[:-2]}.{stem}" for stem in sorted(stems - HELPERS)]
 
 
 def pages() -> dict[str, tuple[str, list[Name]]]:

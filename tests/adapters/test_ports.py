@@ -15,6 +15,7 @@ LIBRARIES = {
     "torchrl": "torchrl",
     "tianshou": "tianshou",
     "rllib": "ray.rllib",
+    "flashbax": "flashbax",
     "transferqueue": "transfer_queue",
     "nemo_rl": "nemo_rl.data_plane.factory",  # not a module of the stand-in
 }

@@ -19,8 +19,8 @@ import pytest
 import relive.adapters.reverb as reverb
 from conformance.cases import by_name, topic_of
 from conformance.verdicts import MET, run_case
+from relive.adapters import trees
 from relive.adapters.errors import NotOffered
-from relive.adapters.reverb import trees
 
 TOPICS = topic_of()
 LEFT_OUT = {

@@ -76,7 +76,9 @@ def test_stacks_and_nested_observations_are_the_library_s() -> None:
     fill([theirs, ours], 30)
     indices = theirs.sample_indices(0)
     same(ours[indices], theirs[indices])
-    assert ours.sample(8)[0].obs.shape == (8, 4, 3)
+    batch, drawn = ours.sample(8)
+    same(batch, theirs[drawn])
+    assert batch.obs.shape == (8, 3, 4)
     ours, theirs = VectorReplayBuffer(60, 3), library.VectorReplayBuffer(60, 3)
     fill([theirs, ours], 30, nested=True)
     batch, drawn = ours.sample(16)
@@ -122,6 +124,17 @@ def test_files_have_the_table(way: str, prioritized: bool, tmp_path: Path) -> No
     fill([other], 20, seed=3)
     batch, indices = other.sample(32)
     same(batch, other[indices])
+
+
+def test_an_end_after_a_load_is_seen_by_unfinished_index() -> None:
+    made = VectorReplayBuffer(60, 3)
+    fill([made], 12)
+    made = pickle.loads(pickle.dumps(made))
+    state = np.zeros((3, 4), np.float32)
+    ends = dict(terminated=np.ones(3, bool), truncated=np.zeros(3, bool))
+    step = np.full(3, 12)
+    made.add(Batch(obs=state, obs_next=state, act=step, rew=np.zeros(3), info=Batch(step=step), **ends))
+    assert not len(made.unfinished_index())
 
 
 def test_what_a_table_does_not_do_is_refused() -> None:

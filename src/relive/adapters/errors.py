@@ -21,6 +21,7 @@ __all__ = [
     "NotOffered",
     "NotProduced",
     "NotRegistered",
+    "ReplacedState",
     "ResetNeeded",
     "UnseenLoss",
     "tell",
@@ -163,6 +164,17 @@ class NotRegistered(ReliveError, KeyError):
         shown = ", ".join(self.known) or "none"
         super().__init__(
             f"the {what} {name!r} is not registered: expected one of {shown}; call register_partition first"
+        )
+
+
+@final
+class ReplacedState(ReliveError, RuntimeError):
+    """The state of a buffer was used after a call that returned a newer one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this state was given to add() or set_priorities(), which changed its table: expected the state that the"
+            " call returned, got the one before; write state = buffer.add(state, batch)"
         )
 
 

@@ -11,7 +11,7 @@ from relive.adapters.reverb.errors import DeadlineExceededError
 from relive.adapters.reverb.samples import ReplaySample, SampleInfo
 from relive.adapters.reverb.server import server_at
 from relive.adapters.reverb.table import Drawn
-from relive.adapters.reverb.trees import rebuilt
+from relive.adapters.trees import rebuilt
 from relive.checks.values import integer
 
 __all__ = ["TrajectoryDataset"]

@@ -14,7 +14,7 @@ from relive.adapters.reverb.errors import TableNotFound, WrongData
 from relive.adapters.reverb.samples import ReplaySample
 from relive.adapters.reverb.table import Drawn, Table, TableInfo
 from relive.adapters.reverb.trajectory_writer import TrajectoryWriter, Writer
-from relive.adapters.reverb.trees import leaves, mapped, rebuilt
+from relive.adapters.trees import leaves, mapped, rebuilt
 
 __all__ = ["Client", "Server", "server_at"]
 

@@ -15,7 +15,7 @@ from relive.adapters.reverb import rate_limiters, selectors
 from relive.adapters.reverb.errors import DeadlineExceededError, ReverbError, WrongData
 from relive.adapters.reverb.rate_limiters import Gate, RateLimiter
 from relive.adapters.reverb.samples import SampleInfo
-from relive.adapters.reverb.trees import leaves
+from relive.adapters.trees import leaves
 from relive.checks.values import integer
 from relive.config.index import Index
 from relive.config.items import Transitions

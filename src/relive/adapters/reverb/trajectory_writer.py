@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from relive.adapters.reverb.errors import DeadlineExceededError, WrongData
 from relive.adapters.reverb.table import Table, TableClosed
-from relive.adapters.reverb.trees import leaves, mapped, paths
+from relive.adapters.trees import leaves, mapped, paths
 from relive.checks.values import integer
 
 __all__ = ["FindsTables", "TrajectoryColumn", "TrajectoryWriter", "Writer"]

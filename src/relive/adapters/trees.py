@@ -1,4 +1,4 @@
-"""Nested data as a list of leaves in Reverb's order: dicts by sorted keys; no arrays of its own."""
+"""Nested data as a list of leaves, dicts by sorted keys (the order of Reverb and of jax); no arrays of its own."""
 
 from __future__ import annotations
 

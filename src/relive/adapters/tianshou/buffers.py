@@ -1,23 +1,16 @@
-"""Tianshou's vector buffers, with their observations and priorities in a table.
-
-    from relive.adapters.tianshou import PrioritizedVectorReplayBuffer, VectorReplayBuffer
-
-    buffer = PrioritizedVectorReplayBuffer(100_000, 8, alpha=0.6, beta=0.4)
-
-Tianshou's algorithms read rewards and ends by place (`buffer.rew`, `buffer.next(indices)`). Those small values stay in
-the library's own arrays. The table has the observations, each stored once, and the actions and rewards, and draws the
-batches. A place that is written again deletes its old step from the table: the buffer forgets by environment, as the
-library does.
-
-This module imports tianshou. `import relive` alone does not import this module.
-"""
+"""VectorReplayBuffer and PrioritizedVectorReplayBuffer: the buffers of the off-policy algorithms."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
+from tianshou.data import Batch
+from tianshou.data import PrioritizedVectorReplayBuffer as _PrioritizedVectorReplayBuffer
+from tianshou.data import VectorReplayBuffer as _VectorReplayBuffer
+from tianshou.data.utils.converter import from_hdf5, to_hdf5, to_numpy
 
 from relive.adapters.errors import NotOffered
 from relive.adapters.packing import pack, unpack
@@ -27,20 +20,9 @@ from relive.config.items import Transitions
 from relive.config.samplers import Prioritized, Sampler, Uniform
 from relive.config.spec import ArraySpec, StepSpec
 from relive.config.storage import Storage
-from relive.errors import InvalidConfig, MissingPackage
-from relive.errors.extras import install_command
+from relive.errors import InvalidConfig
 from relive.reading import batch as reading
 from relive.table.table import Table
-
-try:
-    import h5py
-    from tianshou.data import Batch
-    from tianshou.data import PrioritizedVectorReplayBuffer as _PrioritizedVectorReplayBuffer
-    from tianshou.data import VectorReplayBuffer as _VectorReplayBuffer
-    from tianshou.data.utils.converter import from_hdf5, to_hdf5, to_numpy
-except ImportError as _problem:
-    _package = _problem.name or "tianshou"
-    raise MissingPackage("relive.adapters.tianshou", _package, install_command("tianshou")) from _problem
 
 __all__ = ["PrioritizedVectorReplayBuffer", "VectorReplayBuffer"]
 
@@ -155,6 +137,7 @@ class VectorReplayBuffer(_VectorReplayBuffer):
         names = [*_STATES.values(), _PLACE] if self.stack_num == 1 else [_PLACE]
         drawn = self._table().sample(batch_size, names)
         indices: NDArray[np.int64] = drawn[_PLACE]
+        self._note_draw(indices)
         self._drawn = indices, drawn
         try:
             return self[indices], indices
@@ -164,10 +147,14 @@ class VectorReplayBuffer(_VectorReplayBuffer):
     def sample_indices(self, batch_size: int | None) -> NDArray[np.int64]:
         """Draws indices. None or 0: all indices, as the class that is replaced."""
         if batch_size is None or batch_size <= 0 or self._sample_avail:
-            all_indices: NDArray[np.int64] = super().sample_indices(batch_size)
-            return all_indices
-        indices: NDArray[np.int64] = self._table().sample(batch_size, [_PLACE])[_PLACE]
+            indices: NDArray[np.int64] = super().sample_indices(batch_size)
+        else:
+            indices = self._table().sample(batch_size, [_PLACE])[_PLACE]
+        self._note_draw(indices)
         return indices
+
+    def _note_draw(self, indices: NDArray[np.int64]) -> None:
+        """Is called with the indices of each draw, before their values are read."""
 
     def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
         """The values of one entry at these indices; observations with the frames before them if stack_num > 1."""
@@ -242,6 +229,8 @@ class VectorReplayBuffer(_VectorReplayBuffer):
         state = dict(state)
         names, files = state.pop("packed_names"), state.pop("packed")
         super().__setstate__(state)
+        if len(self._meta.get_keys()):
+            self._set_batch_for_children()  # else they have copies, and unfinished_index reads those
         self._storage = self._drawn = self._writer = self.table = None
         if len(names):
             packed = {name.decode(): np.asarray(files[f"file{number}"]) for number, name in enumerate(names)}
