@@ -156,6 +156,52 @@ def test_a_process_that_ends_leaves_nothing(owners: Owners, address: str, kind: 
     assert after[1] <= before[1] + 4 and after[3] == 0
 
 
+QUIET = """
+import gc, sys, threading, time, numpy as np, relive
+address, end = sys.argv[1:3]
+table = relive.connect(address, timeout_s=5.0)
+batches = table.batches(4, prefetch=3).__enter__()
+next(batches)
+held = table.held_draws()
+held.draw(relive.core.request.DrawRequest(0, 4), 5.0)
+writer = table.writer()
+streaming = table.writer(streaming=relive.service.Streaming())
+streaming.append(a=1, truncated=True)
+
+
+def use():
+    while True:
+        try:
+            table.sample(4)
+            table.writer().append(a=1, truncated=True)
+        except relive.errors.TableClosed:
+            return
+        except relive.errors.WriterClosed:
+            continue
+
+
+threads = [threading.Thread(target=use, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+time.sleep(0.1)
+if end == "close":
+    table.close()
+    for thread in threads:
+        thread.join()
+    del batches, held, writer, streaming, table
+    gc.collect()
+"""
+
+
+@pytest.mark.forms(1)
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_the_end_of_a_handle_in_use_prints_nothing(address: str, end: str) -> None:
+    """Arrow warns on stderr of each stream that was cancelled and not closed."""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", QUIET, address, end], capture_output=True, timeout=60, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 # ---- forks ---------------------------------------------------------------------------------------------------------
 
 

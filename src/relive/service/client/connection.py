@@ -35,6 +35,7 @@ from relive.service.wire.verbs import VERBS
 __all__ = ["MIN_REPLY_S", "Answer", "Asking", "Connection", "close_connections", "cutoff", "server_wait"]
 
 MIN_REPLY_S = 1.0  # shortest wait for an answer, whatever the deadline: networks have short outages
+_LEAVE_S = 1.0
 _LOOKS = frozenset({"select", "gather", "list", *(verb.name for verb in VERBS.values() if verb.looks)})
 _SHORT_WAITS = frozenset({"call", "shard"})  # kinds of streams on which silence_s and retries_s count
 _OPTIONS = [
@@ -254,7 +255,11 @@ class Connection:
         writer, reader = client.do_exchange(descriptor, *self.access.call_options(self._location))
         stream = Exchange(writer, reader, self._watch, quiet_s)
         with self._changed:
-            self._all.add(stream)
+            if not self.closed:  # close() looks for streams after it has set `closed`
+                self._all.add(stream)
+        if self.closed:
+            self.drop(stream)
+            raise TableClosed()
         return _Opening(stream, started)
 
     def _greeted(self, opening: _Opening, ends: float) -> dict[str, Any]:
@@ -333,6 +338,11 @@ class Connection:
         """Calls user.note_closed() when the connection closes, if the user still exists then."""
         with self._changed:
             self._users.add(user)
+
+    def streams(self) -> list[Exchange]:
+        """The streams that are open."""
+        with self._changed:
+            return list(self._all)
 
     def disown(self) -> None:
         """Leaves everything to the parent, in a forked child. The release of an object of gRPC would wait for ever."""
@@ -447,7 +457,15 @@ os.register_at_fork(before=_keep, after_in_parent=_kept.pop, after_in_child=_dis
 
 @at_end
 def close_connections(port: str | None = None) -> None:
-    """Closes the connections to servers at this port, or all connections; called at the end of the process."""
+    """Closes the connections to servers at this port, or all connections; called at the end of the process.
+
+    At the end it waits until the threads of the program have left Arrow, at most a second: see start_thread().
+    """
+    streams: list[Exchange] = []
     for connection in list(_open):
         if port is None or connection.port == port:
+            streams += connection.streams()
             connection.close()
+    ends = time.monotonic() + _LEAVE_S
+    while port is None and any(stream.is_in_use for stream in streams) and time.monotonic() < ends:
+        time.sleep(0.002)

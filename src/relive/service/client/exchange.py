@@ -143,6 +143,9 @@ class Exchange:
         self._watch = watch
         self._changed = threading.Lock()
         self._main = threading.main_thread().ident
+        self._inside: list[None] = []  # an entry for each thread that waits in Arrow; changed by one step at a time
+        self._open = [None]  # empty once the writer is closed, or about to be
+        self._is_over = False
         self._silence_s = silence_s
         self._quiet_from = self._begun = math.inf
         self.deadline = math.inf
@@ -228,8 +231,21 @@ class Exchange:
             body = _bytes_of(chunk.data)
 
     def _wait(self, wait: Callable[..., Any], *arguments: Any) -> Any:
-        if threading.get_ident() != self._main:
-            return wait(*arguments)
+        self._inside.append(None)
+        try:
+            if self._is_over:  # after the mark above: interrupt() marks the end before it looks for threads
+                raise flight.FlightCancelledError("the stream has ended")
+            if threading.get_ident() != self._main:
+                return wait(*arguments)
+            return self._hear(wait, *arguments)
+        finally:
+            if self._is_over and len(self._inside) == 1:
+                self._dispose()
+            self._inside.pop()
+            if self._is_over and not self._inside:  # interrupt(), or another thread, came between these two lines
+                self._dispose()
+
+    def _hear(self, wait: Callable[..., Any], *arguments: Any) -> Any:
         watch = self._watch
         outer = watch.main_waits  # a signal's handler may call in the middle of a wait
         try:
@@ -270,18 +286,28 @@ class Exchange:
     def interrupt(self) -> None:
         """Cancels the stream from another thread.
 
-        A thread that waits on the stream gets StreamBroken, and calls cancel().
+        The last thread that leaves a wait on the stream ends it, with StreamBroken. If none waits, it ends here.
         """
+        self._is_over = True
         self._reader.cancel()
+        if not self._inside:
+            self._dispose()
 
     def cancel(self) -> None:
         """Ends the stream at once. Called by the thread that uses the stream, or while no thread uses the stream."""
-        self._reader.cancel()
+        if self._open:
+            self._reader.cancel()
         self._dispose()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a thread waits on the stream, or ends it."""
+        return bool(self._inside)
 
     def _dispose(self) -> None:
         self._watch.remove(self)
-        with contextlib.suppress(*StreamBroken):
+        with contextlib.suppress(IndexError, *StreamBroken):
+            self._open.pop()  # one thread closes it
             self._writer.close()  # Arrow prints a warning on stderr for a writer that was never closed
 
 
