@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from typing import Any, final
 
 import numpy as np
@@ -235,26 +236,23 @@ class Exchange:
         try:
             if self._is_over:  # after the mark above: interrupt() marks the end before it looks for threads
                 raise flight.FlightCancelledError("the stream has ended")
-            if threading.get_ident() != self._main:
+            if get_ident() != self._main:
                 return wait(*arguments)
-            return self._hear(wait, *arguments)
+            watch = self._watch
+            outer = watch.main_waits  # a signal's handler may call in the middle of a wait
+            try:
+                watch.main_waits = self
+                if watch.sleeps:
+                    watch.wake()
+                return heard(wait, *arguments)
+            finally:
+                watch.main_waits = outer
         finally:
             if self._is_over and len(self._inside) == 1:
                 self._dispose()
             self._inside.pop()
             if self._is_over and not self._inside:  # interrupt(), or another thread, came between these two lines
                 self._dispose()
-
-    def _hear(self, wait: Callable[..., Any], *arguments: Any) -> Any:
-        watch = self._watch
-        outer = watch.main_waits  # a signal's handler may call in the middle of a wait
-        try:
-            watch.main_waits = self
-            if watch.sleeps:
-                watch.wake()
-            return heard(wait, *arguments)
-        finally:
-            watch.main_waits = outer
 
     def half_close(self, deadline: float) -> None:
         """Says that nothing more will be sent. Another thread reads the stream to its end."""
