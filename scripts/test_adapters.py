@@ -94,7 +94,7 @@ def own_tests(name: str, package: str) -> Path:
         line = [str(peers.python_of(name)), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
         subprocess.run([*line, "--dest", str(place), pinned], check=True)
         with tarfile.open(place / f"{pinned.replace('==', '-')}.tar.gz") as archive:
-            archive.extractall(place, filter="data")
+            archive.extractall(place, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder
 
 

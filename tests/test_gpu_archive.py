@@ -43,7 +43,7 @@ def unpack(folder: Path) -> Path:
         pytest.skip(f"pip cannot fetch the packages of the archive: {done.stderr.strip().splitlines()[0]}")
     assert done.returncode == 0, done.stdout + done.stderr
     with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
+        file.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder / "relive-gpu"
 
 
