@@ -51,25 +51,3 @@ def test_a_call_waits_for_the_totals_until_its_own_deadline(
             except errors.DeadlineExceeded:
                 pass
             assert time.monotonic() - started < 2.0 and max(asked) <= 0.4
-
-
-@pytest.mark.parametrize("is_served", [False, True])
-def test_a_block_and_a_draw_that_do_not_fit_the_window_together_do_not_wait_for_each_other(
-    shm_name: Any, is_served: bool
-) -> None:
-    """The balance is 10 in a window of -10 to 30: a block of 25 ends above it, and a draw of 25 below it."""
-    names, limited = [shm_name(), shm_name()], relive.Index(limiter=LIMITER)
-    with ShardOwner(0, config_of(names[0], limited)) as near, ShardOwner(1, config_of(names[1], limited)) as far:
-        places = [one.serve("grpc://127.0.0.1:0") for one in (near, far)] if is_served else names
-        with attach(places, timeout_s=30.0) as table, table.writer(shard=0) as writer, table.writer(shard=1) as other:
-            block = {name: np.stack([value] * 35) for name, value in ONE.items()}
-            writer.extend(**{name: rows[:10] for name, rows in block.items()})
-            with pytest.raises(errors.DeadlineExceeded):
-                table.sample(25, timeout_s=0.1)
-            other.extend(**{name: rows[:25] for name, rows in block.items()})
-            with pytest.raises(errors.DeadlineExceeded):
-                other.append(**ONE, timeout_s=0.1)
-            assert len(table.sample(25)) == 25
-            other.append(**ONE)
-            with pytest.raises(errors.RequestTooLarge):
-                other.extend(**{name: np.stack([value] * 41) for name, value in ONE.items()})

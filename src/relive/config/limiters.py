@@ -230,15 +230,11 @@ class SamplesPerInsert(LimiterKind):
             raise RequestTooLarge(num_items, self.window, self.arithmetic())
 
     def can_insert(self, totals: Totals, num_items: int) -> bool:
-        """The first fill, or d + samples_per_insert <= high if the insert makes an item.
-
-        Waiting items count as inserted. A block passes while one item has room: no shard can store a part of the block
-        for a draw that waits, and a block and a draw that do not fit the window together would wait for each other.
-        """
+        """The first fill, or d + n x samples_per_insert <= high. Waiting items count as inserted."""
         live = totals.num_items + totals.pending
         if live + num_items <= self.min_size or live < self.min_size:
             return True
-        worth = (totals.pending + min(num_items, 1)) * self.samples_per_insert
+        worth = (totals.pending + num_items) * self.samples_per_insert
         return self._balance(totals) + worth <= self._low + self.window + self._error(totals.inserted)
 
     def needs(self, num_items: int) -> str:

@@ -66,7 +66,7 @@ class PacedWriterCore:
         """Returns None, so that the writer calls append, which waits for room."""
 
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
-        """Appends a block of steps as soon as one of its items has room. Returns the keys."""
+        """Appends a block of steps as soon as there is room for all of them. Returns the keys."""
         num_lanes = self._count(lanes)
         lengths = [np.shape(value)[:1] for name, value in columns.items() if name in self._step_columns]
         num_steps = max((length[0] for length in lengths if length), default=1) * num_lanes
