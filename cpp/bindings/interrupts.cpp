@@ -7,7 +7,7 @@
 // Owns:    the process's handler of SIGINT, during a wait.
 // Locking: only the main thread calls heard(). The handler runs on any thread; it reads `next_handler`, which changes
 //          only while the handler is not installed.
-// Cost:    two system calls a wait.
+// Cost:    three system calls a wait.
 #include <atomic>
 #include <csignal>
 
@@ -39,7 +39,9 @@ class Hearing final {
     is_installed_ = next_handler.sa_handler != nullptr && install();
   }
   ~Hearing() {
-    if (is_installed_) ::sigaction(SIGINT, &next_handler, nullptr);
+    struct sigaction now;  // a handler that ran in this wait may have set another one
+    if (is_installed_ && ::sigaction(SIGINT, nullptr, &now) == 0 && now.sa_sigaction == &note_interrupt)
+      ::sigaction(SIGINT, &next_handler, nullptr);
     was_interrupted.store(false, std::memory_order_relaxed);
     --num_hearing;
   }

@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -209,3 +210,20 @@ def test_a_signal_while_items_are_made_is_told_with_their_keys() -> None:
             stored = getattr(error, "stored", 0)
             assert stored == 100 or table.num_items() <= num_before + 100 * len(made)
         assert table.gather(error.keys).present.all()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("after", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_handler_that_sets_another_one_during_a_wait_is_obeyed(after: Any) -> None:
+    """Programs let the second Ctrl-C end them at once: their handler sets SIG_DFL at the first."""
+    code = f"""
+import os, signal
+from relive._core import heard
+signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.Handlers({int(after)})))
+heard(lambda: os.kill(os.getpid(), signal.SIGINT))
+heard(lambda: None)
+os.kill(os.getpid(), signal.SIGINT)
+print("lives", signal.getsignal(signal.SIGINT) == {int(after)})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    expected = (-signal.SIGINT, "") if after == signal.SIG_DFL else (0, "lives True\n")
+    assert (done.returncode, done.stdout) == expected, done.stderr

@@ -1,4 +1,4 @@
-"""What stored_before reads from an exception: keys that relive put there, and nothing that only looks like them."""
+"""stored_before returns the keys that relive put on an exception. An attribute `keys` of another type is no key."""
 
 from typing import Any
 
