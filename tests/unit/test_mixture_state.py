@@ -54,7 +54,7 @@ def test_the_state_stands_after_the_last_batch_that_was_handed_out(num_taken: in
     mixture = relive.Mixture(SHARES, sources(), seed=3)
     with mixture.batches(7, prefetch=4, timeout_s=20.0) as batches:
         taken = [told(next(batches)) for _ in range(num_taken)]
-        while len(mixture._draws._ahead) < 2:  # the thread is ahead
+        while sum(not hold.is_over for hold in mixture._draws._ahead) < 2:  # the thread is ahead
             pass
         state = mixture.state_dict()
         with pytest.raises(errors.InvalidConfig, match="before its batches"):
@@ -62,6 +62,19 @@ def test_the_state_stands_after_the_last_batch_that_was_handed_out(num_taken: in
     other = relive.Mixture(SHARES, sources(), seed=3)
     other.load_state_dict(state)
     assert taken + [told(other.sample(7)) for _ in range(4)] == expected
+
+
+def test_a_state_is_refused_while_batches_are_open_with_none_ahead() -> None:
+    """The thread draws on at any time, so a position that is set beside it would be one of two."""
+    mixture = relive.Mixture(SHARES, {"a": filled(seed=1), "b": used_twice(4)}, seed=3)
+    state = mixture.state_dict()
+    with mixture.batches(4, prefetch=1, timeout_s=0.3) as batches:
+        with pytest.raises(errors.DeadlineExceeded):
+            for _ in range(9):  # 'b' has 8 draws, and then no batch can be ahead
+                next(batches)
+        with pytest.raises(errors.InvalidConfig, match="before its batches"):
+            mixture.load_state_dict(state)
+    mixture.load_state_dict(state)
 
 
 def test_two_sources_of_one_handle_have_one_number() -> None:
@@ -78,7 +91,7 @@ def test_two_sources_of_one_handle_have_one_number() -> None:
     mixture = relive.Mixture(SHARES, made(), seed=3)
     with mixture.batches(7, prefetch=3, timeout_s=20.0) as batches:
         first = told(next(batches))
-        while len(mixture._draws._ahead) < 2:
+        while sum(not hold.is_over for hold in mixture._draws._ahead) < 2:
             pass
         state = mixture.state_dict()
     other = relive.Mixture(SHARES, made(), seed=3)

@@ -83,6 +83,7 @@ class MixedDraws:
         self._pid = os.getpid()
         self._draws = self.held_draws()
         self._ahead: list[_MixedHold] = []  # batches that were drawn ahead, the oldest first
+        self.open: set[MixedSource] = set()  # those that have drawn, until they are closed
 
     def held_draws(self) -> list[HeldDraws]:
         """Draws of each source, of an owner of their own."""
@@ -121,7 +122,7 @@ class MixedDraws:
     def _begin_in_child(self) -> None:
         """The fork copied the locks of the turn and of the generator, which a thread of the parent may have taken."""
         self._pid = os.getpid()
-        self._turn, self._draws, self._making, self._ahead = Turn(), self.held_draws(), None, []
+        self._turn, self._draws, self._making, self._ahead, self.open = Turn(), self.held_draws(), None, [], set()
         self._rng = np.random.Generator(np.random.PCG64([self._seed, self._pid]))
 
     @contextmanager
@@ -221,9 +222,9 @@ class MixedDraws:
     def go_to(self, position: Position) -> None:
         """Goes on from the frontier of another mixture.
 
-        A source whose number is None keeps its own. Raises InvalidConfig if batches are drawn ahead.
+        A source whose number is None keeps its own. Raises InvalidConfig while batches() is open.
         """
-        if any(not hold.is_over for hold in self._ahead):
+        if self.open:
             raise InvalidConfig("load_state_dict of a Mixture", "a call before its batches() begin", "one that is open")
         self._rng.bit_generator.state = position.random
         self.at = position.counted
@@ -346,6 +347,7 @@ class MixedSource:
         with self._alone:
             while True:
                 with mixed.alone(SLICE_S):
+                    mixed.open.add(self)
                     parts, after = mixed.shares.parts(mixed.at, self._num_items)
                     wanted = [number for number, part in enumerate(parts) if part]
                     numbers = mixed.numbers
@@ -378,6 +380,7 @@ class MixedSource:
         for hold in reversed(self._lent):
             hold.give_back()
         with self._mixed.alone(math.inf, when_closed=True), self._alone:
+            self._mixed.open.discard(self)
             for draws in self._draws:
                 draws.close()
 

@@ -262,7 +262,7 @@ class Mixture(Closing):
         handle has another stream, or if a server numbers its draws.
 
         Raises:
-            InvalidConfig: the state is none, or of other shares; or batches are drawn ahead. Nothing changes.
+            InvalidConfig: the state is none, or of other shares; or batches() is open. Nothing changes.
         """
         with self._draws.alone(self._timeout_s):
             go_on_from(self._draws, state)
