@@ -179,6 +179,7 @@ def _serve(config: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 STOPS = 100 if os.environ.get("RELIVE_SOAK") == "1" else 2
+CAPACITY = 100_000 + 50_000 * STOPS  # steps: more than a writer stores before the last stop
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -188,7 +189,7 @@ def test_stops_under_load_lose_no_acknowledged_row(number: int, shm_name: Any, t
 
     def write(port: str) -> None:
         config.write_text(
-            f'address = "grpc://127.0.0.1:{port}"\n[tables.t]\ncapacity = 100_000\nstorage = {{ shared = "{name}" }}\n'
+            f'address = "grpc://127.0.0.1:{port}"\n[tables.t]\ncapacity = {CAPACITY}\nstorage = {{ shared = "{name}" }}\n'
             '[tables.t.columns]\naction = { dtype = "int64" }\n'
         )
 
@@ -231,6 +232,7 @@ def test_stops_under_load_lose_no_acknowledged_row(number: int, shm_name: Any, t
         process.terminate()
         process.communicate(timeout=60)
     with relive.attach(name) as table:
+        assert len(table) < CAPACITY, "no row was removed to make room"
         assert table.gather(np.concatenate(kept)).present.all()
         table.check()
     assert run(["rm", name]) == 0 and not shared_files(name)
