@@ -217,8 +217,8 @@ OF_WINDOWS = (
     ),
     Mutant(
         "recheck: presence of the next item", ("recheck",), "windows.py",
-        "present.to(tl.pointer_type(tl.int8)) + item,",
-        "present.to(tl.pointer_type(tl.int8)) + tl.maximum(item - 1, 0),",
+        "pointer(present, tl.int8) + item,",
+        "pointer(present, tl.int8) + tl.maximum(item - 1, 0),",
         gathers("length", "cross", "ragged"),
     ),
     Mutant(

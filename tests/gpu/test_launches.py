@@ -17,6 +17,7 @@ import relive
 from gpu.tools import DEVICE, ON_CARD, DeviceReader, all_columns, numbered_rows, numbered_spec, set_rounds, torch
 from relive import _core
 from relive.gpu.kernels.draw import chain_swaps, strata_of
+from relive.gpu.kernels.pointers import pointer
 from relive.gpu.launch import WARP, BlockSizes, compile_options
 
 ALLOCATES = {"aten::empty", "aten::slice", "aten::detach", "aten::lift_fresh", "aten::select", "aten::alias"}
@@ -172,7 +173,7 @@ def test_a_block_has_at_least_an_item_for_every_thread() -> None:
 def write_strata(chains: tl.int64, strata: tl.int64, count: tl.int32, base: tl.uint64, BLOCK: tl.constexpr) -> None:
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     stratum = strata_of(chains, count, base, item, item < count, BLOCK)
-    tl.store(strata.to(tl.pointer_type(tl.int32)) + item, stratum, mask=item < count)
+    tl.store(pointer(strata, tl.int32) + item, stratum, mask=item < count)
 
 
 @pytest.mark.forms(4)

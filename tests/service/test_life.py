@@ -189,8 +189,8 @@ def test_stops_under_load_lose_no_acknowledged_row(number: int, shm_name: Any, t
 
     def write(port: str) -> None:
         config.write_text(
-            f'address = "grpc://127.0.0.1:{port}"\n[tables.t]\ncapacity = {CAPACITY}\nstorage = {{ shared = "{name}" }}\n'
-            '[tables.t.columns]\naction = { dtype = "int64" }\n'
+            f'address = "grpc://127.0.0.1:{port}"\n[tables.t]\ncapacity = {CAPACITY}\n'
+            f'storage = {{ shared = "{name}" }}\n[tables.t.columns]\naction = {{ dtype = "int64" }}\n'
         )
 
     write("0")

@@ -26,6 +26,7 @@ from relive.gpu.kernels.facts import (
     VERSION_AT,
     fact,
 )
+from relive.gpu.kernels.pointers import pointer
 from relive.gpu.kernels.words import load_int32, load_int64, page_record
 
 __all__ = ["fill_item", "fill_transition"]
@@ -34,18 +35,18 @@ __all__ = ["fill_item", "fill_transition"]
 @triton.jit
 def _put_int64(job: tl.tensor, which: tl.constexpr, item: tl.tensor, value: tl.tensor, mask: tl.tensor) -> None:
     if fact(job, which) != 0:
-        tl.store(fact(job, which).to(tl.pointer_type(tl.int64)) + item, value, mask=mask)
+        tl.store(pointer(fact(job, which), tl.int64) + item, value, mask=mask)
 
 
 @triton.jit
 def _put_bool(job: tl.tensor, which: tl.constexpr, item: tl.tensor, value: tl.tensor, mask: tl.tensor) -> None:
     if fact(job, which) != 0:
-        tl.store(fact(job, which).to(tl.pointer_type(tl.int8)) + item, value.to(tl.int8), mask=mask)
+        tl.store(pointer(fact(job, which), tl.int8) + item, value.to(tl.int8), mask=mask)
 
 
 @triton.jit
 def _put_float32(job: tl.tensor, which: tl.constexpr, item: tl.tensor, value: tl.tensor, mask: tl.tensor) -> None:
-    tl.store(fact(job, which).to(tl.pointer_type(tl.float32)) + item, value.to(tl.float32), mask=mask)
+    tl.store(pointer(fact(job, which), tl.float32) + item, value.to(tl.float32), mask=mask)
 
 
 @triton.jit
@@ -64,7 +65,7 @@ def fill_transition(
     """Writes the derived columns of good transitions that the job needs: those whose address in the job is not 0."""
     if fact(job, REWARD_OUT) != 0:
         if fact(job, REWARD_IS_DOUBLE) != 0:
-            tl.store(fact(job, REWARD_OUT).to(tl.pointer_type(tl.float64)) + item, reward, mask=good)
+            tl.store(pointer(fact(job, REWARD_OUT), tl.float64) + item, reward, mask=good)
         else:
             _put_float32(job, REWARD_OUT, item, reward, good)
     if fact(job, DISCOUNT_OUT) != 0:

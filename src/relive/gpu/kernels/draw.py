@@ -18,6 +18,7 @@ from relive.gpu.kernels.facts import (
     TREE_OFFSET,
     fact,
 )
+from relive.gpu.kernels.pointers import pointer
 from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import (
     ARGUMENTS,
@@ -74,7 +75,7 @@ def chain_swaps(chains: tl.int64, count: tl.int32, base: tl.uint64, BLOCK: tl.co
 
     chains: int32[2, count]: the first swap in the list of each row (-1: none), and the swap after each swap.
     """
-    heads = chains.to(tl.pointer_type(tl.int32))
+    heads = pointer(chains, tl.int32)
     for start in range(0, count, BLOCK):
         step = start + tl.arange(0, BLOCK)
         tl.store(heads + step, tl.full([BLOCK], -1, tl.int32), mask=step < count)
@@ -96,7 +97,7 @@ def strata_of(
     there is no such step, step `place` moves the number, and the search goes on from its new place. A search looks at
     two places on average.
     """
-    heads = chains.to(tl.pointer_type(tl.int32))
+    heads = pointer(chains, tl.int32)
     place = item
     until = tl.full([BLOCK], 0, tl.int32) + count
     step = tl.load(heads + place, mask=wanted, other=-1)
@@ -121,7 +122,7 @@ def _load_masses(address: tl.tensor, mask: tl.tensor, BLOCK: tl.constexpr) -> tu
     Not volatile: a stale mass only costs a redraw.
     """
     tl.static_assert(FORMAT.value.fanout == 8)
-    masses = address.to(tl.pointer_type(tl.float64))[:, None] + tl.arange(0, 8)[None, :]
+    masses = pointer(address, tl.float64)[:, None] + tl.arange(0, 8)[None, :]
     group = tl.load(masses, mask=mask[:, None], other=0.0, cache_modifier=".ca")
     even, odd = tl.split(tl.reshape(group, [BLOCK, 2, 2, 2]))
     even_low, even_high = tl.split(even)
@@ -159,7 +160,7 @@ def draw_slots(
     tree = region + fact(facts, TREE_OFFSET)
     FANOUT: tl.constexpr = FORMAT.value.fanout
     NODE_BYTES: tl.constexpr = FORMAT.value.node_bytes
-    levels = facts.to(tl.pointer_type(tl.int64)) + FIRST_LEVEL + fact(facts, NUM_LEVELS) - 1
+    levels = pointer(facts, tl.int64) + FIRST_LEVEL + fact(facts, NUM_LEVELS) - 1
     top = tree + tl.load(levels) * NODE_BYTES + item.to(tl.int64) * 0
     masses = _load_masses(top, wanted, BLOCK)
     total = masses[0]
@@ -167,7 +168,7 @@ def draw_slots(
         total += masses[k]
     rest = tl.full([BLOCK], 0.0, tl.float64)
     if points != 0:
-        rest = tl.load(points.to(tl.pointer_type(tl.float64)) + item, mask=wanted, other=0.0)
+        rest = tl.load(pointer(points, tl.float64) + item, mask=wanted, other=0.0)
     else:
         stratum = strata_of(chains, count, shuffle, item, wanted, BLOCK)
         rest = (stratum.to(tl.float64) + _uniform(base, stratum)) * (total / count.to(tl.float64))
@@ -216,8 +217,8 @@ def take(
     generation = generation_of(word) << fact(facts, SLOT_BITS)
     key = (fact(facts, SHARD) << FORMAT.value.leaf_bits) | generation | slot
     one = tl.full([BLOCK], 1.0, tl.float64)
-    tl.store(keys.to(tl.pointer_type(tl.int64)) + item, key, mask=good)
-    tl.store(probabilities.to(tl.pointer_type(tl.float64)) + item, tl.minimum(one, mass * (one / total)), mask=good)
+    tl.store(pointer(keys, tl.int64) + item, key, mask=good)
+    tl.store(pointer(probabilities, tl.float64) + item, tl.minimum(one, mass * (one / total)), mask=good)
     return good
 
 

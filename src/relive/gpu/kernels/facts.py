@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from relive.gpu.kernels.pointers import pointer
 from relive.gpu.layout_args import COLUMN_NAMES, FACT_NAMES, JOB_NAMES
 
 __all__: list[str] = []
@@ -119,10 +120,10 @@ COLUMN_WORDS = tl.constexpr(len(COLUMN_NAMES))
 @triton.jit
 def fact(facts: tl.tensor, which: tl.constexpr) -> tl.tensor:
     """Reads one word of the facts, of a job, or of a job's column."""
-    return tl.load(facts.to(tl.pointer_type(tl.int64)) + which)
+    return tl.load(pointer(facts, tl.int64) + which)
 
 
 @triton.jit
 def real_fact(facts: tl.tensor, which: tl.constexpr) -> tl.tensor:
     """Reads one word of the facts that is a float64."""
-    return tl.load(facts.to(tl.pointer_type(tl.float64)) + which)
+    return tl.load(pointer(facts, tl.float64) + which)

@@ -19,6 +19,7 @@ from relive.gpu.kernels.facts import (
     TIME_MAJOR,
     fact,
 )
+from relive.gpu.kernels.pointers import pointer
 from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import LEAD, RUN_PAGES, field
 
@@ -37,7 +38,7 @@ def item_of(
     facts: tl.tensor, job: tl.tensor, count: tl.tensor, place: tl.tensor, inside: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
     """(item, time) of each place. A ragged item is found by a binary search of the offsets."""
-    offsets = fact(job, OFFSETS).to(tl.pointer_type(tl.int64))
+    offsets = pointer(fact(job, OFFSETS), tl.int64)
     item, time = place, place * 0
     if fact(job, OFFSETS) != 0:
         item = place * 0

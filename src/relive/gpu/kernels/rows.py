@@ -34,6 +34,7 @@ from relive.gpu.kernels.facts import (
     fact,
 )
 from relive.gpu.kernels.places import item_of, lead_of, rows_in_front, step_of
+from relive.gpu.kernels.pointers import pointer
 from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.words import (
     ARGUMENTS,
@@ -139,20 +140,20 @@ def _copy_units(
     second = fact(column, NEXT_OUT) + (unit - earlier) * BYTES
     if BYTES == 16:
         half = tl.arange(0, 2)[None, :]
-        words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)[:, None] + half
+        words = tl.multiple_of(pointer(source, tl.int64), 16)[:, None] + half
         pair = tl.load(words, mask=shown[:, None], other=0, volatile=True)
-        cells = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)[:, None] + half
+        cells = tl.multiple_of(pointer(target, tl.int64), 16)[:, None] + half
         tl.store(cells, pair, mask=own[:, None])
-        cells = tl.multiple_of(second.to(tl.pointer_type(tl.int64)), 16)[:, None] + half
+        cells = tl.multiple_of(pointer(second, tl.int64), 16)[:, None] + half
         tl.store(cells, pair, mask=twin[:, None])
     elif BYTES == 4:
-        value = tl.load(source.to(tl.pointer_type(tl.int32)), mask=shown, other=0, volatile=True)
-        tl.store(target.to(tl.pointer_type(tl.int32)), value, mask=own)
-        tl.store(second.to(tl.pointer_type(tl.int32)), value, mask=twin)
+        value = tl.load(pointer(source, tl.int32), mask=shown, other=0, volatile=True)
+        tl.store(pointer(target, tl.int32), value, mask=own)
+        tl.store(pointer(second, tl.int32), value, mask=twin)
     else:
-        value = tl.load(source.to(tl.pointer_type(tl.int8)), mask=shown, other=0, volatile=True)
-        tl.store(target.to(tl.pointer_type(tl.int8)), value, mask=own)
-        tl.store(second.to(tl.pointer_type(tl.int8)), value, mask=twin)
+        value = tl.load(pointer(source, tl.int8), mask=shown, other=0, volatile=True)
+        tl.store(pointer(target, tl.int8), value, mask=own)
+        tl.store(pointer(second, tl.int8), value, mask=twin)
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)

@@ -35,6 +35,7 @@ from relive.gpu.kernels.facts import (
     real_fact,
 )
 from relive.gpu.kernels.places import item_of, lead_of, rows_in_front, step_of
+from relive.gpu.kernels.pointers import pointer
 from relive.gpu.kernels.words import (
     ARGUMENTS,
     EPISODE_STEP,
@@ -60,7 +61,7 @@ __all__ = ["fill_rows", "fill_versions"]
 @triton.jit
 def _put_bool(job: tl.tensor, which: tl.constexpr, place: tl.tensor, value: tl.tensor, mask: tl.tensor) -> None:
     if fact(job, which) != 0:
-        tl.store(fact(job, which).to(tl.pointer_type(tl.int8)) + place, value.to(tl.int8), mask=mask)
+        tl.store(pointer(fact(job, which), tl.int8) + place, value.to(tl.int8), mask=mask)
 
 
 @triton.jit
@@ -113,7 +114,7 @@ def fill_rows(
     _put_bool(job, FIRST_OUT, place, is_step & (episode_step == 0), ready)
     _put_bool(job, TERMINATED_OUT, place, is_step & is_terminated(head), ready)
     if fact(job, EPISODE_STEP_OUT) != 0:
-        out = fact(job, EPISODE_STEP_OUT).to(tl.pointer_type(tl.int64))
+        out = pointer(fact(job, EPISODE_STEP_OUT), tl.int64)
         tl.store(out + place, tl.where(is_step, episode_step, 0), mask=ready)
     if fact(job, TRUNCATED_OUT) != 0:
         if fact(facts, CROSSES) == 0:
@@ -125,7 +126,7 @@ def fill_rows(
         own = load_float32(_mark_at(region, facts, page, row) + fact(facts, DISCOUNT_AT), is_step & has_own)
         own = tl.where(has_own, own, tl.where(is_terminated(head), 0.0, 1.0))
         discount = (real_fact(facts, GAMMA_BITS) * own.to(tl.float64)).to(tl.float32)
-        out = fact(job, DISCOUNT_OUT).to(tl.pointer_type(tl.float32))
+        out = pointer(fact(job, DISCOUNT_OUT), tl.float32)
         tl.store(out + place, tl.where(is_step, discount, 0.0), mask=ready)
 
 
@@ -166,9 +167,9 @@ def fill_versions(
         highest = tl.maximum(highest, tl.max(tl.where(is_step, version, 0), 1))
         done += ROWS
     if fact(job, POLICY_VERSION_OUT) != 0:
-        out = fact(job, POLICY_VERSION_OUT).to(tl.pointer_type(tl.int64)) + item.to(tl.int64) * 2
+        out = pointer(fact(job, POLICY_VERSION_OUT), tl.int64) + item.to(tl.int64) * 2
         tl.store(out, lowest, mask=ready)
         tl.store(out + 1, highest, mask=ready)
     if fact(job, STALENESS_OUT) != 0:
         now = load_int32(region + fact(facts, POLICY_VERSION_AT) + slot * 0, ready).to(tl.int64) & 0xFFFFFFFF
-        tl.store(fact(job, STALENESS_OUT).to(tl.pointer_type(tl.int64)) + item, now - lowest, mask=ready)
+        tl.store(pointer(fact(job, STALENESS_OUT), tl.int64) + item, now - lowest, mask=ready)

@@ -26,6 +26,7 @@ from relive.gpu.kernels.facts import (
     STATES_OFFSET,
     fact,
 )
+from relive.gpu.kernels.pointers import pointer
 from relive.gpu.kernels.region_format import FORMAT
 from relive.gpu.kernels.walks import walk_back, walk_steps, walk_stretches
 from relive.gpu.kernels.words import (
@@ -74,7 +75,7 @@ def note_words(
     begin_round(scratch)
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wanted = still_wanted(scratch, count, item, item < count, is_first)
-    key = tl.load(keys.to(tl.pointer_type(tl.int64)) + item, mask=wanted, other=0)
+    key = tl.load(pointer(keys, tl.int64) + item, mask=wanted, other=0)
     slot = key & fact(facts, SLOT_MASK)
     page = slot >> fact(facts, PAGE_SHIFT)
     own = wanted & (key >= 0) & (page < fact(facts, NUM_PAGES))
@@ -242,9 +243,9 @@ def recheck(
     settled = tl.where(state == READY, PRESENT, GONE)
     state = tl.where(changed, WANTED, tl.where(read, settled, state)).to(tl.int64)
     tl.store(states, state, mask=item < count)
-    counters = scratch.to(tl.pointer_type(tl.int64))
+    counters = pointer(scratch, tl.int64)
     inside = item < count
     tl.atomic_add(counters, tl.sum((inside & (state == WANTED)).to(tl.int64), 0), sem="relaxed")
     tl.atomic_add(counters + 1, tl.sum((inside & (state == GONE)).to(tl.int64), 0), sem="relaxed")
     if present != 0:
-        tl.store(present.to(tl.pointer_type(tl.int8)) + item, (state == PRESENT).to(tl.int8), mask=inside)
+        tl.store(pointer(present, tl.int8) + item, (state == PRESENT).to(tl.int8), mask=inside)

@@ -37,6 +37,7 @@ from relive.gpu.kernels.facts import (
     WORDS_OFFSET,
     fact,
 )
+from relive.gpu.kernels.pointers import pointer
 from relive.gpu.kernels.region_format import FORMAT
 
 __all__: list[str] = []
@@ -79,7 +80,7 @@ NUM_COPIES = 4
 @triton.jit
 def field(scratch: tl.tensor, count: tl.tensor, which: tl.tensor) -> tl.tensor:
     """The int64 pointer to a field of the first item."""
-    return scratch.to(tl.pointer_type(tl.int64)) + 2 + which * count.to(tl.int64)
+    return pointer(scratch, tl.int64) + 2 + which * count.to(tl.int64)
 
 
 @triton.jit
@@ -92,7 +93,7 @@ def real_field(scratch: tl.tensor, count: tl.tensor, which: tl.constexpr) -> tl.
 def begin_round(scratch: tl.tensor) -> None:
     """Sets the counters of the round to 0. Only the first launch of a round calls it."""
     if tl.program_id(0) == 0:
-        tl.store(scratch.to(tl.pointer_type(tl.int64)) + tl.arange(0, 2), tl.full([2], 0, tl.int64))
+        tl.store(pointer(scratch, tl.int64) + tl.arange(0, 2), tl.full([2], 0, tl.int64))
 
 
 @triton.jit
@@ -108,31 +109,31 @@ def still_wanted(
 @triton.jit
 def load_int64(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Loads words that writers may be changing."""
-    return tl.load(address.to(tl.pointer_type(tl.int64)), mask=mask, other=0, volatile=True)
+    return tl.load(pointer(address, tl.int64), mask=mask, other=0, volatile=True)
 
 
 @triton.jit
 def load_int32(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Loads values that writers may be changing."""
-    return tl.load(address.to(tl.pointer_type(tl.int32)), mask=mask, other=0, volatile=True)
+    return tl.load(pointer(address, tl.int32), mask=mask, other=0, volatile=True)
 
 
 @triton.jit
 def load_uint16(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Loads values that writers may be changing, as int32."""
-    return tl.load(address.to(tl.pointer_type(tl.uint16)), mask=mask, other=0, volatile=True).to(tl.int32)
+    return tl.load(pointer(address, tl.uint16), mask=mask, other=0, volatile=True).to(tl.int32)
 
 
 @triton.jit
 def load_float32(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Loads values that writers may be changing."""
-    return tl.load(address.to(tl.pointer_type(tl.float32)), mask=mask, other=0.0, volatile=True)
+    return tl.load(pointer(address, tl.float32), mask=mask, other=0.0, volatile=True)
 
 
 @triton.jit
 def load_float64(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Loads values that writers may be changing."""
-    return tl.load(address.to(tl.pointer_type(tl.float64)), mask=mask, other=0.0, volatile=True)
+    return tl.load(pointer(address, tl.float64), mask=mask, other=0.0, volatile=True)
 
 
 @triton.jit
