@@ -136,5 +136,15 @@ def test_bad_input() -> None:
     with relive.Table(spec(True), 100) as table, ReplayBuffer(table, action_size=2, seed=1) as mine:
         with pytest.raises(errors.DeadlineExceeded):
             mine.table.sample(1, timeout_s=0.0)
+        hides = np.ma.array(np.zeros(3, np.float32), mask=[0, 1, 0])
+        mine.append(np.zeros(3, np.float32), np.array([1]), np.array([0.5]))
+        for wrong in (
+            (hides, np.array([1]), np.array([0.5])),
+            (np.zeros(3), np.ma.array([1], mask=True), np.array([0.5])),
+            (np.zeros(3), np.array([1]), np.ma.array([0.5], mask=True)),
+        ):
+            with pytest.raises(errors.DtypeMismatch, match="hides"):
+                mine.append(*wrong)
+        assert len(mine.table) == 0, "the step before is held, and is not stored twice"
         with pytest.raises(errors.InvalidConfig, match="whole"):
             mine.transition_of(5)

@@ -175,6 +175,9 @@ def test_bad_input_is_refused() -> None:
         buffer.add(state, wrong._replace(extra={**wrong.extra, "time": wrong.obs[..., 0]}))
     with pytest.raises(errors.InvalidConfig, match=r"done"):
         buffer.add(state, {"obs": np.zeros((2, 4))})
+    with pytest.raises(errors.DtypeMismatch, match="hides 1 of 16"):
+        some = steps(0, 4, rows=2)
+        buffer.add(state, some._replace(obs=np.ma.array(some.obs, mask=np.arange(16).reshape(2, 4, 2) == 3)))
     with pytest.raises(errors.InvalidConfig, match="at least one array"):
         buffer.init({})
     with pytest.raises(NotOffered, match="compiled"):
@@ -204,9 +207,11 @@ def test_indices_and_priorities_are_checked() -> None:
         ([-1], [1.0], errors.InvalidConfig),
         ([0.5], [1.0], errors.DtypeMismatch),
         ([0], [-1.0], errors.InvalidPriority),
+        ([0, 1], np.ma.array([1.0, 9.0], mask=[0, 1]), errors.DtypeMismatch),
+        (np.ma.array([0, 1], mask=[0, 1]), [1.0, 9.0], errors.DtypeMismatch),
     ):
         with pytest.raises(error):
-            buffer.set_priorities(state, np.array(indices), np.array(priorities))
+            buffer.set_priorities(state, np.asanyarray(indices), np.asanyarray(priorities))
     state = buffer.set_priorities(state, np.array([9]), np.array([1.0]))  # a place without a step: nothing happens
     assert times(buffer.sample(state, key(0))).max() < 5
 

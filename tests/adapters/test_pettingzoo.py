@@ -152,6 +152,40 @@ def test_resets_and_errors_cut_episodes(rows: Any) -> None:
             assert set(one["log_prob"].tolist()) == {-1.0}
 
 
+@pytest.mark.parametrize("rows", ["joint", "agents"])
+@pytest.mark.parametrize("what", ["reward", "observation", "extra"])
+def test_hidden_values_are_refused_and_cut_episodes(rows: Any, what: str) -> None:
+    class Masked(Relay):
+        def step(self, actions: Any) -> Any:
+            shown, rewards, *rest = super().step(actions)
+            if self.time == 2 and what == "observation":
+                shown["b"] = np.ma.array(shown["b"], mask=[0, 1])
+            if self.time == 2 and what == "reward":
+                rewards["b"] = np.ma.masked
+            return shown, rewards, *rest
+
+    extras = {"log_prob": relive.ArraySpec((2,), "float32")}
+    with relive.Table(pettingzoo.spec(Masked(), rows, extras=extras), 200) as table:
+        env = pettingzoo.record(Masked(), table, rows=rows)
+        env.set_extras(log_prob=[0, 0])
+        env.reset()
+        refused = []
+        while env.agents:
+            if what == "extra" and env.unwrapped.time < 3:
+                env.set_extras(log_prob=np.ma.array([0, 0], mask=[0, env.unwrapped.time == 1]))
+            try:
+                env.step(dict.fromkeys(env.agents, 1))
+            except errors.DtypeMismatch:
+                refused.append(env.unwrapped.time)
+        env.close()
+        assert refused in ([2], [2, 3])  # the next step begins at the hidden observation
+        for one in table.episodes():
+            states = one["observation"]["b"] if rows == "joint" else one["observation"]
+            times = states[:, 1].tolist()
+            assert times == list(range(int(times[0]), int(times[0]) + len(times))), "no false seam"
+            assert times[0] >= refused[-1] or times[-1] < 2, "no step that was refused"
+
+
 def test_a_budget_lets_in_some_agents_of_a_step() -> None:
     """The agents whose step was stored end there, like the others: no later episode joins theirs."""
     budget = relive.StalenessBudget(0, 1)

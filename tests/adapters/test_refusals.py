@@ -19,13 +19,14 @@ from relive import errors  # noqa: E402
 from relive.adapters.gymnasium import EnvironmentClosed, ResetNeeded, record  # noqa: E402
 
 Spoil = Callable[[tuple[Any, ...]], tuple[Any, ...]]
-BAD_REWARDS = [np.array([1.0]), 1e39, None, "much", [1.0, 2.0], 1j]
+BAD_REWARDS = [np.array([1.0]), 1e39, None, "much", [1.0, 2.0], 1j, np.ma.masked]
 BAD_OBSERVATIONS = [
     np.zeros(4, np.float32),
     None,
     np.full(3, 1e39),
     {"place": np.zeros(3)},
     "here",
+    np.ma.array(np.zeros(3, np.float32), mask=[0, 1, 0]),
     [[1.0], [1.0, 2.0]],
 ]
 
@@ -154,7 +155,7 @@ def test_an_environment_that_raises_cuts_its_episode() -> None:
         assert times(table) == {(0, 0, 1), (0, 3, 4), (0, 6, 7)}
 
 
-@pytest.mark.parametrize("action", [1.5, "left", None, [1, 2], 2**70])
+@pytest.mark.parametrize("action", [1.5, "left", None, [1, 2], 2**70, np.ma.masked])
 def test_a_refused_action_moves_nothing(action: Any) -> None:
     with make_table(Odd.observation_space) as table:
         env = record(Odd(), table)
@@ -207,6 +208,9 @@ class Vector(SyncVectorEnv):
     [
         with_reward([1.0, 1e39, 1.0]),
         with_reward(np.zeros((3, 1))),
+        with_reward(np.ma.array(np.ones(3, np.float64), mask=[0, 1, 0])),
+        with_observation(np.ma.array(np.zeros((3, 3), np.float32), mask=np.eye(3, dtype=bool))),
+        lambda result: (*result[:2], np.ma.array(np.zeros(3, bool), mask=[0, 1, 0]), *result[3:]),
         with_observation(np.zeros((3, 4))),
         with_observation(np.zeros((2, 3))),
         with_observation(None),

@@ -19,6 +19,7 @@ import pytest
 import relive.adapters.reverb as reverb
 from conformance.cases import by_name, topic_of
 from conformance.verdicts import MET, run_case
+from relive import errors
 from relive.adapters import trees
 from relive.adapters.errors import NotOffered
 
@@ -161,6 +162,14 @@ def test_wrong_names_and_data_are_refused() -> None:
         client.insert(np.int64(1), {})
     with pytest.raises(reverb.errors.WrongData, match="finite"):
         client.insert(np.int64(1), {"replay": float("nan")})
+    hides = np.ma.array(np.int64(1), mask=True)
+    with pytest.raises(errors.DtypeMismatch, match="hides 1 of 1"):
+        client.insert(hides, {"replay": 1.0})
+    with client.trajectory_writer(num_keep_alive_refs=1) as writer, pytest.raises(errors.DtypeMismatch):
+        writer.append({"a": hides})
+    with pytest.raises(errors.DtypeMismatch, match="leaf 0"):
+        server.table("replay").insert([hides], 1.0, None)
+    assert client.server_info()["replay"].current_size == 0
     with pytest.raises(NotOffered, match="save"):
         client.checkpoint()
     with pytest.raises(reverb.errors.WrongData, match="port"):

@@ -18,7 +18,7 @@ from ray.rllib.utils.replay_buffers import ReplayBuffer  # noqa: E402
 
 from relive.adapters.errors import NotOffered  # noqa: E402
 from relive.adapters.rllib import PrioritizedEpisodeReplayBuffer  # noqa: E402
-from relive.errors import InvalidConfig  # noqa: E402
+from relive.errors import DtypeMismatch, InvalidConfig  # noqa: E402
 
 BOX = gymnasium.spaces.Box(-1e6, 1e6, (2,), np.float32)
 ACTION = gymnasium.spaces.Discrete(3)
@@ -107,6 +107,8 @@ def test_what_a_sample_asks_for_has_to_be_the_buffer_s() -> None:
         made.sample(1, include_infos=True)
     with pytest.raises(NotOffered, match="Sequences"):
         PrioritizedEpisodeReplayBuffer(10, batch_length_T=8)
+    with pytest.raises(DtypeMismatch, match="hides"):
+        made.update_priorities(np.ma.array([1.0], mask=True))
 
 
 def test_the_state_has_the_table() -> None:

@@ -25,7 +25,7 @@ from relive.adapters.sb3 import (  # noqa: E402
     ReplayBuffer,
 )
 from relive.adapters.sb3.prioritized import _WeighedLosses  # noqa: E402
-from relive.errors import InvalidConfig  # noqa: E402
+from relive.errors import DtypeMismatch, InvalidConfig  # noqa: E402
 
 torch.set_num_threads(1)
 BOX = spaces.Box(-1e6, 1e6, (3,), np.float32)
@@ -309,6 +309,16 @@ def test_bad_input_is_refused() -> None:
         buffer._get_samples(np.array([9]))
     buffer.reset()
     assert buffer.size() == 0 and len(buffer.table) == 0 and not buffer.observations.any()
+
+
+def test_hidden_values_are_refused() -> None:
+    buffer, steps = ReplayBuffer(10, BOX, ACTION, "cpu", n_envs=2), Steps(2)
+    for place in range(5):
+        given = list(steps.next())
+        given[place] = np.ma.array(given[place], mask=np.ones_like(given[place], bool))
+        with pytest.raises(DtypeMismatch, match="hides"):
+            buffer.add(*given)
+    assert buffer.size() == 0 == len(buffer.table)
 
 
 def test_dict_observations_have_returns_of_several_steps() -> None:

@@ -16,7 +16,7 @@ from tianshou.data import Batch  # noqa: E402
 
 from relive.adapters.errors import NotOffered  # noqa: E402
 from relive.adapters.tianshou import PrioritizedVectorReplayBuffer, VectorReplayBuffer  # noqa: E402
-from relive.errors import InvalidConfig  # noqa: E402
+from relive.errors import DtypeMismatch, InvalidConfig  # noqa: E402
 
 ENTRIES = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next")
 
@@ -135,6 +135,18 @@ def test_an_end_after_a_load_is_seen_by_unfinished_index() -> None:
     step = np.full(3, 12)
     made.add(Batch(obs=state, obs_next=state, act=step, rew=np.zeros(3), info=Batch(step=step), **ends))
     assert not len(made.unfinished_index())
+
+
+@pytest.mark.parametrize("name", ["obs", "act", "rew", "terminated", "obs_next"])
+def test_hidden_values_are_refused(name: str) -> None:
+    made = VectorReplayBuffer(60, 3)
+    flags = {"terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)}
+    states = {"obs": np.zeros((3, 2)), "obs_next": np.zeros((3, 2))}
+    step = Batch(act=np.zeros(3), rew=np.zeros(3), **flags, **states)
+    step.__dict__[name] = np.ma.array(step[name], mask=np.ones_like(step[name], bool))
+    with pytest.raises(DtypeMismatch, match="hides"):
+        made.add(step)
+    assert len(made) == 0
 
 
 def test_what_a_table_does_not_do_is_refused() -> None:

@@ -17,7 +17,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
 from relive.adapters.errors import GoneItems, NotOffered  # noqa: E402
 from relive.adapters.torchrl import ReliveSampler, ReliveStorage, ReliveWriter  # noqa: E402
-from relive.errors import InvalidConfig  # noqa: E402
+from relive.errors import DtypeMismatch, InvalidConfig  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -98,6 +98,9 @@ def test_priorities_are_set_and_weigh() -> None:
     assert torch.allclose(sample["priority_weight"], torch.where(sevens, 1 / 3, 1.0))
     made.sampler.beta = 0.0
     assert made.sample()["priority_weight"].min() == 1
+    keys, hides = made._storage._all_keys()[:2], np.ma.array([1.0, 2.0], mask=[0, 1])
+    with pytest.raises(DtypeMismatch, match="hides"):
+        made.sampler.update_priority(keys, hides, storage=made._storage)
     plain = ReplayBuffer(storage=ReliveStorage(50), sampler=ReliveSampler(), writer=ReliveWriter(), batch_size=4)
     plain.extend(steps(10))
     sample, info = plain.sample(return_info=True)  # no collate_fn is needed

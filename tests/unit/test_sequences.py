@@ -102,6 +102,15 @@ def test_a_priority_of_what_is_no_array_is_refused() -> None:
         relive.sequence_priority(np.ones((1, 1)), [[True]])
 
 
+def test_a_priority_of_a_hidden_error_is_refused() -> None:
+    td_errors, mask = np.ones((1, 3), np.float32), np.ones((1, 3), bool)
+    hides = np.array([[False, True, False]])
+    with pytest.raises(errors.DtypeMismatch, match="hides 1 of 3"):
+        relive.sequence_priority(np.ma.array(td_errors, mask=hides), mask)
+    with pytest.raises(errors.DtypeMismatch, match="hides 1 of 3"):
+        relive.sequence_priority(td_errors, np.ma.array(mask, mask=hides))
+
+
 def test_a_priority_of_no_rows_is_zero() -> None:
     assert relive.sequence_priority(np.zeros((2, 0)), np.zeros((2, 0), bool)).tolist() == [0.0, 0.0]
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from relive.checks.names import names_arguments
 from relive.checks.values import flag
+from relive.config.casting import unmasked
 from relive.core.protocol import ReplayBatch, ReplayTable
 from relive.errors import InvalidConfig, MissingPackage
 from relive.errors.extras import install_command
@@ -191,9 +192,10 @@ class ReplayBuffer(ReplayBufferBase):
 
     def append(self, observation: Any, action: Any, reward: Any) -> None:
         """Appends a step. It is stored when the next step, or the end of the episode, says what follows it."""
+        following = {**self._stored(observation), "action": self._one_action(action), "reward": _number(reward)}
         if self._held is not None:
             self._lanes().append(**self._held)
-        self._held = {**self._stored(observation), "action": self._one_action(action), "reward": _number(reward)}
+        self._held = following
 
     def clip_episode(self, terminated: bool) -> None:
         """Ends the episode. If it did not terminate, the last observation is its last state."""
@@ -218,8 +220,8 @@ class ReplayBuffer(ReplayBufferBase):
         shape = self.table.spec.columns["action"].shape
         self._lanes().extend(
             **states,
-            action=np.asarray(episode.actions[:count]).reshape(count, *shape),
-            reward=np.asarray(episode.rewards[:count]).reshape(count),
+            action=unmasked("action", episode.actions[:count]).reshape(count, *shape),
+            reward=unmasked("reward", episode.rewards[:count]).reshape(count),
             **({"terminated": True} if episode.terminated else {"truncated": True}),
         )
         self._is_open = False
@@ -293,7 +295,7 @@ class ReplayBuffer(ReplayBufferBase):
         return actions[:, None] if actions.ndim == 1 else actions
 
     def _one_action(self, action: Any) -> Array:
-        return np.asarray(action).reshape(self.table.spec.columns["action"].shape)
+        return unmasked("action", action).reshape(self.table.spec.columns["action"].shape)
 
     def _shown(self, batch: ReplayBatch, before: str) -> Any:
         parts = [np.asarray(batch[before + name], np.float32) for name in self._observations]
@@ -301,7 +303,7 @@ class ReplayBuffer(ReplayBufferBase):
 
     def _stored(self, observation: Any) -> dict[str, Any]:
         parts = observation if isinstance(observation, (list, tuple)) else [observation]
-        return dict(zip(self._observations, parts, strict=True))
+        return {name: unmasked(name, part) for name, part in zip(self._observations, parts, strict=True)}
 
 
 def _column(values: Array) -> Array:
@@ -309,7 +311,7 @@ def _column(values: Array) -> Array:
 
 
 def _number(value: Any) -> float:
-    return float(np.asarray(value).reshape(()))
+    return float(unmasked("reward", value).reshape(()))
 
 
 @final

@@ -22,6 +22,7 @@ from relive.adapters.errors import EnvironmentClosed, ResetNeeded, tell
 from relive.adapters.planned import Append, End
 from relive.adapters.rows import Flat, Lanes, Rows
 from relive.checks.values import integer, timeout
+from relive.config.casting import unmasked
 from relive.config.spec import StepSpec
 from relive.core.protocol import ReplayWriter
 from relive.errors import (
@@ -124,7 +125,7 @@ class LaneRecorder:
 
     def ids(self, given: ArrayLike) -> Lanes:
         """Returns numbers of environments as int64[M]. Raises LaneError if they are not such numbers."""
-        array = np.asarray(given)
+        array = unmasked("env_id", given)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise LaneError("env_id", "int[M]", f"{array.dtype}{list(array.shape)}")
         outside = array[(array < 0) | (array >= self._num_lanes)]
@@ -137,7 +138,7 @@ class LaneRecorder:
 
     def masked(self, mask: ArrayLike) -> Lanes:
         """Returns the environments of a mask. Raises LaneError if the mask is not bool[L]."""
-        array = np.asarray(mask)
+        array = unmasked("reset_mask", mask)
         if array.shape != (self._num_lanes,) or array.dtype != np.bool_:
             raise LaneError("reset_mask", f"bool[{self._num_lanes}]", f"{array.dtype}{list(array.shape)}")
         return np.flatnonzero(array)
@@ -310,7 +311,7 @@ class LaneRecorder:
                 following[ends[0] | ends[1]] = last[path]
             columns[f"next_{path}"] = following[rows]
         columns.update(terminated=ends[0][rows], truncated=ends[1][rows])
-        given = np.asarray(self._priority(columns))
+        given = unmasked("priority", self._priority(columns))
         if given.shape != rows.shape:
             raise ShapeMismatch("priority", rows.shape, given.shape)
         if given.dtype.kind not in "fiu":

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from relive.adapters.errors import EnvironmentClosed, ResetNeeded
 from relive.adapters.lanes import WritableTable
 from relive.checks.names import names_arguments
+from relive.config.casting import unmasked
 from relive.config.spec import ArraySpec, StepSpec
 from relive.errors import InvalidConfig, MissingPackage, UnknownColumn, stored_before
 from relive.errors.extras import install_command
@@ -225,11 +226,11 @@ class _JointRows(_Rows):
         before, self._state = self._state, self._joint(observations, left)
         acted = {name: value for name, value in self._zeros.items() if name.startswith("action/")}
         acted.update(self.flat("action", dict(actions)))
-        told = {agent: np.float32(rewards.get(agent, 0.0)) for agent in self.agents}
         over = not left
         is_cut = any(bool(value) for value in truncations.values()) or not any(terminations.values())
         self.has_begun = not over
         try:
+            told = {agent: unmasked(f"rewards/{agent}", rewards.get(agent, 0.0), np.float32) for agent in self.agents}
             self.writer.append(
                 **before,
                 **acted,
@@ -289,7 +290,7 @@ class _AgentRows(_Rows):
                 **before[agent],
                 **self.flat("action", actions[agent]),
                 **{f"next_{name}": value for name, value in after.get(agent, self._nothing(before[agent])).items()},
-                "reward": np.float32(rewards.get(agent, 0.0)),
+                "reward": rewards.get(agent, 0.0),
                 "agent": self._lane[agent],
                 "terminated": bool(terminations.get(agent, False)),
                 "truncated": self._is_truncated(agent, terminations, truncations, left),
@@ -300,10 +301,10 @@ class _AgentRows(_Rows):
         if not rows:
             return
         lanes = np.array([row["agent"] for row in rows])
-        columns = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
-        extras = {name: np.stack([value] * len(rows)) for name, value in self.extras.items()}
-        over = columns["terminated"] | columns["truncated"]
+        over = np.array([row["terminated"] or row["truncated"] for row in rows])
         try:
+            columns = {name: np.stack([unmasked(name, row[name]) for row in rows]) for name in rows[0]}
+            extras = {name: np.stack([unmasked(name, value)] * len(rows)) for name, value in self.extras.items()}
             self.writer.append(lanes=lanes, timeout_s=self.timeout_s, **columns, **extras)
         except BaseException as error:
             self._note(lanes, over, len(stored_before(error)))
@@ -362,4 +363,4 @@ def _flatten(name: str, value: Any, into: dict[str, Any]) -> None:
         for number, part in enumerate(value):
             _flatten(f"{name}/{number}", part, into)
     else:
-        into[name] = np.asarray(value)
+        into[name] = np.asanyarray(value)  # keeps a mask, which the table refuses

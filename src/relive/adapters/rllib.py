@@ -24,6 +24,7 @@ from relive.adapters.errors import NotOffered
 from relive.adapters.packing import pack, unpack
 from relive.adapters.seams import CuttingWriter
 from relive.checks.values import finite, integer
+from relive.config.casting import refuse_hidden, unmasked
 from relive.config.index import Index
 from relive.config.items import Transitions
 from relive.config.samplers import Prioritized
@@ -132,8 +133,11 @@ class PrioritizedEpisodeReplayBuffer(_PrioritizedEpisodeReplayBuffer):
         )
 
     def _add(self, episode: Any, weight: float | None) -> None:
-        states = _arrays(episode.get_observations())
-        columns = {"action": _arrays(episode.get_actions()), "reward": np.asarray(episode.get_rewards(), np.float32)}
+        states = _arrays("observation", episode.get_observations())
+        columns = {
+            "action": _arrays("action", episode.get_actions()),
+            "reward": unmasked("reward", episode.get_rewards(), np.float32),
+        }
         if self._writer is None:
             self._spaces = episode.observation_space, episode.action_space
             self._make(states, columns["action"])
@@ -270,7 +274,7 @@ class PrioritizedEpisodeReplayBuffer(_PrioritizedEpisodeReplayBuffer):
     def update_priorities(self, priorities: Any, module_id: Any = None) -> None:
         """Sets the priorities of the items of the last sample. Raises ShapeMismatch if there are more or fewer."""
         if self.table is not None:
-            values = np.maximum(np.asarray(priorities, np.float64).reshape(-1), _LEAST_PRIORITY)
+            values = np.maximum(unmasked("priorities", priorities, np.float64).reshape(-1), _LEAST_PRIORITY)
             self.table.update_priorities(self._last_keys, values)
 
     def get_num_episodes(self, module_id: Any = None) -> int:
@@ -314,8 +318,9 @@ def _each(kind: str, name: str, new: int, steps: int, evicted: int, gone: int) -
     }
 
 
-def _arrays(values: Any) -> Any:
-    """A list of steps, or arrays over steps, as nested arrays [T, ...]."""
+def _arrays(column: str, values: Any) -> Any:
+    """A list of steps, or arrays over steps, as nested arrays [T, ...]. Raises DtypeMismatch."""
+    refuse_hidden(column, values)
     return _batched(list(values)) if isinstance(values, list) else values
 
 

@@ -74,7 +74,7 @@ class Rows:
 
     def ends(self, name: str, value: Any, num_rows: int) -> NDArray[np.bool_]:
         """Returns terminated or truncated as bool[M]."""
-        if not self._single and isinstance(value, np.ndarray) and value.dtype == bool and value.shape == (num_rows,):
+        if not self._single and type(value) is np.ndarray and value.dtype == bool and value.shape == (num_rows,):
             return value
         array = as_array(name, value)
         array = array[np.newaxis] if self._single else array
@@ -118,7 +118,7 @@ class Rows:
     def _exact(self, path: str, value: Any, num_rows: int) -> NDArray[Any]:
         if self._single:
             value = as_array(path, value)[np.newaxis]
-        elif isinstance(value, np.ndarray):
+        elif type(value) is np.ndarray:
             column = self._spec.columns[path]
             if value.dtype == column.dtype and value.shape == (num_rows, *column.shape):
                 return value

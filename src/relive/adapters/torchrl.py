@@ -31,6 +31,7 @@ from relive.adapters.errors import GoneItems, NotOffered
 from relive.adapters.packing import pack, unpack
 from relive.adapters.seams import CuttingWriter
 from relive.checks.values import finite, integer
+from relive.config.casting import refuse_hidden
 from relive.config.index import Index
 from relive.config.items import Transitions
 from relive.config.samplers import Prioritized, Uniform
@@ -391,6 +392,8 @@ class ReliveSampler(PrioritizedSampler):
         """Sets priorities of items. Items that are gone are counted (table.stats().updates_stale), and no more."""
         if storage is None or _own(storage).alpha is None or storage.table is None:
             return
+        refuse_hidden("index", index)
+        refuse_hidden("priority", priority)
         keys = np.asarray(torch.as_tensor(index).detach().cpu().reshape(-1), np.int64)
         values = np.asarray(torch.as_tensor(priority).detach().cpu().reshape(-1), np.float64)
         storage.table.update_priorities(keys, np.broadcast_to(values, keys.shape) + self._eps)

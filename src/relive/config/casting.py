@@ -21,9 +21,10 @@ import numpy.typing as npt
 from relive.config.spec import StepSpec
 from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch, UnknownColumn
 
-__all__ = ["Normaliser", "as_array", "as_buffers", "as_keys", "cast", "with_items"]
+__all__ = ["Normaliser", "as_array", "as_buffers", "as_keys", "cast", "refuse_hidden", "unmasked", "with_items"]
 
 _ENDS = ("terminated", "truncated")
+_MOST_AXES = 64  # of a numpy array: deeper lists are no array, and a list may contain itself
 
 
 class _Cell(NamedTuple):
@@ -107,6 +108,7 @@ def as_array(column: str, value: object) -> npt.NDArray[Any]:
 
     Raises DtypeMismatch, ShapeMismatch.
     """
+    refuse_hidden(column, value)
     try:
         if hasattr(value, "detach") and hasattr(value, "cpu"):
             value = value.detach().cpu()  # a meta tensor has no data: NotImplementedError, which is a RuntimeError
@@ -120,10 +122,31 @@ def as_array(column: str, value: object) -> npt.NDArray[Any]:
         raise DtypeMismatch(column, "numbers", f"{type(value).__name__} ({error})") from None
     if array.dtype.kind not in "biufc":
         raise DtypeMismatch(column, "numbers", f"{type(value).__name__} of dtype {array.dtype}")
-    if array is not value and isinstance(value, np.ndarray) and np.ma.is_masked(value):
-        hidden = f"a masked array that hides {int(np.ma.getmaskarray(value).sum())} of {array.size} values"
-        raise DtypeMismatch(column, "numbers without a mask, as array.filled(value) gives them", hidden)
     return array
+
+
+def unmasked(column: str, value: object, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """np.asarray(value, dtype), which alone would drop a mask. Raises DtypeMismatch if the value hides values."""
+    refuse_hidden(column, value)
+    return np.asarray(value, dtype)
+
+
+def refuse_hidden(column: str, value: object, depth: int = _MOST_AXES) -> None:
+    """Raises DtypeMismatch if the value is a masked array that hides a value, or if a part of a tree is one.
+
+    numpy loads np.ma at its first use. The function therefore looks at subclasses of ndarray only.
+    """
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            if depth and isinstance(part, (list, tuple, dict, np.ndarray)):
+                refuse_hidden(column, part, depth - 1)
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            if depth:
+                refuse_hidden(f"{column}/{name}", part, depth - 1)
+    elif isinstance(value, np.ndarray) and type(value) is not np.ndarray and np.ma.is_masked(value):
+        hidden = f"a masked array that hides {int(np.ma.getmaskarray(value).sum())} of {value.size} values"
+        raise DtypeMismatch(column, "numbers without a mask, as array.filled(value) gives them", hidden)
 
 
 def cast(column: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from relive.config.casting import refuse_hidden
 from relive.config.spec import PER_ITEM_NAMES, StepSpec, nest
 from relive.core.request import DrawRequest
 from relive.core.table_core import SelectedColumns
@@ -29,6 +30,7 @@ def chosen(which: Any, num_items: int) -> Any:
         except (TypeError, ValueError):
             raise _refused(which, num_items) from None
         return which if step > 0 else np.arange(num_items)[which].copy()
+    refuse_hidden("rows", which)
     try:
         numbers = np.asarray(on_host(which))
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor without data, or with a gradient

@@ -8,6 +8,7 @@ import numpy as np
 
 from relive.checks.names import names_arguments
 from relive.checks.values import finite, flag
+from relive.config.casting import refuse_hidden
 from relive.errors import InvalidConfig, ShapeMismatch
 
 __all__ = ["sequence_priority"]
@@ -35,6 +36,7 @@ def sequence_priority(
     Raises:
         InvalidConfig: an argument has another type or value.
         ShapeMismatch: the shapes do not fit together.
+        DtypeMismatch: a masked array hides a value.
 
     Source: Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, section 2.3.
     """
@@ -45,6 +47,7 @@ def sequence_priority(
     for what, value in (("td_errors", td_errors), ("mask", mask)):
         if not hasattr(value, "shape"):
             raise InvalidConfig(what, "a numpy array or a torch tensor [B, T]", value)
+        refuse_hidden(what, value)
     if tuple(td_errors.shape) != tuple(mask.shape):
         raise ShapeMismatch("mask of td_errors", tuple(td_errors.shape), tuple(mask.shape))
     axes = ("rows",) if offsets is not None else ("T", "B") if axis == 0 else ("B", "T")

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, final
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from relive import _core
 from relive.errors import SaveCancelled, SaveOutrun
 from relive.saving.folder import IMAGE, SaveFolder, Segment
+from relive.saving.helping import HelpingThread
 
 __all__ = ["Copying", "SaveFacts"]
 
@@ -65,7 +66,7 @@ class _Blocks:
     def __init__(self, folder: SaveFolder, block_bytes: int) -> None:
         self._folder = folder
         self._buffers = [np.frombuffer(mmap.mmap(-1, block_bytes), np.uint8) for _ in range(2)]
-        self._pool = ThreadPoolExecutor(1, "relive-save", _lower_priority)
+        self._thread = HelpingThread("relive-save", _lower_priority)
         self._written: list[Future[int] | None] = [None, None]
         self._turn = 0
         self._segment: Segment | None = None
@@ -85,11 +86,7 @@ class _Blocks:
             self._segment = self._folder.new_segment()
         end = _whole_blocks(int(images[-1, 3] + images[-1, 4]))
         view = self._buffers[self._turn].data[:end]
-        try:
-            future = self._pool.submit(self._segment.append, view)
-        except RuntimeError:  # the interpreter ends, and starts no thread: the caller writes
-            future = Future()
-            future.set_result(self._segment.append(view))
+        future = self._thread.submit(self._segment.append, view)
         self._written[self._turn] = future
         self._filled.append((future, images))
         self.num_bytes += end
@@ -115,7 +112,7 @@ class _Blocks:
 
     def close(self) -> None:
         """Ends the thread. Blocks: for the write under way."""
-        self._pool.shutdown(wait=True)
+        self._thread.close()
 
 
 @final
@@ -138,7 +135,7 @@ class Copying:
         self._capacity_bytes = int(core.geometry["row_bytes"]) * int(core.geometry["capacity"])
         self._num_left = int(self._saver.bytes_missing)
         self._locked_s = 0.0
-        self._pool = ThreadPoolExecutor(1, "relive-copy", _lower_priority)
+        self._thread = HelpingThread("relive-copy", _lower_priority)
         self._is_interrupted = False
 
     @property
@@ -202,7 +199,7 @@ class Copying:
 
     def close(self) -> None:
         """Unpins pages and ends the threads. Closing twice is harmless."""
-        self._pool.shutdown(wait=True)
+        self._thread.close()
         self._saver.end()
         self._blocks.close()
 
@@ -211,11 +208,7 @@ class Copying:
 
         The caller's own thread may have the table's lock next, so it keeps its priority.
         """
-        try:
-            filling = self._pool.submit(self._fill_here)
-        except RuntimeError:  # the interpreter ends, and starts no thread
-            self._fill_here()
-            return
+        filling = self._thread.submit(self._fill_here)
         try:
             filling.result()
         except BaseException:  # a signal: the thread must be done before the caller ends the save

@@ -6,7 +6,6 @@ import mmap
 import secrets
 import struct
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -19,6 +18,7 @@ from relive.config.table_config import TableConfig
 from relive.errors import DamagedSave, ReliveError
 from relive.saving.current import FORMAT
 from relive.saving.files import ALIGN, Files
+from relive.saving.helping import HelpingThread
 from relive.saving.memory import memory_for
 from relive.saving.reader import CutReader, open_save
 
@@ -189,12 +189,12 @@ def _put_images(loader: _core.CoreLoader, reader: CutReader, images: NDArray[Any
         reader.read_block(block.segment, block.begin, buffer)
         return buffer
 
-    with ThreadPoolExecutor(1, "relive-load") as pool:
-        ahead = [pool.submit(read, 0)] if blocks else []
+    with HelpingThread("relive-load") as thread:
+        ahead = [thread.submit(read, 0)] if blocks else []
         for number, block in enumerate(blocks):
             buffer = ahead.pop().result()
             if number + 1 < len(blocks):
-                ahead.append(pool.submit(read, number + 1))  # into the other buffer
+                ahead.append(thread.submit(read, number + 1))  # into the other buffer
             loader.put(buffer, block.images)
 
 

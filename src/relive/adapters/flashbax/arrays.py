@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from relive.adapters.errors import NotOffered
 from relive.adapters.trees import paths, rebuilt
+from relive.config.casting import unmasked
 
 try:
     import jax
@@ -48,7 +48,7 @@ def concrete(value: Any, call: str) -> Any:
 
 def canonical(value: Any, call: str) -> NDArray[Any]:
     """The value as an array with the dtype that jax gives it: float32 for float64, unless jax has 64 bits on."""
-    array = np.asarray(concrete(value, call))
+    array = unmasked(call, concrete(value, call))
     return array if jax is None else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from relive.adapters.flashbax.arrays import canonical, concrete, handed_over, taken_apart
 from relive.checks.values import finite, integer
+from relive.config.casting import unmasked
 from relive.config.index import Index
 from relive.config.items import MAX_ROWS, Sequences
 from relive.config.samplers import Prioritized, Uniform
@@ -136,8 +137,8 @@ class Store:
 
     def set_priorities(self, indices: Any, priorities: Any) -> None:
         """Sets the priorities of the items that stand at these indices now."""
-        numbers = np.asarray(concrete(indices, "set_priorities")).reshape(-1)
-        given = np.asarray(concrete(priorities, "set_priorities"), np.float32).reshape(-1)
+        numbers = unmasked("indices", concrete(indices, "set_priorities")).reshape(-1)
+        given = unmasked("priorities", concrete(priorities, "set_priorities"), np.float32).reshape(-1)
         if numbers.dtype.kind not in "iu":
             raise DtypeMismatch("indices", "int32", str(numbers.dtype))
         if numbers.shape != given.shape:

@@ -7,14 +7,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
-import numpy as np
-
 from relive.adapters.errors import NotOffered
 from relive.adapters.reverb.errors import TableNotFound, WrongData
 from relive.adapters.reverb.samples import ReplaySample
 from relive.adapters.reverb.table import Drawn, Table, TableInfo
 from relive.adapters.reverb.trajectory_writer import TrajectoryWriter, Writer
 from relive.adapters.trees import leaves, mapped, rebuilt
+from relive.config.casting import unmasked
 
 __all__ = ["Client", "Server", "server_at"]
 
@@ -125,10 +124,11 @@ class Client:
 
         Raises:
             WrongData: priorities are empty, or the data do not fit a signature.
+            DtypeMismatch: a masked array hides a value.
         """
         if not priorities:
             raise WrongData("priorities of an insert", "{table: priority} for one table at least", priorities)
-        arrays = mapped(np.asarray, data)
+        arrays = mapped(lambda leaf: unmasked("data of an insert", leaf), data)
         found = {name: self._server.table(name) for name in priorities}
         for table in found.values():
             table.check(arrays)

@@ -17,6 +17,7 @@ from relive.adapters.reverb.rate_limiters import Gate, RateLimiter
 from relive.adapters.reverb.samples import SampleInfo
 from relive.adapters.trees import leaves
 from relive.checks.values import integer
+from relive.config.casting import unmasked
 from relive.config.index import Index
 from relive.config.items import Transitions
 from relive.config.samplers import Reservoir
@@ -180,11 +181,12 @@ class Table:
         Raises:
             DeadlineExceededError: the rate limiter did not allow it in time; nothing is inserted.
             WrongData: the data do not fit the signature, or the priority is no number.
+            DtypeMismatch: a masked array hides a value.
             TableClosed: the server was stopped.
         """
         if not np.isfinite(priority):
             raise WrongData("priority of an item", "a finite number", priority)
-        arrays = [np.asarray(leaf) for leaf in data]
+        arrays = [unmasked(f"leaf {number}", leaf) for number, leaf in enumerate(data)]
         with self._changed:
             self._wait(lambda: self._gate.can_insert(1), timeout_s, f"an insert into table {self.name!r}")
             if self.table is None:

@@ -14,6 +14,7 @@ from relive.adapters.reverb.errors import DeadlineExceededError, WrongData
 from relive.adapters.reverb.table import Table, TableClosed
 from relive.adapters.trees import leaves, mapped, paths
 from relive.checks.values import integer
+from relive.config.casting import refuse_hidden
 
 __all__ = ["FindsTables", "TrajectoryColumn", "TrajectoryWriter", "Writer"]
 
@@ -187,9 +188,12 @@ class TrajectoryWriter:
 
         Raises:
             WrongData: a column has another shape or dtype than before, or a value for the second time in this step.
+            DtypeMismatch: a masked array hides a value.
         """
         self._check_open()
         given = [(path, leaf) for path, leaf in paths(data) if leaf is not None]
+        for path, leaf in given:
+            refuse_hidden(f"column {path}", leaf)
         arrays = {path: np.array(leaf) for path, leaf in given}  # a copy: the caller may change its own
         for path, array in arrays.items():
             known = self._types.get(path)

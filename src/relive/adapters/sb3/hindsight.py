@@ -16,6 +16,7 @@ from relive.adapters.errors import NoEpisodeYet
 from relive.adapters.sb3.stored import STEPS, Keeping, Stored
 from relive.checks.names import names_arguments
 from relive.checks.values import integer
+from relive.config.casting import unmasked
 from relive.config.hindsight import Hindsight
 from relive.config.samplers import Sampler, Uniform
 from relive.config.storage import Storage
@@ -166,7 +167,7 @@ class HerReplayBuffer(Stored, _HerReplayBuffer):
             raise InvalidConfig("env of HerReplayBuffer", "a VecEnv, from set_env(env) after a load", None)
         infos = [self._infos.get(int(key), {}) for key in batch.item_keys]
         rewards = self.env.env_method("compute_reward", achieved, goal, infos, indices=[0])[0]
-        return np.asarray(rewards).astype(np.float32)
+        return unmasked("what compute_reward returned", rewards).astype(np.float32)
 
     # ---- files -----------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from relive.adapters.packing import pack, unpack
 from relive.adapters.seams import CuttingWriter
 from relive.checks.names import names_arguments
 from relive.checks.values import finite, flag, integer
+from relive.config.casting import unmasked
 from relive.config.hindsight import Hindsight
 from relive.config.index import Index
 from relive.config.items import Transitions
@@ -156,7 +157,7 @@ class Stored(BaseBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Stores one step of each environment. A step after a reset that no `done` announced begins a new episode."""
-        done = np.asarray(done, np.bool_).reshape(self.n_envs)
+        done = unmasked("done", done, np.bool_).reshape(self.n_envs)
         truncated = np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination:
             truncated = np.array([info.get("TimeLimit.truncated", False) for info in infos], np.bool_)
@@ -165,8 +166,8 @@ class Stored(BaseBuffer):
         columns: dict[str, Any] = {
             "observation": self._states(obs),
             "next_observation": self._states(next_obs),
-            "action": _exact(action, (self.n_envs, self.action_dim), _narrow(self.action_space.dtype)),
-            "reward": _exact(reward, (self.n_envs,), np.float32),
+            "action": _exact("action", action, (self.n_envs, self.action_dim), _narrow(self.action_space.dtype)),
+            "reward": _exact("reward", reward, (self.n_envs,), np.float32),
             "terminated": terminated,
             "truncated": truncated,
         }
@@ -189,7 +190,7 @@ class Stored(BaseBuffer):
     def _state(self, given: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         frames = self._frame_stack
         whole = shape if frames == 1 else (frames, shape[0] // frames, *shape[1:])
-        return _exact(given, (self.n_envs, *whole), dtype)
+        return _exact("observation", given, (self.n_envs, *whole), dtype)
 
     def reset(self) -> None:
         """Removes all steps."""
@@ -352,8 +353,8 @@ def _narrow(dtype: Any) -> Any:
     return np.float32 if dtype == np.float64 else dtype
 
 
-def _exact(value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    array = np.asarray(value)
+def _exact(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    array = unmasked(name, value)
     if array.dtype != dtype:
         array = array.astype(dtype)
     return array.reshape(shape)

@@ -15,6 +15,7 @@ from tianshou.data.utils.converter import from_hdf5, to_hdf5, to_numpy
 from relive.adapters.errors import NotOffered
 from relive.adapters.packing import pack, unpack
 from relive.adapters.seams import CuttingWriter
+from relive.config.casting import unmasked
 from relive.config.index import Index
 from relive.config.items import Transitions
 from relive.config.samplers import Prioritized, Sampler, Uniform
@@ -72,31 +73,32 @@ class VectorReplayBuffer(_VectorReplayBuffer):
             raise InvalidConfig(
                 "batch to add", "obs_next, also with ignore_obs_next: it costs no memory", batch.get_keys()
             )
-        lanes = np.arange(self.buffer_num) if buffer_ids is None else np.asarray(buffer_ids, np.int64).reshape(-1)
+        lanes = np.arange(self.buffer_num)
+        if buffer_ids is not None:
+            lanes = unmasked("buffer_ids", buffer_ids, np.int64).reshape(-1)
         light = Batch()
         for name in batch.get_keys():
             if name not in _STATES:
                 light.__dict__[name] = batch[name]
         stand_in = np.zeros((len(lanes), 1) if self._save_only_last_obs else len(lanes), np.uint8)
         light.__dict__.update(obs=stand_in, obs_next=stand_in)
-        states = {name: _tree(batch[name], newest=self._save_only_last_obs) for name in _STATES}
-        told: tuple[NDArray[Any], ...] = super().add(light, lanes)
-        places = np.asarray(told[0], np.int64).reshape(-1)
+        states = {name: _tree(name, batch[name], newest=self._save_only_last_obs) for name in _STATES}
         columns: dict[str, Any] = {
             "observation": states["obs"],
             "next_observation": states["obs_next"],
-            "action": _tree(batch.act),
-            "reward": _tree(batch.rew),
-            _PLACE: places,
+            "action": _tree("act", batch.act),
+            "reward": _tree("rew", batch.rew),
         }
+        ends = {name: unmasked(name, batch[name], np.bool_).reshape(-1) for name in ("terminated", "truncated")}
+        ends["truncated"] = ends["truncated"] & ~ends["terminated"]
+        told: tuple[NDArray[Any], ...] = super().add(light, lanes)
+        places = columns[_PLACE] = np.asarray(told[0], np.int64).reshape(-1)
         if self._writer is None:
             self._make(columns)
         assert self.table is not None and self._writer is not None
         old = self._keys[places]
         if (old >= 0).any():
             self.table.delete(old[old >= 0])
-        ends = {name: np.asarray(batch[name], np.bool_).reshape(-1) for name in ("terminated", "truncated")}
-        ends["truncated"] = ends["truncated"] & ~ends["terminated"]
         self._keys[places] = self._writer.append(lanes, **columns, **ends)
         return told
 
@@ -274,8 +276,8 @@ class PrioritizedVectorReplayBuffer(VectorReplayBuffer, _PrioritizedVectorReplay
 
     def update_weight(self, index: NDArray[np.int64], new_weight: Any) -> None:
         """Sets the priorities of steps to |new_weight| + eps."""
-        indices = np.asarray(index, np.int64).reshape(-1)
-        priorities = np.abs(np.asarray(to_numpy(new_weight), np.float64)).reshape(-1) + _EPSILON
+        indices = unmasked("index", index, np.int64).reshape(-1)
+        priorities = np.abs(unmasked("new_weight", to_numpy(new_weight), np.float64)).reshape(-1) + _EPSILON
         if priorities.shape != indices.shape:
             raise InvalidConfig("new_weight", f"one number for each of {len(indices)} indices", priorities.shape)
         keys = self._keys[indices]
@@ -291,11 +293,11 @@ class PrioritizedVectorReplayBuffer(VectorReplayBuffer, _PrioritizedVectorReplay
         self._beta = beta
 
 
-def _tree(value: Any, newest: bool = False) -> Any:
-    """A Batch as nested dicts of arrays; newest: only the last frame of each stack."""
+def _tree(name: str, value: Any, newest: bool = False) -> Any:
+    """A Batch as nested dicts of arrays; newest: only the last frame of each stack. Raises DtypeMismatch."""
     if isinstance(value, Batch):
-        return {str(name): _tree(value[name], newest) for name in value.get_keys()}
-    array = np.asarray(to_numpy(value))
+        return {str(part): _tree(f"{name}/{part}", value[part], newest) for part in value.get_keys()}
+    array = unmasked(name, to_numpy(value))
     return array[:, -1] if newest else array
 
 

@@ -14,6 +14,7 @@ from tianshou.data import HERVectorReplayBuffer as _HERVectorReplayBuffer
 
 from relive.adapters.tianshou.buffers import VectorReplayBuffer
 from relive.checks.values import finite, integer
+from relive.config.casting import unmasked
 from relive.config.storage import Storage
 from relive.errors import InvalidConfig, ShapeMismatch, UnknownArgument
 
@@ -191,7 +192,8 @@ class HERVectorReplayBuffer(VectorReplayBuffer, _HERVectorReplayBuffer):
             raise
 
     def _new_rewards(self, places: Places) -> NDArray[np.float32]:
-        given = np.asarray(self.compute_reward_fn(self._achieved(places), self._goals[self._goal_of[places]]))
+        told = self.compute_reward_fn(self._achieved(places), self._goals[self._goal_of[places]])
+        given = unmasked("what compute_reward_fn returned", told)
         if given.shape != self._rewards.shape:
             raise ShapeMismatch("what compute_reward_fn returned", self._rewards.shape, given.shape)
         return given.astype(np.float32)

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.checks.values import integer, is_name
-from relive.errors import BadMessage, InvalidConfig
+from relive.config.casting import unmasked
+from relive.errors import BadMessage, DtypeMismatch, InvalidConfig
 from relive.service.wire.framing import Bytes, whole
 from relive.service.wire.packing import room_for
 
@@ -165,8 +166,8 @@ def _layout_of(parameters: Mapping[str, npt.ArrayLike]) -> tuple[Layout, list[np
         if not is_name(name, _MAX_NAME):
             raise InvalidConfig("name of a parameter", f"text of 1 to {_MAX_NAME} bytes", name)
         try:
-            array = np.asarray(value)
-        except ValueError as problem:
+            array = unmasked(f"parameter {name!r}", value)
+        except (ValueError, DtypeMismatch) as problem:
             raise InvalidConfig(f"parameter {name!r}", "an array", str(problem)) from None
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.dtype.str not in _DTYPES:
