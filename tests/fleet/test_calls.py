@@ -370,33 +370,6 @@ def test_any_number_of_silent_shards_costs_one_wait(linked: Any, monkeypatch: py
         assert table.stats().num_steps == 20
 
 
-def test_silent_shards_are_asked_once_if_the_roots_are_those_of_an_earlier_draw(
-    linked: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A part that is given back, without a byte from its owner, tells that its shard is silent."""
-    from relive.fleet.remote.shard import RemoteShard
-
-    part, asked = RemoteShard.part, list[int]()
-    monkeypatch.setattr(RemoteShard, "part", lambda self, whole: asked.append(self.number) or part(self, whole))
-    links, places = linked(5)
-    with attach(places, path="service", timeout_s=60.0, root_age=4) as table:
-        for number in range(5):
-            table.writer(shard=number).extend(**rows(4))
-        for call in (table.sample, table.draw):
-            while table._fleet.agreement._agreed.get(0, (None, 0))[1] != 3:
-                table.sample(16)
-            for link in links[1:]:
-                link.stall(True)
-            asked.clear()
-            assert (call(16).item_keys >> 51 == 0).all()
-            assert sorted(asked) == [0, 0, 1, 2, 3, 4]
-            for link in links[1:]:
-                link.stall(False)
-            while any(shard.state != "live" for shard in table._fleet.shards):
-                time.sleep(0.02)
-        assert table.stats().indexes["default"].in_flight == 0
-
-
 def test_a_silent_shard_beside_a_slow_one(linked: Any) -> None:
     """The draw goes on with the slow shard, whose rows of an attempt that failed are not waited for."""
     links, places = linked(2, FRAMES)
