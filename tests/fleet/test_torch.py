@@ -6,6 +6,9 @@ import contextlib
 import itertools
 import os
 import re
+import signal
+import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 from contract.tools import prioritized
 from processes.shm import needs_shared_memory
-from processes.tools import answers, children
+from processes.tools import answers, children, stop_process
 
 import relive
 from fleet.tools import config_of, fill
@@ -143,6 +146,40 @@ def test_a_rank_that_does_not_call_is_named_and_may_come_later(ranks: Any) -> No
     group[1].pipe.send("come")
     told = answers(group)
     assert told == [[[b"\1"] * 3, [b"\2"] * 3]] * 3, "a retry takes up the call, with the bytes of that call"
+
+
+def wait_for_the_store(pipe: Any) -> Any:
+    exchange = TorchExchange()
+    assert exchange.all_gather(b"a", 60.0) == [b"a", b"a"]
+    pipe.send("in step")
+    pipe.recv()
+    if exchange.rank == 1:
+        for seconds in (0.0, 1.0, 0.3):
+            began_s = time.monotonic()
+            with pytest.raises(errors.DeadlineExceeded) as caught:
+                exchange.all_gather(b"\1", seconds)
+            pipe.send((time.monotonic() - began_s - seconds, str(caught.value.has)))
+        pipe.recv()
+    return exchange.all_gather(b"\1", 60.0)
+
+
+def test_a_store_in_a_stopped_process_holds_no_rank_up_past_its_deadline() -> None:
+    """Without torchrun, rank 0 has the store. While it is stopped, no timeout of torch ends a call of the store."""
+    with children() as start, contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        group = [start("spawn", join, rank, 2, meeting, wait_for_the_store) for rank in range(2)]
+        assert [one.answer() for one in group] == ["in step"] * 2
+        stop_process(group[0].process.pid)
+        try:
+            group[1].pipe.send("rank 0 is stopped")
+            late_s, told = zip(*(group[1].answer() for _ in range(3)), strict=True)
+        finally:
+            os.kill(group[0].process.pid, signal.SIGCONT)
+        assert max(late_s) < 2.0 and all("the process that has it is stopped" in one for one in told)
+        for one in group:
+            one.pipe.send("it goes on")
+        assert answers(group) == [[b"\1"] * 2] * 2
 
 
 def give_up(exchange: Any, mine: bytes) -> str:

@@ -186,6 +186,14 @@ def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, says: str) -
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("content", [b"address = '\xff'", b"\xff\xfe", b"\0", b"a = " + b"[" * 5000])
+def test_a_file_that_is_no_text_of_toml_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "table.toml"
+    path.write_bytes(content)
+    with pytest.raises(errors.InvalidConfig, match="table.toml: expected TOML"):
+        load_config(path)
+
+
 def test_another_table_under_the_name_is_not_taken(tmp_path: Path, shm_name: Any) -> None:
     name = shm_name()
     spec = relive.StepSpec({"reward": relive.ArraySpec((), "float32")})

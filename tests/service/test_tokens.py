@@ -414,6 +414,42 @@ def test_a_wrong_entry_is_named(tmp_path: Path, content: str, match: str) -> Non
         read_tokens(str(path))
 
 
+def test_a_name_of_any_text_leaves_the_file_whole(tmp_path: Path) -> None:
+    """JSON writes some characters in another way than TOML reads them."""
+    path = str(tmp_path / "tokens.toml")
+    names = ["\U0001f600*", "a\x7fb", 'q"\\', "\t\x01", "\u00e9\u2028", "[!a]"]
+    for number, name in enumerate(names):
+        add_token(path, f"t{number}", ["read"], [name])
+    remove_token(path, "t5")
+    assert [one.grants[0].tables for one in read_tokens(path)] == [(name,) for name in names[:5]]
+    before = Path(path).read_bytes()
+    for wrong in ("\udc80", "a\0b", ""):
+        with pytest.raises(errors.InvalidConfig, match="names of tables"):
+            add_token(path, "new", ["read"], [wrong])
+    assert Path(path).read_bytes() == before
+
+
+def test_a_change_that_would_spoil_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text('tokens = { a = { certificate = "c", grants = [] } }')  # to which TOML adds no table
+    path.chmod(0o600)
+    before = path.read_bytes()
+    with pytest.raises(errors.InvalidConfig, match="file of the tokens"):
+        add_token(str(path), "b", ["read"], ["*"])
+    assert path.read_bytes() == before and [one.name for one in read_tokens(str(path))] == ["a"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_too_long_is_refused_whole(tmp_path: Path) -> None:
+    """The rest of it was passed over, with the tokens that it names."""
+    path = tmp_path / "tokens.toml"
+    add_token(str(path), "a", ["read"], ["*"])
+    with path.open("a") as file:
+        file.write("#" + "x" * (4 << 20) + "\n")
+    with pytest.raises(errors.InvalidConfig, match="at most 4.0 MiB"):
+        read_tokens(str(path))
+
+
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(token_file.hmac, "compare_digest", lambda one, other: seen.append(one) or one == other)

@@ -64,7 +64,8 @@ def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidConfig):
             wrong()
-    for text in ('{"environment": {}}', '{"agent": {"name": "nobody"}}', '{"agent": {"name": "dqn", "gama": 1}}', "[]"):
+    texts = ['{"environment": {}}', '{"agent": {"name": "nobody"}}', '{"agent": {"name": "dqn", "gama": 1}}', "[]"]
+    for text in (*texts, "[" * 100_000):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(InvalidConfig):
             TrainConfig.load(tmp_path / "config.json")

@@ -27,6 +27,7 @@ from relive.train.checkpoint import load_checkpoint, save_checkpoint  # noqa: E4
 from relive.train.learner import Learner  # noqa: E402
 from relive.train.setup import limiter_of  # noqa: E402
 from relive.train.watching import saves  # noqa: E402
+from relive.train.watching.checkpoint import joint_names  # noqa: E402
 from train.runs import children_of, run_of  # noqa: E402
 
 SMALL: dict[str, object] = {
@@ -226,8 +227,39 @@ def test_a_damaged_save_is_one_error(tmp_path: Path) -> None:
     data = bytearray(blob.read_bytes())
     data[len(data) // 2] ^= 1
     blob.write_bytes(data)
-    with pytest.raises(DamagedSave):
+    with pytest.raises(DamagedSave, match=r"move it away to go on from checkpoint.pt, after 1,\d{3} steps"):
         train(run_dir=tmp_path / "run", resume=True)
+    os.rename(tmp_path / "run" / "save", tmp_path / "away")
+    again = train(small(limits__max_steps=2_000), tmp_path / "run", resume=True)
+    assert again.num_sessions == 2 and again.num_steps >= 2_000
+
+
+def test_a_damaged_copy_is_one_error_that_names_the_whole_save(tmp_path: Path) -> None:
+    """Whether the file was a copy is not known once it is damaged: the caller says which one counts."""
+    folder = tmp_path / "run"
+    first = train(small(), folder)
+    path = folder / "checkpoint.pt"
+    data = path.read_bytes()
+    for damaged in (b"", data[:-100], data[: len(data) // 2] + b"\xff" + data[len(data) // 2 + 1 :]):
+        path.write_bytes(damaged)
+        for call in (lambda: train(run_dir=folder, resume=True), lambda: joint_names(folder, is_first=True)):
+            with pytest.raises(InvalidConfig, match=r"remove it to go on from the save of 1,\d{3} steps in .*/save"):
+                call()
+    path.unlink()
+    again = train(small(limits__max_steps=2_000), folder, resume=True)
+    assert again.num_sessions == 2 and again.num_updates > first.num_updates
+    assert updates_alone(folder) == again.num_updates, "a copy again"
+
+
+def test_a_damaged_page_of_the_table_is_one_error_with_a_way_out(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = train(small(), folder)
+    for pages in (folder / "save" / "segments").iterdir():
+        pages.write_bytes(bytes(pages.stat().st_size))
+    with pytest.raises(DamagedSave, match="checkpoint.table=never goes on with the learner"):
+        train(run_dir=folder, resume=True)
+    more = small(checkpoint__table="never", limits__max_steps=2_000)
+    assert train(more, folder, resume=True).num_updates > first.num_updates
 
 
 # ---- what fails ------------------------------------------------------------------------------------------------------

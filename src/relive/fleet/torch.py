@@ -16,17 +16,24 @@ Protocol:
   calls over the group raise RankLost.
 - gloo tells only the neighbours of a rank that it ended. They write that into the store, and every rank that waits
   longer than a moment reads it.
+- The store is in one process, of the launcher or of rank 0. While that process is stopped or hangs, a call of the store
+  does not return, and no timeout of torch ends it. A thread of its own makes each call (`_Notes`), so no rank waits for
+  the store longer than until its deadline.
 - All exchanges of a process over one group make one sequence of calls (`_Calls`), because the group has one.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import queue
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, final
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -52,6 +59,7 @@ _HEADER = 4
 _LOST = "relive/lost"  # key of the store: why no call is possible any more
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+Value = TypeVar("Value")
 
 
 @final
@@ -138,6 +146,48 @@ class _Posted:
 
 
 @final
+class _Silent(Exception):
+    """The store of a group does not answer."""
+
+
+@final
+class _Notes:
+    """Makes calls of the store of a group, for one thread at a time, and waits for each no longer than it is told.
+
+    A call that does not return keeps its thread. Later calls then get no thread, until it returns.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._busy: threading.Thread | None = None
+
+    def ask(self, call: Callable[[Any], Value], seconds: float) -> Value:
+        """Returns call(store), or raises its error. Raises _Silent if it does not return in time."""
+        ends = time.monotonic() + seconds
+        if self._busy is not None:
+            self._busy.join(seconds)
+            if self._busy.is_alive():
+                raise _Silent
+        answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        self._busy = threading.Thread(target=_answer, args=(call, self._store, answers), daemon=True)
+        self._busy.start()
+        try:
+            told, error = answers.get(timeout=max(0.001, ends - time.monotonic()))
+        except queue.Empty:
+            raise _Silent from None
+        if error is not None:
+            raise error
+        return cast("Value", told)
+
+
+def _answer(call: Callable[[Any], Any], store: Any, answers: queue.SimpleQueue[tuple[Any, Exception | None]]) -> None:
+    try:
+        answers.put((call(store), None))
+    except Exception as error:
+        answers.put((None, error))
+
+
+@final
 class _Calls:
     """The calls of this process over one group, one after another."""
 
@@ -145,6 +195,7 @@ class _Calls:
         self.rank: int = distributed.get_rank(group)
         self.world: int = distributed.get_world_size(group)
         self._ref = ref(group)  # an exchange keeps the group
+        self._notes = _Notes(group.get_group_store())
         self._room = 64
         self._num_calls = 0
         self._unfinished: _Posted | None = None
@@ -199,9 +250,9 @@ class _Calls:
         try:
             self._wait_in_slices(posted.work, ends, timeout_s)
         except RuntimeError as error:  # a connection has ended, or the store
-            self._lost = str(error)
-            with suppress(RuntimeError):
-                self._store.set(_LOST, self._lost)
+            self._lost = lost = str(error)
+            with suppress(RuntimeError, _Silent):
+                self._notes.ask(lambda store: store.set(_LOST, lost), _SLICE_S)
             raise RankLost(self._lost) from error
 
     def _wait_in_slices(self, work: Any, ends: float, timeout_s: float) -> None:
@@ -215,32 +266,40 @@ class _Calls:
                 if work.is_completed():
                     work.wait()  # it failed, or it was done a moment after the slice
                     return
-            if self._store.check([_LOST]):
-                raise RuntimeError(self._store.get(_LOST).decode(errors="replace"))
-            if not has_said:
-                self._store.set(self._key(self.rank), str(self._num_calls))
+            with suppress(_Silent):
+                self._notes.ask(partial(self._look, has_said), max(0.001, min(_SLICE_S, ends - time.monotonic())))
                 has_said = True
             if time.monotonic() >= ends:
-                absent = ", ".join(map(str, self._absent())) or "(which is on its way)"
                 needs = f"all {self.world} ranks of the group in call {self._num_calls} of the exchange"
-                raise DeadlineExceeded(needs, f"none of rank {absent}", timeout_s)
+                raise DeadlineExceeded(needs, self._has(), timeout_s)
 
-    def _absent(self) -> list[int]:
+    def _look(self, has_said: bool, store: Any) -> None:
+        """Raises the error of a rank that was lost, as the store has it. Notes that this rank waits."""
+        if store.check([_LOST]):
+            raise RuntimeError(store.get(_LOST).decode(errors="replace"))
+        if not has_said:
+            store.set(self._key(self.rank), str(self._num_calls))
+
+    def _has(self) -> str:
+        """The ranks that are missing, in words."""
+        try:
+            absent = self._notes.ask(self._absent, _SLICE_S)
+        except _Silent:
+            return "no answer of the group's store: the process that has it is stopped, or hangs"
+        return f"none of rank {', '.join(map(str, absent)) or '(which is on its way)'}"
+
+    def _absent(self, store: Any) -> list[int]:
         """Ranks that have not written that they wait in this call or in a later one."""
         absent = []
         for rank in range(self.world):
             key = self._key(rank)
-            if not self._store.check([key]) or int(self._store.get(key)) < self._num_calls:
+            if not store.check([key]) or int(store.get(key)) < self._num_calls:
                 absent.append(rank)
         return absent
 
     @property
     def _group(self) -> Any:
         return self._ref()
-
-    @property
-    def _store(self) -> Any:
-        return self._group.get_group_store()
 
     def _key(self, rank: int) -> str:
         return f"relive/{rank}"

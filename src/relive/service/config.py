@@ -205,7 +205,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         try:
             return tomllib.load(file)
-        except tomllib.TOMLDecodeError as problem:
+        except (ValueError, RecursionError) as problem:  # TOML and UTF-8, and brackets in brackets
             raise InvalidConfig(str(path), "TOML", str(problem)) from None
 
 

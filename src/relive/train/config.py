@@ -171,7 +171,7 @@ class TrainConfig:
         """Reads the file that `save` wrote. Raises InvalidConfig for another file."""
         try:
             return cls.from_tree(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
             raise InvalidConfig(
                 what=f"run configuration {path}", expected="the file a run writes", got=str(problem)
             ) from problem

@@ -21,7 +21,7 @@ from relive import load as load_table
 from relive import saved as describe_save
 from relive.agents.agent import Agent, Spaces
 from relive.config.storage import Storage
-from relive.errors import InvalidConfig
+from relive.errors import DamagedSave, InvalidConfig
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig
 from relive.train.learners.meeting import HostMeeting
@@ -177,6 +177,10 @@ def make_table(config: TrainConfig, agent: Agent, saved: Found | None = None) ->
 
     Nothing is left of a table of this process alone, however the process ends. A table that is loaded gets the limiter
     of the run where it has another one.
+
+    Raises:
+        DamagedSave: A page of the saved table is damaged. The learner beside it was read before, and is whole.
+        ReliveError: Also every error that Table.from_config and relive.load raise.
     """
     is_shared = not config.acts_inline or config.topology.learns_apart or config.serving.address is not None
     storage = SharedMemory(f"train-{os.getpid()}-{secrets.token_hex(3)}") if is_shared else LocalMemory()
@@ -184,7 +188,11 @@ def make_table(config: TrainConfig, agent: Agent, saved: Found | None = None) ->
     if saved is None:
         return Table.from_config(wanted)
     max_lanes = max(wanted.max_lanes, describe_save(saved.path, saved.number).config.max_lanes)
-    table = load_table(saved.path, storage, wanted.capacity, max_lanes, number=saved.number)
+    try:
+        table = load_table(saved.path, storage, wanted.capacity, max_lanes, number=saved.number)
+    except DamagedSave as problem:
+        way = "checkpoint.table=never goes on with the learner and a new table"
+        raise DamagedSave(problem.path, f"{problem.what} ({way})", problem.expected, problem.got) from problem
     if table.limiter() != limiter_of(config):
         table.set_limiter(limiter_of(config))
     return table

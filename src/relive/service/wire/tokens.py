@@ -28,8 +28,10 @@ from typing import Any, final
 
 from relive.checks.parts import refuse_unknown
 from relive.checks.secrets import check_private
+from relive.checks.values import is_text
 from relive.core.roles import ROLES, Role
 from relive.errors import InvalidConfig
+from relive.errors.base import bytes_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,6 +43,7 @@ __all__ = ["Entry", "Grant", "add_token", "digest_of", "entry_of", "read_tokens"
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}\Z")
 _MOST_BYTES = 4 << 20
+_MOST_NAME = 4096  # bytes of the name of a table
 _HEAD = "# Tokens of a relive server. `relive token new` adds one; `relive token rm` revokes one.\n\n[tokens]\n"
 
 
@@ -109,8 +112,15 @@ def read_tokens(path: str) -> tuple[Entry, ...]:
             content = file.read(_MOST_BYTES + 1)
     except OSError as problem:
         raise InvalidConfig(f"file of the tokens {path}", "a file that can be read", str(problem.strerror)) from None
+    return _entries(path, content)
+
+
+def _entries(path: str, content: bytes) -> tuple[Entry, ...]:
+    """Reads the entries of a file with this content. Raises InvalidConfig."""
+    if len(content) > _MOST_BYTES:
+        raise InvalidConfig(f"file of the tokens {path}", f"at most {bytes_text(_MOST_BYTES)}", "more")
     try:
-        parts = tomllib.loads(content[:_MOST_BYTES].decode())
+        parts = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as problem:  # TOML and UTF-8, and brackets in brackets
         raise InvalidConfig(f"file of the tokens {path}", "TOML", str(problem)[:200]) from None
     refuse_unknown(f"option of {path}", parts, ("tokens",))
@@ -146,7 +156,7 @@ def _grant(where: str, told: Any) -> Grant:
     roles, tables = told.get("roles"), told.get("tables")
     if not isinstance(roles, list) or not roles or not all(one in ROLES for one in roles):
         raise InvalidConfig(f"roles of {where}", "some of " + ", ".join(ROLES), str(roles)[:80])
-    if not isinstance(tables, list) or not tables or not all(isinstance(one, str) and one for one in tables):
+    if not isinstance(tables, list) or not tables or not all(is_text(one, _MOST_NAME) for one in tables):
         raise InvalidConfig(f"tables of {where}", "names of tables, which may have wildcards", str(tables)[:80])
     return Grant(frozenset(roles), tuple(tables))
 
@@ -189,18 +199,26 @@ def remove_token(path: str, name: str) -> None:
 
 
 def _section(name: str, options: Mapping[str, Any]) -> str:
-    lines = [f"[tokens.{json.dumps(name)}]"]
+    lines = [f"[tokens.{_quoted(name)}]"]
     for key, value in options.items():
         if key != "grants":
-            lines.append(f"{key} = {value.isoformat() if isinstance(value, datetime.datetime) else json.dumps(value)}")
-    grants = (
-        f"{{ roles = {json.dumps(one['roles'])}, tables = {json.dumps(one['tables'])} }}" for one in options["grants"]
-    )
+            lines.append(f"{key} = {value.isoformat() if isinstance(value, datetime.datetime) else _quoted(value)}")
+    grants = (f"{{ roles = {_quoted(one['roles'])}, tables = {_quoted(one['tables'])} }}" for one in options["grants"])
     return "\n".join([*lines, f"grants = [{', '.join(grants)}]"]) + "\n"
 
 
+def _quoted(value: Any) -> str:
+    """Text, or a list of texts, in TOML. TOML has no surrogate pairs, which JSON writes for some characters."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _replace(path: str, content: str) -> None:
-    """Replaces the file as one step. Only its user can read it."""
+    """Replaces the file as one step. Only its user can read it.
+
+    Raises:
+        InvalidConfig: The content would not be a file of tokens, such as after an inline table. The file stays.
+    """
+    _entries(path, content.encode())
     descriptor, made = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), prefix=".tokens-")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:

@@ -163,7 +163,7 @@ def joint_names(run_dir: Path, *, is_first: bool) -> dict[str, int]:
         numbers = kept_numbers(str(folder))
     except NoSuchSave:
         return {}
-    alone = _alone(run_dir) if is_first and (run_dir / FILE_NAME).exists() else None
+    alone = _alone_if_any(run_dir) if is_first else None
     alone_s = alone.progress.elapsed_s if alone is not None and not alone.is_copy else float("-inf")
     names: dict[str, int] = {}
     for number in numbers:
@@ -191,13 +191,13 @@ def newest_checkpoint(run_dir: Path) -> Found | None:
     """Returns the newest checkpoint of a run; None: it has none.
 
     Raises:
-        InvalidConfig, DamagedSave: It cannot be read, or a bit of it has changed.
+        InvalidConfig, DamagedSave: It cannot be read, or a bit of it has changed. If the other one of checkpoint.pt and
+            the save is whole, the error says how to go on from it: the damaged one may have been the newer one.
 
     Cost:
         The size of the learner in memory while it is read. The table is not read.
     """
-    alone = _alone(run_dir) if (run_dir / FILE_NAME).exists() else None
-    saved = _saved(run_dir / SAVE_FOLDER)
+    alone, saved = _alone_if_any(run_dir), _saved_if_any(run_dir)
     if alone is None or saved is None:
         return saved or alone
     return saved if alone.is_copy or saved.progress.elapsed_s >= alone.progress.elapsed_s else alone
@@ -215,6 +215,36 @@ def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
     """
     found = newest_checkpoint(run_dir) or _alone(run_dir)  # which says that there is none
     return found.learner, found.progress
+
+
+def _alone_if_any(run_dir: Path) -> Found | None:
+    """Reads checkpoint.pt; None: there is none. The error names a whole save beside it."""
+    if not (run_dir / FILE_NAME).exists():
+        return None
+    try:
+        return _alone(run_dir)
+    except InvalidConfig as problem:
+        saved = None
+        with suppress(DamagedSave, InvalidConfig):
+            saved = _saved(run_dir / SAVE_FOLDER)
+        if saved is None:
+            raise
+        way = f"remove it to go on from the save of {saved.progress.num_steps:,} steps in {saved.path}"
+        raise InvalidConfig(problem.what, f"{problem.expected} ({way})", problem.got) from problem
+
+
+def _saved_if_any(run_dir: Path) -> Found | None:
+    """Reads the learner of the save; None: there is none. The error names a whole checkpoint.pt beside it."""
+    try:
+        return _saved(run_dir / SAVE_FOLDER)
+    except DamagedSave as problem:
+        alone = None
+        with suppress(InvalidConfig):
+            alone = _alone(run_dir)
+        if alone is None:
+            raise
+        way = f"move it away to go on from {FILE_NAME}, after {alone.progress.num_steps:,} steps, with a new table"
+        raise DamagedSave(problem.path, f"{problem.what} ({way})", problem.expected, problem.got) from problem
 
 
 def _saved(folder: Path, number: int | None = None) -> Found | None:
