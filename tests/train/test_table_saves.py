@@ -334,10 +334,10 @@ def test_a_periodic_checkpoint_that_cannot_be_written_at_all_does_not_end_the_ru
     folder, full = tmp_path / "run", Full(monkeypatch)
     write, refuses = saves.save_checkpoint, [False]
 
-    def refusing(*arguments: Any) -> None:
+    def refusing(*arguments: Any, **options: Any) -> None:
         if refuses[0]:
             raise OSError(28, "No space left on device")
-        write(*arguments)
+        write(*arguments, **options)
 
     monkeypatch.setattr(saves, "save_checkpoint", refusing)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -27,6 +28,10 @@ __all__ = ["HerReplayBuffer"]
 
 _MOST_STEPS = 4095  # of an episode, in Hindsight
 _COLUMNS = ("observation", "next_observation", "action", "reward")
+_TRUNCATES = (
+    "The last trajectory in the replay buffer will be truncated. "
+    "With truncate_last_traj=False the next steps continue it."
+)
 
 
 @names_arguments
@@ -137,9 +142,13 @@ class HerReplayBuffer(Stored, _HerReplayBuffer):
         self._has_items = self._has_items or not self._is_open.all()
 
     def truncate_last_trajectory(self) -> None:
-        """Ends the open episodes as truncated. Their steps can be drawn then. Without an open episode: no effect."""
+        """Ends the open episodes as truncated, with a warning. Their steps can be drawn then.
+
+        Without an open episode: no effect.
+        """
         lanes = np.flatnonzero(self._is_open)
         if len(lanes):
+            warnings.warn(_TRUNCATES, UserWarning, stacklevel=2)
             self._writer.cut(lanes)
             self._is_open[lanes] = False
             self._open_steps[lanes] = 0
