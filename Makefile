@@ -79,7 +79,7 @@ bench-save: setup ## saves and loads compared with the disk and with memory (two
 bench-service: setup ## the service's door: TLS, hostile clients beside an honest one, restarts (20 minutes): benchmarks/results/door
 	@$(RUN) -m benchmarks.service_door
 
-bench-plugins: setup ## Stable-Baselines3 with its own buffers and with the adapter, in pairs: benchmarks/results/plugins.json
+bench-plugins: setup ## programs of Stable-Baselines3 and RLlib with their own buffers and with the adapters, in pairs (40 minutes): benchmarks/results/plugins
 	@$(RUN) -m benchmarks.plugins
 
 bench-sequence-models: setup ## batches of windows and a transformer's step, compared with other libraries: benchmarks/results/sequence_models.json

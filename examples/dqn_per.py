@@ -32,7 +32,7 @@ class Settings(frame.Settings):
     """The settings of DQN."""
 
     env: str = "CartPole-v1"
-    steps: int = 20_000
+    steps: int = 50_000
     hidden: int = 128
     capacity: int = 50_000
     min_size: int = 500  # steps before the first update
@@ -44,7 +44,7 @@ class Settings(frame.Settings):
     n_step: int = 3
     priority_exponent: float = 0.6  # 0: uniform draws
     beta: float = 0.4
-    target_rate: float = 0.02
+    target_rate: float = 0.005
     epsilon: float = 0.05  # after the first fifth of the run
     learning_rate_end: float = 0.05  # the last learning rate, as a share of the first
 

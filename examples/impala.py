@@ -46,6 +46,7 @@ class Settings(frame.Settings):
     batch_size: int = 8  # unrolls
     queue_size: int = 16  # unrolls
     learning_rate: float = 2e-3
+    learning_rate_end: float = 0.02  # the last learning rate, as a share of the first
     gamma: float = 0.98
     trace_lambda: float = 0.95
     entropy: float = 0.003
@@ -177,6 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
             except relive.DeadlineExceeded:
                 continue  # the actors are starting
             _, policy_loss, value_loss = v_trace(network, batch.to_torch(), settings)
+            share = max(settings.learning_rate_end, 1.0 - step / settings.steps)
+            optimizer.param_groups[0]["lr"] = settings.learning_rate * share
             optimizer.zero_grad()
             (policy_loss + settings.value_weight * value_loss).backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)

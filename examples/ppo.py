@@ -14,8 +14,10 @@ The rollouts are windows of `horizon` steps that run over the ends of episodes (
 - `--uses 4`: off-policy PPO. Each window is drawn `uses` times, by draws among newer windows, and leaves at
   `max_staleness` policy versions. Advantages are computed again at each draw, with the present values.
 
-Deviations from the papers: Adam with a constant learning rate and no annealing of the clip range; no clipping of the
-value loss; advantages are normalized by the minibatch.
+The learning rate falls linearly to `learning_rate_end` times its first value over the run.
+
+Deviations from the papers: no annealing of the clip range; no clipping of the value loss; advantages are normalized by
+the minibatch.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class Settings(frame.Settings):
     minibatches: int = 4
     clip: float = 0.2
     learning_rate: float = 1e-3
+    learning_rate_end: float = 0.02  # the last learning rate, as a share of the first
     gamma: float = 0.98
     gae_lambda: float = 0.9
     entropy: float = 0.0
@@ -185,6 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
             observations, *_ = recorded.step(actions, extras={"log_prob": log_prob})
             step += settings.num_envs
             if table.num_items() >= settings.num_envs and step - trained >= settings.num_envs * settings.horizon:
+                share = max(settings.learning_rate_end, 1.0 - step / settings.steps)
+                optimizer.param_groups[0]["lr"] = settings.learning_rate * share
                 for _ in range(settings.uses):
                     batch = table.sample(settings.num_envs, columns=[*columns, "staleness"])
                     run.log(loss=update(network, optimizer, batch, settings), staleness=batch["staleness"].mean())

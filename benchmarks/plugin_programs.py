@@ -1,0 +1,123 @@
+"""The programs of benchmarks.plugins, each with the library's own buffer or with relive's: `CASES`.
+
+A program runs in the environment of its library. It measures seconds of the process on the processor, of the whole
+training and of the calls of the buffer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Measured = dict[str, float]
+CALLS = ("add", "sample", "update_priorities")
+
+
+class Case(NamedTuple):
+    """A program.
+
+    Attributes:
+        peer: The library, by the name of its environment (benchmarks.peers).
+        steps_by: The program takes the steps of the command line divided by this number.
+        run: (is_ours, seed, steps) to total_s, replay_s and mean_return.
+        words: What the page says of it.
+    """
+
+    peer: str
+    steps_by: int
+    run: Callable[[bool, int, int], Measured]
+    words: str
+
+
+def sb3_dqn(is_ours: bool, seed: int, steps: int) -> Measured:
+    """Stable-Baselines3's DQN on CartPole with uniform draws."""
+    return sb3_run("DQN", is_ours, is_ours, seed, steps)
+
+
+def sb3_dqn_prioritized(is_ours: bool, seed: int, steps: int) -> Measured:
+    """The same, with priorities on relive's side: the library has none."""
+    return sb3_run("DQN", is_ours, False, seed, steps)
+
+
+def sb3_sac(is_ours: bool, seed: int, steps: int) -> Measured:
+    """Stable-Baselines3's SAC on Pendulum."""
+    return sb3_run("SAC", is_ours, is_ours, seed, steps)
+
+
+def sb3_run(name: str, is_ours: bool, is_plain: bool, seed: int, steps: int) -> Measured:
+    """A run of Stable-Baselines3. is_plain: with relive's ReplayBuffer; otherwise relive's side has priorities."""
+    import numpy as np
+    import stable_baselines3 as sb3
+    from stable_baselines3.common.buffers import ReplayBuffer
+
+    from relive.adapters import sb3 as ours
+
+    class PrioritizedDQN(ours.Prioritized, sb3.DQN):  # type: ignore[misc, name-defined]
+        """DQN with prioritized replay."""
+
+    options: dict[str, Any] = {"device": "cpu", "seed": seed}
+    kind, env = getattr(sb3, name), "Pendulum-v1"
+    if name == "DQN":
+        env = "CartPole-v1"
+        options.update(learning_rate=2.3e-3, batch_size=64, learning_starts=1000, train_freq=4, gradient_steps=1)
+        options.update(target_update_interval=500, exploration_fraction=0.16, policy_kwargs={"net_arch": [256, 256]})
+    if is_ours and not is_plain:
+        kind = PrioritizedDQN
+    else:
+        options["replay_buffer_class"] = ours.ReplayBuffer if is_ours else ReplayBuffer
+    model = kind("MlpPolicy", env, buffer_size=100_000, **options)
+    spent = timed(model.replay_buffer)
+    began = time.process_time()
+    model.learn(steps)
+    total_s = time.process_time() - began
+    returns = [episode["r"] for episode in model.ep_info_buffer][-20:]
+    return {"total_s": total_s, "replay_s": sum(spent), "mean_return": float(np.mean(returns))}
+
+
+def rllib_dqn_prioritized(is_ours: bool, seed: int, steps: int) -> Measured:
+    """RLlib's DQN on CartPole in one process, with its default prioritized buffer, whose tree is Python."""
+    import torch
+    from ray.rllib.algorithms.dqn import DQNConfig
+
+    torch.set_num_threads(1)
+    own = "relive.adapters.rllib." if is_ours else ""
+    buffer = {"type": f"{own}PrioritizedEpisodeReplayBuffer", "capacity": 100_000, "alpha": 0.6, "beta": 0.4}
+    if is_ours:
+        buffer |= {"n_step": 1, "gamma": 0.99}
+    config = DQNConfig().environment("CartPole-v1").debugging(seed=seed).env_runners(num_env_runners=0)
+    config = config.training(n_step=1, gamma=0.99, replay_buffer_config=buffer, train_batch_size_per_learner=64)
+    algorithm = config.reporting(min_sample_timesteps_per_iteration=500, min_time_s_per_iteration=0).build_algo()
+    spent = timed(algorithm.local_replay_buffer)
+    began, told = time.process_time(), {}
+    while told.get("num_env_steps_sampled_lifetime", 0) < steps:
+        told = algorithm.train()["env_runners"]
+    total_s = time.process_time() - began
+    algorithm.stop()
+    return {"total_s": total_s, "replay_s": sum(spent), "mean_return": float(told["episode_return_mean"])}
+
+
+def timed(buffer: Any) -> list[float]:
+    """Adds the seconds of each call of a buffer to the list that is returned."""
+    spent = [0.0]
+    for name in CALLS:
+        call = getattr(buffer, name, None)
+        if call is None:
+            continue
+
+        def wrapped(*arguments: Any, _call: Any = call, **options: Any) -> Any:
+            began = time.process_time()
+            made = _call(*arguments, **options)
+            spent[0] += time.process_time() - began
+            return made
+
+        setattr(buffer, name, wrapped)
+    return spent
+
+
+CASES = {
+    "sb3_dqn": Case("sb3", 1, sb3_dqn, "Stable-Baselines3, DQN"),
+    "sb3_dqn_prioritized": Case("sb3", 1, sb3_dqn_prioritized, "Stable-Baselines3, DQN; priorities with relive alone"),
+    "sb3_sac": Case("sb3", 10, sb3_sac, "Stable-Baselines3, SAC"),
+    "rllib_dqn_prioritized": Case("rllib", 4, rllib_dqn_prioritized, "RLlib, DQN with priorities on both sides"),
+}
