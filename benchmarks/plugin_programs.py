@@ -21,13 +21,13 @@ class Case(NamedTuple):
         peer: The library, by the name of its environment (benchmarks.peers).
         steps_by: The program takes the steps of the command line divided by this number.
         run: (is_ours, seed, steps) to total_s, replay_s and mean_return.
-        words: What the page says of it.
+        title: The name on the page.
     """
 
     peer: str
     steps_by: int
     run: Callable[[bool, int, int], Measured]
-    words: str
+    title: str
 
 
 def sb3_dqn(is_ours: bool, seed: int, steps: int) -> Measured:

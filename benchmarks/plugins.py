@@ -118,7 +118,7 @@ def report(found: dict[str, Any]) -> str:
             for side in SIDES
         ]
         cells = (
-            CASES[case].words,
+            CASES[case].title,
             f"{told['share_of_replay']:.1%}",
             f"{told['bound']:.2f}",
             f"{told['ratio']:.2f}",
