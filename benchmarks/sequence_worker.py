@@ -7,6 +7,7 @@ usage: python -m benchmarks.sequence_worker host MODULE KIND LENGTH
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -42,8 +43,8 @@ def cpu_us(call: Callable[[], Any]) -> float:
     return (time.thread_time() - start) * 1e6
 
 
-def rank(module: str, kind: str, length: int, place: str, number: int) -> dict[str, Any]:
-    """Times the batches of a contestant, and a loop that trains on them."""
+def rank(module: str, kind: str, length: int, place: str, number: int, ready: Callable[[], None]) -> dict[str, Any]:
+    """Times the batches of a contestant, and a loop that trains on them. Calls ready, then waits for a line."""
     contestant = importlib.import_module(f"benchmarks.contestants.{module}")
     with contestant.open_windows(kind, place, length, number) as ways:
         for call in ways.values():
@@ -55,7 +56,7 @@ def rank(module: str, kind: str, length: int, place: str, number: int) -> dict[s
         step = make_step(length, TRAINED)
         if step is not None:
             step(batch)
-        print("ready", flush=True)
+        ready()
         sys.stdin.readline()
         told: dict[str, Any] = {"ways": {way: timed(call) for way, call in ways.items()}}
         call = ways.get("ahead", ways["on request"])
@@ -91,16 +92,19 @@ def step_alone(length: int, size: str) -> dict[str, Any]:
 def main() -> None:
     """Does the work of the command line, and prints its result as one line of JSON."""
     role, *rest = sys.argv[1:]
+    told, sys.stdout = sys.stdout, sys.stderr  # a library may log to sys.stdout
     if role == "host":
         module, kind, length = rest
         with importlib.import_module(f"benchmarks.contestants.{module}").host(kind, int(length)) as place:
-            print(json.dumps(place), flush=True)
+            print(json.dumps(place), file=told, flush=True)
             sys.stdin.read()
     elif role == "rank":
         module, kind, length, place, number = rest
-        print(json.dumps(rank(module, kind, int(length), place, int(number)) | {"versions": versions()}), flush=True)
+        ready = functools.partial(print, "ready", file=told, flush=True)
+        readings = rank(module, kind, int(length), place, int(number), ready)
+        print(json.dumps(readings | {"versions": versions()}), file=told, flush=True)
     else:
-        print(json.dumps(step_alone(int(rest[0]), rest[1])), flush=True)
+        print(json.dumps(step_alone(int(rest[0]), rest[1])), file=told, flush=True)
 
 
 if __name__ == "__main__":
