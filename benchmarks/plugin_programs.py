@@ -32,21 +32,21 @@ class Case(NamedTuple):
 
 def sb3_dqn(is_ours: bool, seed: int, steps: int) -> Measured:
     """Stable-Baselines3's DQN on CartPole with uniform draws."""
-    return sb3_run("DQN", is_ours, is_ours, seed, steps)
+    return sb3_run("DQN", is_ours, seed, steps)
 
 
 def sb3_dqn_prioritized(is_ours: bool, seed: int, steps: int) -> Measured:
     """The same, with priorities on relive's side: the library has none."""
-    return sb3_run("DQN", is_ours, False, seed, steps)
+    return sb3_run("DQN", is_ours, seed, steps, has_priorities=True)
 
 
 def sb3_sac(is_ours: bool, seed: int, steps: int) -> Measured:
     """Stable-Baselines3's SAC on Pendulum."""
-    return sb3_run("SAC", is_ours, is_ours, seed, steps)
+    return sb3_run("SAC", is_ours, seed, steps)
 
 
-def sb3_run(name: str, is_ours: bool, is_plain: bool, seed: int, steps: int) -> Measured:
-    """A run of Stable-Baselines3. is_plain: with relive's ReplayBuffer; otherwise relive's side has priorities."""
+def sb3_run(name: str, is_ours: bool, seed: int, steps: int, has_priorities: bool = False) -> Measured:
+    """A run of Stable-Baselines3. has_priorities: on relive's side, for DQN alone."""
     import numpy as np
     import stable_baselines3 as sb3
     from stable_baselines3.common.buffers import ReplayBuffer
@@ -62,7 +62,7 @@ def sb3_run(name: str, is_ours: bool, is_plain: bool, seed: int, steps: int) -> 
         env = "CartPole-v1"
         options.update(learning_rate=2.3e-3, batch_size=64, learning_starts=1000, train_freq=4, gradient_steps=1)
         options.update(target_update_interval=500, exploration_fraction=0.16, policy_kwargs={"net_arch": [256, 256]})
-    if is_ours and not is_plain:
+    if is_ours and has_priorities:
         kind = PrioritizedDQN
     else:
         options["replay_buffer_class"] = ours.ReplayBuffer if is_ours else ReplayBuffer

@@ -47,6 +47,9 @@ def main() -> int:
         return 0
     if not options.report:
         measure(options.cases, options.pairs, options.steps)
+    if not RESULTS.exists():
+        print("no case was measured")
+        return 1
     RESULTS.with_suffix(".md").write_text(report(json.loads(RESULTS.read_text())))
     return 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from processes.shm import needs_shared_memory
@@ -127,9 +129,10 @@ def test_an_index_without_mass_is_waited_for_until_the_deadline() -> None:
     table, keys = filled(50)
     with table, DeviceReader(table, DEVICE) as reader:
         table.update_priorities(keys, np.zeros(50, np.float32))
+        start = time.monotonic()
         with pytest.raises(relive.DeadlineExceeded) as caught:
             reader.draw(4, timeout_s=0.05)
-        assert caught.value.has == 0 and caught.value.waited_s >= 0.05
+        assert time.monotonic() - start < 20 and caught.value.has == 0 and caught.value.waited_s >= 0.05
         table.update_priorities(keys[7:8], np.ones(1, np.float32))
         assert reader.draw(4, timeout_s=0.0).item_keys.tolist() == [int(keys[7])] * 4
         assert reader.draw(4).probabilities.tolist() == [1.0] * 4

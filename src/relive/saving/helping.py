@@ -18,8 +18,8 @@ T = TypeVar("T")
 class HelpingThread:
     """Runs calls one after another on a thread of its own.
 
-    At the end of the interpreter, which starts no thread, `submit` makes the call itself. Python loads the pool of
-    threads at the first use of its name, and refuses that at the end, too.
+    Where no thread can start, such as at the end of the interpreter, `submit` makes the call itself, and so do all
+    later ones. Python loads the pool of threads at the first use of its name, and refuses that at the end, too.
 
     Args:
         name: The name of the thread.
@@ -32,10 +32,12 @@ class HelpingThread:
             self._pool = futures.ThreadPoolExecutor(1, name, begin)
 
     def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
-        """Has the thread make a call. Raises the error of the call if the interpreter ends."""
+        """Has the thread make a call. Raises the error of the call if no thread can start."""
         if self._pool is not None:
-            with contextlib.suppress(RuntimeError):  # the interpreter ends
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, or the system has no thread left
                 return self._pool.submit(function, *args, **kwargs)
+            self.close()  # after its earlier calls; the pool keeps the refused call, and a later thread would make it
+            self._pool = None
         future: futures.Future[T] = futures.Future()
         future.set_result(function(*args, **kwargs))
         return future
