@@ -34,13 +34,16 @@ class CuttingWriter:
 
     def append(self, lanes: NDArray[np.int64] | None = None, **columns: Any) -> Keys:
         """Appends one step to the lanes, as Writer.append does. Returns its keys int64[M]."""
+        if lanes is not None:  # an argument more, even one that is None, makes the writer check all names again
+            columns["lanes"] = lanes
+        keys: Keys
         for _ in range(2 * self._most):
             try:
-                keys: Keys = self.writer.append(lanes=lanes, **columns)
+                keys = self.writer.append(**columns)
                 return keys
             except (SeamMismatch, EpisodeTooLong) as error:
                 self.cut(np.array([error.lane]))
-        keys = self.writer.append(lanes=lanes, **columns)
+        keys = self.writer.append(**columns)
         return keys
 
     def extend(self, lanes: NDArray[np.int64] | None = None, **columns: Any) -> Keys:

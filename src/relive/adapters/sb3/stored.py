@@ -108,6 +108,23 @@ class Stored(BaseBuffer):
         self._keys = np.full((self.buffer_size, self.n_envs), -1, np.int64)
         self._done = np.zeros((2, self.buffer_size, self.n_envs), np.bool_)  # done and timeout of each step, as given
         self._is_open = np.zeros(self.n_envs, np.bool_)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Notes the shapes and dtypes that `add` compares at each step."""
+        space: Any = self.observation_space
+        self._is_nested = isinstance(space, spaces.Dict)
+        shapes = self.obs_shape if self._is_nested else {"": self.obs_shape}
+        parts = space.spaces if self._is_nested else {"": space}
+        self._forms = {
+            key: ((self.n_envs, *self._framed(shape)), np.dtype(parts[key].dtype)) for key, shape in shapes.items()
+        }
+        self._action_form = (self.n_envs, self.action_dim), np.dtype(_narrow(self.action_space.dtype))
+        self._reward_form = (self.n_envs,), np.dtype(np.float32)
+
+    def _framed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        frames = self._frame_stack
+        return shape if frames == 1 else (frames, shape[0] // frames, *shape[1:])
 
     def _sampler(self) -> Sampler | Hindsight:
         """The sampler that chooses the items of sample()."""
@@ -162,19 +179,20 @@ class Stored(BaseBuffer):
         if self.handle_timeout_termination:
             truncated = np.array([info.get("TimeLimit.truncated", False) for info in infos], np.bool_)
             truncated = truncated.reshape(self.n_envs)
-        terminated = done & ~truncated
+        terminated = done > truncated
         columns: dict[str, Any] = {
             "observation": self._states(obs),
             "next_observation": self._states(next_obs),
-            "action": _exact("action", action, (self.n_envs, self.action_dim), _narrow(self.action_space.dtype)),
-            "reward": _exact("reward", reward, (self.n_envs,), np.float32),
+            "action": _exact("action", action, *self._action_form),
+            "reward": _exact("reward", reward, *self._reward_form),
             "terminated": terminated,
             "truncated": truncated,
         }
         if self.n_steps > 1:
             columns[_SLOT] = np.arange(self.n_envs) + self.pos * self.n_envs
         self._keys[self.pos] = self._writer.append(**columns)
-        self._done[:, self.pos] = done, truncated
+        self._done[0, self.pos] = done
+        self._done[1, self.pos] = truncated
         self._is_open = ~(terminated | truncated)
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -182,15 +200,9 @@ class Stored(BaseBuffer):
             self.pos = 0
 
     def _states(self, given: Any) -> Observation:
-        space = self.observation_space
-        if isinstance(space, spaces.Dict):
-            return {key: self._state(given[key], shape, space[key].dtype) for key, shape in self.obs_shape.items()}
-        return self._state(given, self.obs_shape, space.dtype)
-
-    def _state(self, given: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        frames = self._frame_stack
-        whole = shape if frames == 1 else (frames, shape[0] // frames, *shape[1:])
-        return _exact("observation", given, (self.n_envs, *whole), dtype)
+        if self._is_nested:
+            return {key: _exact("observation", given[key], *form) for key, form in self._forms.items()}
+        return _exact("observation", given, *self._forms[""])
 
     def reset(self) -> None:
         """Removes all steps."""
@@ -345,6 +357,7 @@ class Stored(BaseBuffer):
         self.__dict__.update(state)
         self._storage = None
         self._writer = CuttingWriter(self.table, self.n_envs)
+        self._prepare()
         self._is_open[:] = False
 
 
@@ -353,7 +366,9 @@ def _narrow(dtype: Any) -> Any:
     return np.float32 if dtype == np.float64 else dtype
 
 
-def _exact(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+def _exact(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:
+        return value
     array = unmasked(name, value)
     if array.dtype != dtype:
         array = array.astype(dtype)
