@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Measured = dict[str, float]
-CALLS = ("add", "sample", "update_priorities")
+CALLS = ("add", "sample", "update_priorities", "update_weight")
 
 
 class Case(NamedTuple):
@@ -97,6 +97,58 @@ def rllib_dqn_prioritized(is_ours: bool, seed: int, steps: int) -> Measured:
     return {"total_s": total_s, "replay_s": sum(spent), "mean_return": float(told["episode_return_mean"])}
 
 
+def tianshou_dqn_prioritized(is_ours: bool, seed: int, steps: int) -> Measured:
+    """Tianshou's DQN on CartPole with priorities on both sides. The library's tree is compiled by Numba."""
+    import gymnasium
+    import numpy as np
+    import torch
+    from tianshou import data as library
+    from tianshou.algorithm.modelfree.dqn import DQN, DiscreteQLearningPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.env import DummyVectorEnv
+    from tianshou.trainer import OffPolicyTrainerParams
+    from tianshou.utils.net.common import Net
+
+    from relive.adapters import tianshou as ours
+
+    torch.set_num_threads(1)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    returns: list[float] = []
+
+    class Noted(gymnasium.Wrapper):  # type: ignore[misc, type-arg]
+        """Notes the return of each episode."""
+
+        total = 0.0
+
+        def step(self, action: Any) -> Any:
+            state, reward, is_over, is_cut, info = self.env.step(action)
+            self.total += float(reward)
+            if is_over or is_cut:
+                returns.append(self.total)
+                self.total = 0.0
+            return state, reward, is_over, is_cut, info
+
+    envs = DummyVectorEnv([lambda: Noted(gymnasium.make("CartPole-v1"))])
+    envs.seed(seed)
+    kind = ours.PrioritizedVectorReplayBuffer if is_ours else library.PrioritizedVectorReplayBuffer
+    buffer = kind(100_000, 1, alpha=0.6, beta=0.4)
+    net = Net(state_shape=(4,), action_shape=2, hidden_sizes=[256, 256])
+    space = envs.action_space[0]
+    policy = DiscreteQLearningPolicy(model=net, action_space=space, eps_training=0.1)
+    dqn = DQN(policy=policy, optim=AdamOptimizerFactory(lr=1e-3), gamma=0.99, target_update_freq=200)
+    collector = library.Collector(dqn, envs, buffer, exploration_noise=True)
+    collector.reset()
+    collector.collect(n_step=1000, random=True)
+    options = {"batch_size": 64, "collection_step_num_env_steps": 4, "update_step_num_gradient_steps_per_sample": 0.25}
+    options |= {"max_epochs": 1, "epoch_num_steps": steps - 1000, "test_collector": None, "verbose": False}
+    spent = timed(buffer)
+    began = time.process_time()
+    dqn.run_training(OffPolicyTrainerParams(training_collector=collector, show_progress=False, **options))
+    total_s = time.process_time() - began
+    return {"total_s": total_s, "replay_s": sum(spent), "mean_return": float(np.mean(returns[-20:]))}
+
+
 def timed(buffer: Any) -> list[float]:
     """Adds the seconds of each call of a buffer to the list that is returned."""
     spent = [0.0]
@@ -119,5 +171,8 @@ CASES = {
     "sb3_dqn": Case("sb3", 1, sb3_dqn, "Stable-Baselines3, DQN"),
     "sb3_dqn_prioritized": Case("sb3", 1, sb3_dqn_prioritized, "Stable-Baselines3, DQN; priorities with relive alone"),
     "sb3_sac": Case("sb3", 10, sb3_sac, "Stable-Baselines3, SAC"),
+    "tianshou_dqn_prioritized": Case(
+        "tianshou", 1, tianshou_dqn_prioritized, "Tianshou, DQN with priorities on both sides"
+    ),
     "rllib_dqn_prioritized": Case("rllib", 4, rllib_dqn_prioritized, "RLlib, DQN with priorities on both sides"),
 }
