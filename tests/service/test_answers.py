@@ -111,6 +111,30 @@ def _received(*chunks: _Chunk, num_bytes: int = 10) -> npt.NDArray[np.uint8]:
     return stream.receive_block(*stream.receive(), num_bytes)
 
 
+@pytest.mark.parametrize(
+    ("last_byte_s", "ends_s"),
+    [(3.0, 0.01), (1.5, 0.21), (0.5, 0.51), (None, 0.21)],  # ago, when the wait begins; None: the system does not tell
+)
+def test_only_an_answer_that_may_be_there_gets_time_to_be_read(last_byte_s: float | None, ends_s: float) -> None:
+    """Two servers were asked two seconds ago, and the wait for the second begins now. A second of silence is the end.
+
+    Without a byte since the question there is no answer to read: many silent servers cost one wait.
+    """
+
+    class Cancelled(_Reader):
+        def cancel(self) -> None: ...
+
+    reader, now = Cancelled(), time.monotonic()
+    watch = Watch(reader, lambda: None if last_byte_s is None else last_byte_s + clock - now)
+    stream = Exchange(None, reader, watch, silence_s=1.0)
+    watch.sleeps, clock = False, now  # no thread: the looks are made here
+    stream.begin(now + 10.0, now - 2.0)
+    while not stream.expired:
+        clock += 0.01
+        watch._expire(clock)
+    assert stream.was_silent and clock - now == pytest.approx(ends_s, abs=0.02)
+
+
 def test_a_body_is_what_its_header_says() -> None:
     first = framing.encode({"body_bytes": 10})
     whole = _received(_bytes(4, first), _bytes(6))

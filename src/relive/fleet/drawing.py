@@ -129,7 +129,7 @@ class Drawing:
                         at = list(self._shards).index(missed.shard)
                         room[at] = self._room_of(making, at, placed[0][at] - 1)
                     else:
-                        roots = roots.without({missed.shard.number})
+                        roots = roots.without({missed.shard.number, *self._numbers_of_lost()})
                     self.agreement.forget(index)  # the root of that shard is outdated
             elif wait.is_over and is_anew:
                 there = self._calls.sum_of_live("num_items", index)
@@ -240,6 +240,10 @@ class Drawing:
         if cut is None:
             return None
         return cut, (roots.shares if cut == counts else [count / num_items for count in cut])
+
+    def _numbers_of_lost(self) -> set[int]:
+        """The numbers of the shards that draws do not use now."""
+        return {shard.number for shard in self._shards if not shard.is_live}
 
     def _shares_uses(self, index: int) -> bool:
         """Whether uses are counted, and other shards give what one lacks."""

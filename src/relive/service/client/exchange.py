@@ -30,6 +30,7 @@ StreamBroken = (flight.FlightError, pa.ArrowException, OSError, StopIteration)  
 _LOOK_EVERY_S = 0.05
 _ROUNDS_BEFORE_SLEEP = 40
 LATE_S = 0.2  # for an answer that arrived during a wait for another server
+_CLOCK_S = 0.05  # the system tells the time of a byte less exactly than this
 
 
 @final
@@ -107,8 +108,8 @@ class Watch:
                 self._ask_sockets(now)
                 stream.expire(now)
             elif now >= stream.silent_from(self.heard_at):
-                self._ask_sockets(now)
-                if now >= stream.silent_from(self.heard_at):
+                heard_at = self.heard_at if self._ask_sockets(now) else now
+                if now >= stream.silent_from(self.heard_at) and stream.is_read(now, heard_at):
                     stream.expire(now, is_silent=True)
         return busy
 
@@ -120,10 +121,12 @@ class Watch:
             stream.interrupt()
         return stream is not None
 
-    def _ask_sockets(self, now: float) -> None:
+    def _ask_sockets(self, now: float) -> bool:
+        """Notes when the last byte came. Returns whether the system tells."""
         heard_s = self._heard_s()
         if heard_s is not None:
             self.heard_at = max(self.heard_at, now - heard_s)
+        return heard_s is not None
 
 
 @final
@@ -178,7 +181,15 @@ class Exchange:
         """Returns when the server counts as silent, if the last byte came at heard_at; inf while nothing is awaited."""
         if self.deadline == math.inf:
             return math.inf
-        return max(max(self._quiet_from, heard_at) + self._silence_s, self._begun + LATE_S)
+        return max(self._quiet_from, heard_at) + self._silence_s
+
+    def is_read(self, now: float, heard_at: float) -> bool:
+        """Whether this stream has received what its server sent, if the last byte came at heard_at.
+
+        An answer may have come while the thread waited for another server. It is received within LATE_S. If no byte
+        came since the question, there is none.
+        """
+        return now >= self._begun + LATE_S or heard_at < self._quiet_from - _CLOCK_S
 
     def expire(self, now: float, is_silent: bool = False) -> None:
         """Cancels the stream if its deadline has passed, or if its server is silent; called by the watch."""
