@@ -241,6 +241,42 @@ def test_stopped_processes_in_the_locks_of_several_shards_cost_one_wait(make: Ma
             holder.kill()
 
 
+TIGHT = relive.SamplesPerInsert(1.0, min_size=40, tolerance=30.0)  # inserts - draws stays within 10 and 70
+
+
+def test_a_block_and_a_draw_that_do_not_fit_the_window_together_do_not_wait_for_each_other(make: Make) -> None:
+    """Both would wait with 40 inserted: the block for 30 at most, the draw for 50 at least. The block goes by parts."""
+    table = make(2, PLAIN, relive.Index(limiter=TIGHT))
+    blocks = [rows(40), rows(40, truncated=np.arange(40) % 8 == 7)]
+    keys: list[Any] = []
+    with table.writer(shard=1) as writer:
+
+        def write() -> None:
+            keys.extend(writer.extend(**block, timeout_s=60.0) for block in blocks)
+
+        late = threading.Thread(target=write)
+        late.start()
+        drawn = table.sample(40, timeout_s=60.0)
+        late.join()
+    assert drawn.num_items == 40 and len(table) == 80
+    assert [one.shape for one in keys] == [(40,), (40,)]
+    found = table.gather(np.concatenate(keys))
+    assert found.present.all() and found["a"].tolist() == [*range(40), *range(40)]
+    assert table.gather(keys[1], ["truncated"])["truncated"].tolist() == blocks[1]["truncated"].tolist()
+
+
+def test_a_block_that_goes_by_parts_tells_at_its_deadline_what_is_stored(make: Make) -> None:
+    table = make(2, PLAIN, relive.Index(limiter=TIGHT))
+    with table.writer(2, shard=0) as writer:
+        block = {"a": np.arange(40).reshape(20, 2)}
+        writer.extend(**block)
+        with pytest.raises(errors.DeadlineExceeded, match="the first 30 of 40 rows are stored") as caught:
+            writer.extend(**block, timeout_s=1.5)
+        assert caught.value.stored == 30 == len(caught.value.keys)
+    raw = table.gather(caught.value.keys, ["a"])
+    assert raw["a"].tolist() == list(range(30)) and len(table) == 70
+
+
 # ---- shards of other hosts -----------------------------------------------------------------------------------------
 
 
@@ -362,12 +398,41 @@ def test_any_number_of_silent_shards_costs_one_wait(linked: Any, monkeypatch: py
                 link.stall(True)
             ended.clear()
             assert call()
-            assert len(ended) >= 4 and max(asked for asked, _ in ended[:4]) < min(at for _, at in ended)
+            while len(ended) < 4:  # the end of a stream wakes its caller before it is noted
+                time.sleep(0.01)
+            assert max(asked for asked, _ in ended[:4]) < min(at for _, at in ended)
             for link in links[1:]:
                 link.stall(False)
             while any(shard.state != "live" for shard in table._fleet.shards):
                 time.sleep(0.02)
         assert table.stats().num_steps == 20
+
+
+def test_silent_shards_are_asked_once_if_the_roots_are_those_of_an_earlier_draw(
+    linked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that is given back, without a byte from its owner, tells that its shard is silent."""
+    from relive.fleet.remote.shard import RemoteShard
+
+    part, asked = RemoteShard.part, list[int]()
+    monkeypatch.setattr(RemoteShard, "part", lambda self, whole: asked.append(self.number) or part(self, whole))
+    links, places = linked(5)
+    with attach(places, path="service", timeout_s=60.0, root_age=4) as table:
+        for number in range(5):
+            table.writer(shard=number).extend(**rows(4))
+        for call in (table.sample, table.draw):
+            while table._fleet.agreement._agreed.get(0, (None, 0))[1] != 3:
+                table.sample(16)
+            for link in links[1:]:
+                link.stall(True)
+            asked.clear()
+            assert (call(16).item_keys >> 51 == 0).all()
+            assert sorted(asked) == [0, 0, 1, 2, 3, 4]
+            for link in links[1:]:
+                link.stall(False)
+            while any(shard.state != "live" for shard in table._fleet.shards):
+                time.sleep(0.02)
+        assert table.stats().indexes["default"].in_flight == 0
 
 
 def test_a_silent_shard_beside_a_slow_one(linked: Any) -> None:
