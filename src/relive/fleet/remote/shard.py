@@ -447,15 +447,16 @@ class RemotePart:
 
         Waits a little for an answer that was not taken, because its stream may have other draws in flight. Rows that
         take longer are not waited for: the stream ends, and the owner takes its draws back. The shard stays live then,
-        because the caller waits no longer. A shard that was silent is dead, as for a part that is taken.
+        because the caller waits no longer. A shard that sent no byte is dead, as for a part that is taken.
         """
         if not self._is_taken:
             self._pending.hurry(time.monotonic() + SILENCE_S)
             self._is_taken = True
-            try:
-                self._lent = self._pending.take(self._packing, self._asked.request.num_items).lent
-            except ReliveError as error:
-                if self._pending.line.stream.was_silent:
-                    self._shard.fails(error)
+            with contextlib.suppress(ReliveError):
+                try:
+                    self._lent = self._pending.take(self._packing, self._asked.request.num_items).lent
+                except ServiceUnavailable as error:
+                    if not error.is_there:
+                        self._shard.fails(error)
         if self._lent is not None:
             self._lent.give_back()

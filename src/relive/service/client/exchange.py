@@ -196,7 +196,7 @@ class Exchange:
         with self._changed:
             if now >= self.deadline or (is_silent and self.deadline != math.inf):
                 self.expired, self.was_silent = True, now < self.deadline
-                self.was_heard = not self.was_silent and self._watch.heard_at > self._quiet_from
+                self.was_heard = not self.was_silent and self._watch.heard_at > self._quiet_from + _CLOCK_S
                 self.deadline = math.inf
                 self._reader.cancel()
 
