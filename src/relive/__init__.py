@@ -29,8 +29,6 @@ from relive.config.storage import File, LocalMemory, SharedMemory, Tiered
 from relive.config.table_config import TableConfig
 from relive.core.protocol import ReplayTable, ReplayWriter
 from relive.errors import DeadlineExceeded, ReliveError
-from relive.over.mixture import Mixture
-from relive.over.patterns import Condition, Pattern, PatternWriter
 from relive.reading.batch import Batch
 from relive.reading.batches import Batches
 from relive.reading.draws import Draw
@@ -102,9 +100,24 @@ __all__ = [
 
 if TYPE_CHECKING:
     from relive.adapters.minari import from_minari as from_minari
+    from relive.over.mixture import Mixture
+    from relive.over.patterns import Condition, Pattern, PatternWriter
 else:  # called for what is not there only; to a checker it is not there
+    _LOADED_WHEN_USED = {  # by name, their modules: most programs use none of them
+        "Condition": "relive.over.patterns",
+        "Mixture": "relive.over.mixture",
+        "Pattern": "relive.over.patterns",
+        "PatternWriter": "relive.over.patterns",
+        "from_minari": "relive.adapters.minari",  # imports minari
+    }
 
     def __getattr__(name: str) -> Any:
-        if name == "from_minari":  # loaded when it is used: it imports minari
-            return importlib.import_module("relive.adapters.minari").from_minari
+        if name in _LOADED_WHEN_USED:
+            value = getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
+            if name != "from_minari":
+                globals()[name] = value
+            return value
         raise unknown_attribute("relive", name, __all__)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LOADED_WHEN_USED})

@@ -254,6 +254,16 @@ def test_import_relive_pulls_in_numpy_and_nothing_else() -> None:
     assert eval(done.stdout) == ["relive"]
 
 
+def test_import_relive_leaves_to_their_first_use_what_few_programs_use() -> None:
+    """Each of these modules costs a hundredth of the import, or more."""
+    late = ["html", "difflib", "fractions", "relive.over"]
+    program = f"import sys, numpy, relive; print([name for name in {late} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    program = "import sys, relive; assert 'Mixture' in dir(relive); relive.Mixture; assert 'relive.over' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_import_relive_is_quiet_and_starts_nothing() -> None:
     program = "import threading, relive; assert threading.active_count() == 1"
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)

@@ -12,8 +12,7 @@ looking) and the interface of all tables (relive/core/protocol.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeAlias, TypeVar, final
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +45,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # ---- how an argument of a simple call travels ----------------------------------------------------------------------
 
 
-@final
-@dataclass(frozen=True)
-class Whole:
+class Whole(NamedTuple):
     """An integer field of the header, in [least, most]."""
 
     least: int
@@ -56,20 +53,16 @@ class Whole:
 
 
 @final
-@dataclass(frozen=True)
 class Number:
     """A number field of the header that is not NaN."""
 
 
 @final
-@dataclass(frozen=True)
 class IndexOf:
     """The number of an index of the table, in the header."""
 
 
-@final
-@dataclass(frozen=True)
-class InBody:
+class InBody(NamedTuple):
     """An array of one axis in the body, of one of these dtypes. Any other dtype is converted to the last of them."""
 
     dtypes: tuple[str, ...]

@@ -6,7 +6,6 @@ without a row is answered with the nearest existing name.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -309,14 +308,19 @@ def said(slip: Slip | None) -> str:
 def _nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     is_next = name.startswith("next_")  # a state and its next_ column are never misspellings of each other
     candidates = [one for one in known if one.startswith("next_") == is_next]
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)
-    return close[0] if close else ""
+    return _closest(name, candidates, cutoff)
 
 
 def hint(name: str, known: Iterable[str]) -> str:
     """The nearest known name as half a sentence; '' without one."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = _closest(name, list(known), 0.6)
+    return f"; did you mean {close!r}?" if close else ""
+
+
+def _closest(name: str, candidates: list[str], cutoff: float) -> str:
+    from difflib import get_close_matches  # here, so that `import relive` does not wait for it
+
+    return next(iter(get_close_matches(name, candidates, n=1, cutoff=cutoff)), "")
 
 
 _ARGUMENT_OF = {

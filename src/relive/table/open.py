@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import glob
+import contextlib
 import importlib
 import os
 from collections.abc import Sequence
@@ -226,6 +226,14 @@ class TableRow:
     problem: str = ""  # the reason why it cannot be read; then num_steps and capacity are 0
 
 
+def _files_that_begin(prefix: str) -> list[str]:
+    """The paths of a folder that begin with a prefix, sorted; none if there is no such folder."""
+    folder, begin = os.path.split(prefix)
+    with contextlib.suppress(OSError):
+        return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(begin))
+    return []
+
+
 def list_tables(folder: str | os.PathLike[str] | None = None) -> list[TableRow]:
     """The shared tables of this machine, by name, or the tables that live in folders.
 
@@ -239,7 +247,7 @@ def list_tables(folder: str | os.PathLike[str] | None = None) -> list[TableRow]:
         return [TableRow(**told) for told in opening.rows_of(os.fspath(folder))]
     rows = []
     prefix = f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}"
-    for path in sorted(glob.glob(glob.escape(prefix) + "*")):
+    for path in _files_that_begin(prefix):
         name = path[len(prefix) :]
         if not is_name(name, MAX_NAME_BYTES):
             name, printable = (part.encode(errors="backslashreplace").decode() for part in (name, path))
