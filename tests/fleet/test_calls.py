@@ -265,6 +265,35 @@ def test_a_block_and_a_draw_that_do_not_fit_the_window_together_do_not_wait_for_
     assert table.gather(keys[1], ["truncated"])["truncated"].tolist() == blocks[1]["truncated"].tolist()
 
 
+@pytest.mark.parametrize(("num_lanes", "by"), [(None, "extend"), (3, "extend"), (3, "append")])
+def test_rows_and_a_draw_of_a_queue_do_not_wait_for_each_other(make: Make, num_lanes: int | None, by: str) -> None:
+    """Items wait in the shard, and the queue has room for four. The call gives more than it has room for now, and the
+    draw wants more than there are.
+    """
+    table = make(2, PLAIN, relive.Index(sampler=relive.Fifo(), limiter=relive.Queue(4), max_times_sampled=1))
+    with table.writer(num_lanes, shard=0) as writer:
+        if num_lanes is None:
+            keys = [writer.append(a=0, truncated=True)]
+        else:
+            keys = [writer.append(a=[lane], lanes=[lane], truncated=True) for lane in (1, 2)]
+        drawn: list[Any] = []
+        reader = threading.Thread(target=lambda: drawn.append(table.sample(4, timeout_s=60.0)))
+        reader.start()
+        time.sleep(0.2)
+        if num_lanes is None:
+            keys.append(writer.extend(a=np.arange(1, 5), truncated=np.ones(4, np.bool_), timeout_s=60.0))
+        elif by == "extend":
+            keys.append(writer.extend(a=[[3, 4, 5]], truncated=np.ones((1, 3), np.bool_), timeout_s=60.0))
+        else:
+            keys.append(writer.append(a=[3, 4, 5], truncated=True, timeout_s=60.0))
+        reader.join()
+    assert np.shape(keys[-1]) == ((4,) if num_lanes is None else (1, 3) if by == "extend" else (3,))
+    written = np.concatenate([np.reshape(one, -1) for one in keys])
+    assert drawn[0].item_keys.tolist() == written[:4].tolist()
+    assert drawn[0]["a"].tolist() == ([0, 1, 2, 3] if num_lanes is None else [1, 2, 3, 4])
+    assert table.sample(1).item_keys.tolist() == written[4:].tolist()
+
+
 def test_a_block_that_goes_by_parts_tells_at_its_deadline_what_is_stored(make: Make) -> None:
     table = make(2, PLAIN, relive.Index(limiter=TIGHT))
     with table.writer(2, shard=0) as writer:

@@ -13,7 +13,7 @@ from contract.tools import plain_spec, write_steps
 import relive
 from fleet.tools import Together, in_threads
 from relive import errors
-from relive.fleet import GroupReader, RankFailed, RankLost
+from relive.fleet import GroupReader, RankFailed, RankLost, RanksDisagree
 
 
 def made(index: Any = None, steps: int = 50, **options: Any) -> relive.Table:
@@ -132,6 +132,21 @@ def test_a_rank_whose_table_is_closed_is_named() -> None:
 
     told = in_threads(work, 2)
     assert isinstance(told[0], RankFailed) and told[0].rank == 1
+    assert table.stats().indexes["default"].sampled == 0
+
+
+@pytest.mark.parametrize("options", [({"carries": "keys"}, {}), ({}, {"carries": "keys"}), ({}, {"leader": 1})])
+def test_readers_that_differ_are_refused_on_every_rank(options: Any) -> None:
+    table = made()
+
+    def work(rank: int, exchange: Any) -> Any:
+        GroupReader(table, exchange, **options[rank]).sample(4, timeout_s=20.0)
+
+    told = in_threads(work, 2)
+    what = next(name for one in options for name in one)
+    assert [type(error) for error in told] == [RanksDisagree, RanksDisagree]
+    assert [error.rank for error in told] == [1, 0] and all(what in error.what for error in told)
+    assert told[0].expected == told[1].got != told[0].got
     assert table.stats().indexes["default"].sampled == 0
 
 

@@ -242,13 +242,16 @@ def test_ranks_are_given_the_same_first_items_unless_uses_are_counted(shards: An
         assert mine | theirs == {key for one in keys for key in one[:8].tolist()} and len(mine | theirs) == 16
 
 
-def test_a_rank_with_other_shards_is_named_before_the_first_draw(shards: Any, shm_name: Any) -> None:
-    names, others = shards(2), shards(2)
+@pytest.mark.parametrize("what", ["shards", "root_age"])
+def test_a_rank_with_other_shards_or_ages_is_named_before_the_first_draw(shards: Any, what: str) -> None:
+    names = shards(2)
+    others = shards(2) if what == "shards" else names
+    ages = [1, 4] if what == "root_age" else [1, 1]
     caught: list[Any] = [None, None]
 
     def run(rank: int, exchange: Any) -> None:
         with pytest.raises(RanksDisagree) as found:
-            attach([names, others][rank], exchange=exchange)
+            attach([names, others][rank], exchange=exchange, root_age=ages[rank])
         caught[rank] = found.value
 
     threads = [threading.Thread(target=run, args=(rank, one)) for rank, one in enumerate(Together(2).ranks())]
@@ -256,7 +259,9 @@ def test_a_rank_with_other_shards_is_named_before_the_first_draw(shards: Any, sh
         thread.start()
     for thread in threads:
         thread.join(60.0)
-    assert [error.rank for error in caught] == [1, 0]
+    assert [error.rank for error in caught] == [1, 0] and all(what in error.what for error in caught)
+    if what == "root_age":
+        assert [(error.expected, error.got) for error in caught] == [(1, 4), (4, 1)]
 
 
 # ---- a shard that is made anew -------------------------------------------------------------------------------------

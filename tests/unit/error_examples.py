@@ -57,6 +57,7 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.AccessDenied(),
     errors.AccessDenied("pong", "append"),
     errors.Draining("grpc://127.0.0.1:7070"),
+    errors.CannotListen("grpc://127.0.0.1:7070", "Address already in use"),
     errors.HandshakeFailed("grpc+tls://127.0.0.1:7070", "certificate has expired", "renew it"),
     errors.BadMessage("header", "JSON", "?"),
     errors.NoSuchSave("runs/save"),

@@ -103,6 +103,13 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
     return read
 
 
+def port(text: str) -> int:
+    """The type of an option: a TCP port; 0 takes a free one."""
+    if not (text.isascii() and text.isdigit() and int(text) <= 65_535):
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return int(text)
+
+
 @contextmanager
 def extra_named(command: str, extra: str) -> Iterator[None]:
     """Turns an ImportError of the block into MissingPackage, which names the command and how to install its extra."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relive.cli.commands import Commands, UsageError, add_command, at_least, extra_named, say
+from relive.cli.commands import Commands, UsageError, add_command, at_least, extra_named, port, say
 from relive.cli.doors import access_of, add_access
 from relive.config.capacity import bytes_per_step
 from relive.config.storage import File
@@ -55,9 +55,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--tls-cert", metavar="FILE", help="Certificate for an address grpc+tls://HOST:PORT.")
     parser.add_argument("--tls-key", metavar="FILE", help="Key of the certificate.")
     parser.add_argument("--client-ca", metavar="FILE", help="Authorities of the clients' certificates.")
-    parser.add_argument(
-        "--metrics-port", type=at_least(0), metavar="PORT", help="Serve metrics for Prometheus on this port."
-    )
+    parser.add_argument("--metrics-port", type=port, metavar="PORT", help="Serve metrics for Prometheus on this port.")
     parser.add_argument(
         "--metrics-host", default="127.0.0.1", metavar="HOST", help="Host of that port (default: %(default)s)."
     )

@@ -37,6 +37,7 @@ from relive.errors.saving import DamagedSave, NoSuchSave, SaveCancelled, SaveInU
 from relive.errors.service import (
     AccessDenied,
     BadMessage,
+    CannotListen,
     Draining,
     HandshakeFailed,
     ServiceUnavailable,
@@ -51,6 +52,7 @@ __all__ = [
     "AlreadyCompleted",
     "AlreadyPublished",
     "BadMessage",
+    "CannotListen",
     "CapacityTooSmall",
     "CheckFailed",
     "DamagedSave",

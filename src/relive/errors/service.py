@@ -9,6 +9,7 @@ from relive.errors.base import ReliveError, plain, shown
 __all__ = [
     "AccessDenied",
     "BadMessage",
+    "CannotListen",
     "Draining",
     "HandshakeFailed",
     "ServiceUnavailable",
@@ -42,12 +43,31 @@ class ServiceUnavailable(ReliveError, ConnectionError):
 
 
 @final
+class CannotListen(ReliveError, OSError):
+    """A server cannot listen on an address of this machine: the port is taken, or the host is not this machine's.
+
+    Attributes:
+        address: The address.
+        reason: The reason in a line.
+    """
+
+    def __init__(self, address: str, reason: str = "") -> None:
+        self.address = address
+        self.reason = reason
+        super().__init__(
+            f"no server can listen on {address}"
+            + (f" ({reason})" if reason else "")
+            + "; take a free port (0 takes any) from 0 to 65535, and a host name or address of this machine"
+        )
+
+
+@final
 class AccessDenied(ReliveError, PermissionError):
     """A server does not allow a call.
 
     Attributes:
         table: The table, if the client has a role for it. Else "": the server tells a stranger nothing.
-        role: The role that the call needs, if the client has another role for the table. Else "".
+        role: The role that the call needs, or 'one or another', if the client has another role for the table. Else "".
     """
 
     def __init__(self, table: str = "", role: str = "") -> None:
@@ -55,7 +75,7 @@ class AccessDenied(ReliveError, PermissionError):
         self.role = role
         super().__init__(
             f"table {table!r}: the call needs the role {role!r}, which this client does not have; ask for a token with"
-            f" --role {role}"
+            f" {' or '.join(f'--role {one}' for one in role.split(' or '))}"
             if role
             else "the server refused the request: expected a token or a certificate that allows it; give"
             " connect(token=), or set RELIVE_TOKEN_FILE or RELIVE_TOKEN where the handle is opened"

@@ -107,18 +107,21 @@ class Agreement:
         self.bytes_received = 0
 
     def check_ranks(self, timeout_s: float) -> None:
-        """Checks before the first draw. Raises RanksDisagree if a rank has other specs, indexes or regions."""
+        """Checks before the first draw. Raises RanksDisagree if a rank has another spec, index, region or root_age."""
         if self._exchange.world == 1:
             return
         config = self._shards[0].table.config
         tables = repr((config.spec, dict(config.index), config.seed)).encode()
         regions = b"".join(shard.number.to_bytes(2, "little") + shard.uuid for shard in self._shards)
-        mine = hashlib.sha256(tables).digest() + hashlib.sha256(regions).digest()
+        mine = hashlib.sha256(tables).digest() + hashlib.sha256(regions).digest() + self.root_age.to_bytes(8, "little")
         for rank, theirs in enumerate(self._gathered(_Head(_ATTACH), mine, timeout_s)):
             if theirs[HEAD_BYTES : HEAD_BYTES + 32] != mine[:32]:
                 raise RanksDisagree(rank, "a spec or indexes")
-            if theirs[HEAD_BYTES:] != mine:
+            if theirs[HEAD_BYTES : HEAD_BYTES + 64] != mine[:64]:
                 raise RanksDisagree(rank, "shards, or regions of them,")
+            if theirs[HEAD_BYTES:] != mine:
+                age = int.from_bytes(theirs[HEAD_BYTES + 64 :], "little")
+                raise RanksDisagree(rank, "root_age", self.root_age, age)
 
     def check_alike(self, number: int, timeout_s: float) -> None:
         """Raises RanksDisagree if a rank gives its next draw another number.

@@ -13,6 +13,7 @@ from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, WriterCore
 from relive.errors import InvalidConfig, ReadOnly, TableClosed
 from relive.fleet.agreement import Exchange
+from relive.fleet.blocks import Inserted
 from relive.fleet.calls import Calls
 from relive.fleet.drawing import Drawing
 from relive.fleet.draws.mixing import Outputs
@@ -21,7 +22,7 @@ from relive.fleet.draws.placement import home
 from relive.fleet.errors import NoLiveShard, NotOverShards
 from relive.fleet.shards import Shard, Shards
 from relive.fleet.totals import totals
-from relive.fleet.writing import Inserted, PacedWriterCore, emptiest
+from relive.fleet.writing import PacedWriterCore, emptiest
 
 __all__ = ["FleetCore", "FleetSelection"]
 
@@ -172,8 +173,10 @@ class FleetCore:
         core: WriterCore = shard.core.open_writer(num_lanes, single, normalise)
         if not any(pace.stops_inserts for pace in self._paces):
             return core
-        columns = shard.table.config.spec.columns.items()
-        return PacedWriterCore(core, self._has_room, {name for name, column in columns if column.kind == "step"})
+        config = shard.table.config
+        steps = {name for name, column in config.spec.columns.items() if column.kind == "step"}
+        has_own_limit = any(index.limiter.bounds_items for index in config.index.values())
+        return PacedWriterCore(core, self._has_room, steps, is_single=single, has_own_limit=has_own_limit)
 
     def _has_room(self, inserted: Inserted, left_s: float) -> bool:
         """Whether the limiters let an insert pass, by the totals. Raises RequestTooLarge if they never do."""

@@ -32,7 +32,7 @@ from relive.core.request import DrawRequest
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed
 from relive.fleet.agreement import Exchange
 from relive.fleet.draws.pace import Wait
-from relive.fleet.errors import RankFailed, RankLost
+from relive.fleet.errors import RankFailed, RankLost, RanksDisagree
 from relive.reading.batch import Batch
 from relive.reading.columns import Selection
 from relive.reading.holds import HeldDraw, HeldDraws, Hold
@@ -44,7 +44,9 @@ Bytes = npt.NDArray[np.uint8]
 Keys = npt.NDArray[np.int64]
 Value = TypeVar("Value")
 
-_HEAD = struct.Struct("<8sBq")  # digest of the arguments, state of the draw, number of bytes that follow
+# Digest of the arguments, state of the draw, number of bytes that follow; leader and carries of this reader.
+_HEAD = struct.Struct("<8sBqH?")
+_CARRIES = ("rows", "keys")
 _GOOD, _LATE, _FAILED = 0, 1, 2
 _MAX_REASON = 500  # bytes of an error's text
 _LEAST_S = 1.0  # the shortest wait of ranks for each other, for every deadline
@@ -168,6 +170,7 @@ class GroupReader:
                 DeadlineExceeded or RankFailed.
             DeadlineExceeded: a rank did not make the call. The error names such ranks.
             InvalidConfig: a rank asks for another batch, or the index or a column is refused.
+            RanksDisagree: a rank has a reader with another leader or another carries. Nothing was drawn.
             RankLost: a rank ended, or an earlier call was given up. End all ranks, and start the group again.
         """
         names = None if columns is None else tuple(columns)
@@ -274,13 +277,18 @@ class GroupReader:
         if error is not None:
             status = _LATE if isinstance(error, DeadlineExceeded) else _FAILED
             reason = f"{type(error).__name__}: {error}".encode()[:_MAX_REASON]
-        mine = _HEAD.pack(asked.digest, status, num_bytes) + reason
+        mine = _HEAD.pack(asked.digest, status, num_bytes, self._leader, self._by_keys) + reason
         heard = self._in_step(self._exchange.all_gather, mine, _patience(wait))
         if heard[self._exchange.rank] != mine:
             self._is_in_step = False
             raise RankLost("an earlier call over this group was given up, and ranks may be out of step")
         heads = [(*_HEAD.unpack_from(one), one[_HEAD.size :].decode(errors="replace")) for one in heard]
-        for rank, (_, status, _, text) in enumerate(heads):
+        for rank, (_, _, _, leader, by_keys, _) in enumerate(heads):
+            if leader != self._leader:
+                raise RanksDisagree(rank, "a leader", self._leader, leader)
+            if by_keys != self._by_keys:
+                raise RanksDisagree(rank, "carries", _CARRIES[self._by_keys], _CARRIES[by_keys])
+        for rank, (_, status, *_, text) in enumerate(heads):
             if status == _LATE:
                 raise wait.exceeded(f"a batch from rank {rank}", text)
             if status == _FAILED:

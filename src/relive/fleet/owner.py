@@ -195,7 +195,7 @@ class ShardOwner(Closing):
         Raises:
             MissingPackage: the extra `service` is not installed.
             InvalidConfig: the shard is already served, or a name or a path is none.
-            ServiceUnavailable: the address cannot be bound.
+            CannotListen: the address cannot be bound.
         """
         if self._server is not None:
             raise InvalidConfig("a shard that is served", "one address", self._server.address)

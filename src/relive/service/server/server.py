@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
+import socket
 import threading
 import time
 import weakref
@@ -16,7 +17,7 @@ import pyarrow.flight as flight
 from relive.checks.names import names_arguments
 from relive.core.closing import Closing
 from relive.core.ending import at_end
-from relive.errors import InvalidConfig, NoSuchTable, ServiceUnavailable
+from relive.errors import CannotListen, InvalidConfig, NoSuchTable
 from relive.saving.named import checked_name
 from relive.service.client.connection import close_connections
 from relive.service.parameters.store import ParameterStore
@@ -72,7 +73,7 @@ def serve(
     Raises:
         InvalidConfig: A name, a table or the address is not as described, or a file cannot be used. With
             ServerOptions(saves=), a name is also the name of a folder, without '.' in front.
-        ServiceUnavailable: The address cannot be bound.
+        CannotListen: The address cannot be bound.
 
     Example:
         with relive.service.serve({"replay": table}, "grpc://127.0.0.1:7070") as server:
@@ -107,7 +108,7 @@ class Server(Closing):
 
     Raises:
         InvalidConfig: The address is not grpc://host:port, or does not fit the door.
-        ServiceUnavailable: The address cannot be bound.
+        CannotListen: The address cannot be bound.
     """
 
     def __init__(self, tables: Mapping[str, Table], address: str, options: ServerOptions, door: Door) -> None:
@@ -136,7 +137,7 @@ class Server(Closing):
         except StreamBroken as problem:
             self._guard.close()
             self._keeper.close()
-            raise ServiceUnavailable(address, 0.0, str(problem)[:200]) from None
+            raise CannotListen(address, _why_not(host, port) or str(problem)[:200]) from None
         except BaseException:
             self._guard.close()
             self._keeper.close()
@@ -197,7 +198,7 @@ class Server(Closing):
         Raises:
             InvalidConfig: The metrics are already served.
             MissingPackage: prometheus-client is not installed (extra `service`).
-            ServiceUnavailable: The port cannot be bound.
+            CannotListen: The port cannot be bound.
         """
         if self._metrics is not None:
             raise InvalidConfig("metrics of a server", "one port", self._metrics.port)
@@ -205,7 +206,7 @@ class Server(Closing):
         try:
             made = metrics.Metrics(self._hosted, self._guard, self._memory, port, host)
         except (OSError, OverflowError) as problem:
-            raise ServiceUnavailable(f"{host}:{port}", 0.0, str(problem)[:200]) from None
+            raise CannotListen(f"{host}:{port}", str(problem)[:200]) from None
         self._metrics = made
         for name in self._hosted:
             self._hosted[name].observe = made.observe
@@ -298,6 +299,17 @@ class Server(Closing):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self.num_streams} streams"
         return f"Server({self._address}, tables {', '.join(self._hosted)}, {state})"
+
+
+def _why_not(host: str, port: int) -> str:
+    """Why nothing can listen there, as the system says it; "" if something can. gRPC does not tell."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)
+    except OSError as problem:
+        return problem.strerror or str(problem)
+    return ""
 
 
 @at_end
