@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,10 @@ def _introduction(saved: dict[str, Any]) -> list[str]:
     if described is None:
         return ["Not measured yet.\n"]
     return [
-        "A table of 1,000,000 Hopper-sized steps (observation 11, action 3, float32), prioritized except SB3; one",
-        f"thread, Python call, random numbers and gather included. {described['cpu']}, {described['cores']} cores, "
-        f"{described['memory_gb']:.0f} GB, Linux {described['kernel'].split('-')[0]}.\n",
+        "The table has 1,000,000 steps of Hopper's size (observation 11, action 3, float32), or of Atari where a row",
+        "says so. Draws are by priority, except SB3's. One thread makes the calls; the Python call, the random numbers",
+        f"and the gather count. {described['cpu']}, {described['cores']} cores, {described['memory_gb']:.0f} GB, "
+        f"Linux {described['kernel'].split('-')[0]}.\n",
     ]
 
 
@@ -72,7 +74,7 @@ def _remarks(rows: Rows) -> list[str]:
         remarks.append(
             f"Two processes that sample one shared table reach {two / one:.2f} times the rate of one process."
         )
-    return [" ".join(remarks)] if remarks else []
+    return textwrap.wrap(" ".join(remarks), 120, break_on_hyphens=False)
 
 
 def main() -> int:

@@ -188,7 +188,9 @@ def _is_summed(reward: ArraySpec) -> bool:
 @final
 @dataclass(frozen=True)
 class Sequences(_OverLanes):
-    """An item is a window of T = burn_in + length + bootstrap rows of one episode, with a time axis (R2D2, IMPALA).
+    """An item is a window of T = burn_in + length + bootstrap rows, with a time axis (R2D2, IMPALA).
+
+    The rows belong to one episode, except with at_end='cross'.
 
     | column | shape in a batch |
     |---|---|
@@ -202,21 +204,21 @@ class Sequences(_OverLanes):
     | loss_mask, if named | bool[B, T]: true for the steps that carry loss, false for burn-in and bootstrap rows |
     | next_<state>, if named | [B, T, ...] |
 
-    The state after the last step of an episode is one more row of the window, if bootstrap has room for that row. The
-    state columns of the row contain the last state, its other columns are zero, and its mask is False. The key of an
+    If the episode ends within the window and bootstrap has room, the window has one more row that is no step. The state
+    columns of this row contain the last state, its other columns are zero, and its mask is False. The key of an
     item is the key of its first step that carries loss.
 
     Args:
-        length: steps that carry loss.
+        length: number of steps on which the loss is computed.
         burn_in: rows before the steps with loss, to warm up a recurrent state. If burn-in would begin before the
             episode, it is padded in front: state columns repeat the first state, all other columns are zeros.
         bootstrap: rows after the steps with loss, to bootstrap from.
         period: the distance between windows. The steps with loss begin at episode_step 0, period, 2 * period, and so
             on. None: `length`, so that no step carries loss in two windows (except with at_end='shift').
         at_end: how to treat a window that the end of its episode cuts short. 'pad': the window is padded. 'shift': one
-            window that ends with the episode replaces all windows that are cut short. 'drop': the window is dropped.
-            'cross': the window continues into the next episodes of the lane, as described below. Episodes that are
-            shorter than `length` are padded, except with 'drop'.
+            window replaces all windows that are cut short. It begins earlier, so that it ends with the episode. 'drop':
+            the window is dropped. 'cross': the window continues into the next episodes of the lane, as described below.
+            With 'pad' and 'shift', episodes that are shorter than `length` are padded.
         pad: where padding goes: 'right', after the rows, or 'left', before them. Padding of burn-in is always in front.
         gamma: discount factor in [0, 1].
         stack: as for Transitions.
@@ -226,7 +228,7 @@ class Sequences(_OverLanes):
     With at_end='cross', the steps with loss begin at every period-th step of the lane, counted over all its episodes.
     The column `first` marks the first step of each episode. All rows are steps: the state after an episode's last step
     is the next_<state> of that step, and not a row. Padding appears only if the lane ends within the window, or if
-    burn-in begins before the lane. T is at most 2,048.
+    burn-in begins before the lane. With 'cross', T is at most 2,048.
 
     Raises:
         InvalidConfig: an argument has another type or value. The table checks the columns that are named.

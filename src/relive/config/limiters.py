@@ -122,14 +122,18 @@ class MinSize(LimiterKind):
 class SamplesPerInsert(LimiterKind):
     """Keeps items sampled / items inserted near samples_per_insert: the side that is ahead waits.
 
-    With d = inserted x samples_per_insert - sampled, and low, high = samples_per_insert x min_size -/+ tolerance:
+    d    = inserted x samples_per_insert - sampled
+    low  = samples_per_insert x min_size - tolerance
+    high = samples_per_insert x min_size + tolerance
+    live = the number of items in the index:
 
         a draw of n passes     if live >= min_size and d - n >= low
         an insert of n passes  if live + n <= min_size (the first fill),
                                or d + n x samples_per_insert <= high,
-                               or live < min_size and n x samples_per_insert <= high - low
+                               or live < min_size and n x samples_per_insert <= high - low (a refill)
 
-    The room high - low must fit a draw and one row together. Otherwise each could wait for the other. A table therefore
+    high - low must be large enough for a draw and one row together. Otherwise a draw and a writer could wait for each
+    other. A table therefore
     refuses a draw of n > high - low - samples_per_insert, and a block of rows with rows x samples_per_insert > high -
     low. If a block and a waiting draw do not fit together, the table inserts the block in parts. Each item of a batch
     counts as one sample: with one item a step, samples_per_insert = updates per step x batch size.

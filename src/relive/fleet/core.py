@@ -13,7 +13,6 @@ from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, WriterCore
 from relive.errors import InvalidConfig, ReadOnly, TableClosed
 from relive.fleet.agreement import Exchange
-from relive.fleet.blocks import Inserted
 from relive.fleet.calls import Calls
 from relive.fleet.drawing import Drawing
 from relive.fleet.draws.mixing import Outputs
@@ -23,6 +22,7 @@ from relive.fleet.errors import NoLiveShard, NotOverShards
 from relive.fleet.shards import Shard, Shards
 from relive.fleet.totals import totals
 from relive.fleet.writing import PacedWriterCore, emptiest
+from relive.writing.blocks import Inserted
 
 __all__ = ["FleetCore", "FleetSelection"]
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from relive.core.table_core import WriterCore
 from relive.errors import DeadlineExceeded, ReliveError, stored_before
-from relive.fleet.blocks import Block, Inserted
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import NoLiveShard
 from relive.fleet.shards import Shard
+from relive.writing.blocks import Block, Inserted
 
 __all__ = ["HasRoom", "Inserted", "PacedWriterCore", "emptiest"]
 

@@ -44,26 +44,29 @@ _MAX_ITEMS = 2**31 - 1
 class Mixture(Closing):
     """Draws batches in which each source has its share of the items.
 
-    Over any number of batches of any sizes, the items of each source stay less than 1 item from its share of all. The
-    position is carried from batch to batch; it belongs to this object and follows from the sizes of its batches alone.
-    A batch is drawn from all of its sources, or from none: if one source cannot give its part before the deadline, the
-    draws of the others are given back, with their limiters and use counts as if they had never been made.
+    After any number of batches of any sizes, the items that came from a source differ from its share of all items by
+    less than 1. The mixture therefore carries the rounding of each source from batch to batch. This rounding belongs to
+    this object, and depends on the sizes of its batches alone. A batch is drawn from all of its sources, or from
+    none: if one source cannot give its part before the deadline, the draws of the others are given back. Their limiters
+    and use counts are then as before the call.
 
-    - batch.source, int64[B], is the source of each item by its position in `names`. update_priorities uses it.
-    - probabilities: share x the probability in the source, for one item of the batch to be that item.
-    - num_live_items counts the items of all sources. So weights(beta) are relative to the uniform draw from all items.
+    - batch.source, int64[B], is the source of each item, by its position in mixture.names. update_priorities uses it.
+    - probabilities, float64[B]: the share of the item's source times the probability of the item within that source.
+    - num_live_items counts the items of all sources. weights(beta) therefore corrects towards the uniform draw from all
+      items.
 
-    Any number of threads may use a mixture, one call at a time. The tables stay open when it is closed.
+    Any number of threads may call a mixture. The mixture makes one call at a time. The tables stay open when the
+    mixture is closed.
 
     Args:
         shares: {name: share}, numbers > 0 that sum to 1.
-        sources: a table, whose indexes have these names; or {name: table} or {name: (table, index)}, with local or
+        sources: one table whose indexes have these names; or {name: table} or {name: (table, index)}, with local or
             remote tables. All sources must have equal columns: names, dtypes and shapes.
         timeout_s: the default deadline of calls, in seconds; None: the first table's.
         seed: seed of the positions of items in a batch.
 
     Raises:
-        InvalidConfig: an argument has another type or value, or the columns differ.
+        InvalidConfig: an argument has a type or value that is not allowed, or the columns differ.
     """
 
     @names_arguments

@@ -34,26 +34,27 @@ class Changing(Bound):
     def update_priorities(
         self, item_keys: npt.ArrayLike, priorities: Any, *, index: str | None = None, **unknown: NoReturn
     ) -> int:
-        """Sets the priorities of items; returns how many were still there.
+        """Sets the priorities of the items that are still in the index, and returns how many these are.
 
         All arguments are checked before the first priority is set.
 
         Args:
             item_keys: int64[B]. If a key comes twice, its last priority counts.
-            priorities: [B], finite, >= 0, taken as given: no absolute value and no epsilon is added. Torch tensors
-                pass.
+            priorities: [B], finite, >= 0. The table stores them as given: it takes no absolute value and adds no
+                epsilon. Torch tensors are accepted.
             index: the name of an index; None: the first.
 
         Returns:
-            The number of items that were still there. Updates of items that are gone are counted in
-                stats().updates_stale.
+            The number of items that were still there. stats().updates_stale counts the updates of items that are gone:
+                they are no error.
 
         Raises:
             InvalidPriority: a priority is negative, NaN, or not finite as float32.
-            ForeignKey: a key belongs to no item of this table.
+            ForeignKey: this table never gave out a key.
             ShapeMismatch: keys and priorities have different shapes.
             NoPriorities: neither the sampler nor the remover of the index looks at priorities.
-            ReadOnly, TableClosed: the handle changes nothing, or is closed.
+            ReadOnly: the handle is read-only.
+            TableClosed: the handle is closed.
         """
         if unknown or priorities is MISSING or item_keys is MISSING:
             refuse_unknown(self.update_priorities, unknown)

@@ -114,15 +114,16 @@ def load(
     timeout_s: float | None = None,
     number: int | None = None,
 ) -> Table:
-    """A new table from a save of a folder (Table.save).
+    """Makes a new table from a save that Table.save wrote into a folder.
 
-    Lanes that were open at the save have ended, and items in flight are given back. With the same capacity, or one up
-    to 8 times as large, the keys of the save name the same rows (`table.loaded.keeps_keys`), and no key that was given
-    out after the save comes again. A smaller capacity keeps the youngest steps, under new keys.
+    The lanes that were open at the save are closed. Items that were drawn ahead and not handed out are in the index
+    again. If the capacity is 1 to 8 times that of the save, the old keys stay valid (`table.loaded.keeps_keys`), and
+    keys that were given out after the save are never given out again. A smaller capacity keeps the youngest steps,
+    under new keys.
 
     Args:
         path: The folder.
-        storage: Where the table's bytes are; None: LocalMemory(), whatever the saved table had.
+        storage: Where the table's bytes are; None: LocalMemory(), also if the saved table had another storage.
         capacity: In steps; None: the saved one.
         max_lanes: At least that of the saved table; None: the saved one.
         timeout_s: The default deadline of this handle's calls, in seconds; None: the saved table's.
@@ -131,11 +132,11 @@ def load(
     Raises:
         NoSuchSave: The folder has no save, or none of this number.
         DamagedSave: A file of the save is damaged, or missing.
-        FormatMismatch: A later version of relive wrote it.
+        FormatMismatch: A later version of relive wrote the save.
         NameTaken, StorageFull, SystemFailure, CapacityTooSmall: as for Table.
-        InvalidConfig: An argument has another type or value.
+        InvalidConfig: An argument has a type or value that is not allowed.
 
-    Cost: the save is read once; then a recovery and a check of the whole table.
+    Cost: reads the save once, and then recovers and checks the whole table.
     """
     given = None if timeout_s is None else timeout(timeout_s)
     chosen = None if number is None else integer("number", number, 1)

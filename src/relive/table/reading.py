@@ -47,8 +47,8 @@ class Reading(Bound):
     ) -> Batch:
         """Draws num_items items and returns their rows as a batch.
 
-        Randomly drawn items are in random order, so any slice of the batch is a fair sub-batch, unless `order` asks for
-        another order. Samplers with an order keep that order. Items are drawn with replacement. With
+        Randomly drawn items are in random order, so any slice of the batch is a fair sub-batch. Samplers with an order
+        keep that order. `order` asks for another order. Samplers by chance draw with replacement. With
         Index(replacement=False), no item occurs twice in a batch.
 
         If a drawn item does not meet `where`, the table draws another item. Limiters and max_times_sampled count only
@@ -70,32 +70,34 @@ class Reading(Bound):
             reward: for an index with Hindsight, function(achieved [R, ...], goal [R, ...], batch) -> rewards [R] of the
                 R items that got another goal. `achieved` is their next_<achieved>. `goal` is their new goal. `batch`
                 has only these items. The function is called if R > 0.
-            order: of the items in the batch. None: random. 'age': as keys(order='age') lists them, the oldest first.
-                'priority': the highest priority first, among equal ones the oldest. Only for samplers that look at
-                priorities. With `order` the batch is copied once more.
+            order: of the items in the batch. None: random, or the order of the sampler. 'age': as keys(order='age')
+                lists them, the oldest first. 'priority': the highest priority first, among equal ones the oldest. It
+                needs a sampler that uses priorities. With `order` the batch is copied once more.
 
         The names for `columns`, and the usual columns:
 
         - Transitions: declared columns, next_<state>, discount, terminated, truncated, episode_step, first, lane,
-          policy_version, staleness, num_steps. Usual: declared columns, next_<state> and discount. If the table has
-          state columns, also next_<step> of step columns that are not late: the value of the step after the window
-          (SARSA's next_action), zeros if there is none; and has_next, bool[B]: whether there is one. There is none if
-          the episode ended after the window, or if its next step is not written yet.
-        - Sequences and Episodes: the names of Transitions without next_<step> and has_next; mask and loss_mask. Usual:
-          declared columns, discount and mask.
+          policy_version, staleness, num_steps. Usual: declared columns, next_<state> and discount. A table with state
+          columns has two more names, which are not usual. next_<column> is the value of a step column at the step
+          after the window (SARSA's next_action), for columns that are not late. has_next, bool[B], is whether that step
+          exists. It does not exist if the episode ended with the window, or if the step is not written yet: then
+          next_<column> is 0.
+        - Sequences and Episodes: the names of Transitions except next_<column> and has_next, plus mask and loss_mask.
+          Usual: declared columns, discount and mask.
         - Groups of Episodes: the names of Episodes without next_<state> and loss_mask.
         - Ragged Episodes: the names of Episodes. The batch always contains offsets, too.
         - Explicit: 'window/column', the name of a window, and the items' own columns. Usual: the columns and the mask
           of each window, and the items' own columns.
         - Every index with priorities: priority, float32[B], as update_priorities set it. It is the present one, not
-          that of the draw. NaN: the item is used up, or the priority exponent is 0, which keeps no priorities.
+          that of the draw. NaN: the item is used up, or the priority exponent is 0: then no priorities are kept.
 
         Raises:
             DeadlineExceeded: at the deadline, the limiter did not allow the draw, or the index had too few items.
-            RareItems: too few items meet the condition; nothing is counted.
+            RareItems: too few items meet the condition. The draw counts nothing.
             WaitsForItself: no other thread or process could end the wait.
-            RequestTooLarge: the limiter could never allow so many items.
-            UnknownColumn, InvalidConfig: an argument has another type or value.
+            RequestTooLarge: the limiter, the sampler or the capacity could never allow so many items.
+            UnknownColumn: a column has an unknown name.
+            InvalidConfig: an argument has a type or value that is not allowed.
             TableClosed: the handle is closed.
 
         Cost: O(num_items log N) and one copy of the rows. With `where`, the table tests about 1 / s items for each

@@ -122,9 +122,11 @@ class Writer(Closing):
         def append(self, *values, **columns):
             """Appends one step to every lane, or to the named lanes.
 
-            A limiter without room for a whole step stores the first lanes of the step (see extend). If the deadline
-            passes then, error.stored lanes are stored, in the order of the rows, and error.keys are their keys. Give
-            the step of the other lanes with `lanes`. The whole step again would store the first lanes twice.
+            M is the number of lanes that the call names: all lanes of the writer if `lanes` is None. If the limiter
+            has no room for the step of all lanes, the call stores the first lanes and waits with the others (see
+            extend). If the deadline passes during that wait, the attribute `stored` of the error is the number of lanes
+            that were stored, in the order of the rows, and its attribute `keys` has their keys. Then repeat the call
+            with `lanes=` for the other lanes. A call for all lanes would store the first lanes twice.
 
             Args:
                 **columns: every declared column that is not late, [M, *shape]; without a lane axis [*shape]. A nested
@@ -143,7 +145,9 @@ class Writer(Closing):
 
             Raises:
                 MissingColumn, UnknownColumn, LateColumn: a column is missing, unknown, or filled by table.complete.
-                ShapeMismatch, DtypeMismatch: an array has another shape or dtype.
+                ShapeMismatch: an array has another shape than its column.
+                DtypeMismatch: an array cannot be converted to the dtype of its column without loss, or from float64 to
+                    float32.
                 LaneError, InvalidPriority: a lane or a priority is not allowed.
                 SeamMismatch: a state differs from the next_<state> that was given before it.
                 MissingNext: truncated without next_<state>.
@@ -172,17 +176,18 @@ class Writer(Closing):
     ) -> Keys:  # fmt: skip
         """Appends T steps to every lane, or to the named lanes.
 
-        A block is stored as a whole if possible: its memory is taken, and the limiter is asked, before its first row.
-        Two kinds of blocks may fail half way:
+        The T steps of a call are a block. A block is stored as a whole if possible: its memory is taken, and the
+        limiter is asked, before its first row. Two kinds of blocks may fail half way:
 
-        - a block that the limiter lets in by parts, because it does not fit the window together with a draw that
-          waited before, or because a StalenessBudget has no room for all of it
-        - a block that takes the table's lock several times: more than 256 rows, or rows over the end of a page
+        - A block that the limiter lets in by parts. This happens if the limiter's range is too small for the block and
+          for a draw that waits, together. It also happens if a StalenessBudget has no room for the whole block.
+        - A block that takes the table's lock several times. It has more than 256 rows, or its rows lie on two pages.
 
-        After such an error error.stored rows are stored, the first ones step by step, and error.keys are their keys.
-        Continue with the rows after them: the same block again would store the first ones twice. If Ctrl-C stops the
-        block there, KeyboardInterrupt has these two attributes, and so has any other exception of a signal handler (on
-        a table of this machine, and only if rows were stored).
+        After such an error, its attribute `stored` is the number of rows that were stored, and its attribute `keys` has
+        their keys. These rows are the first ones: all lanes of the first step, then all lanes of the second step, and
+        so on. Continue with the rows after them: the same block again would store the first ones twice. If Ctrl-C, or
+        another exception of a signal handler, stops the block, that exception has the same two attributes. This holds
+        on a table of this machine, and only if rows were stored.
 
         Args:
             **columns: as in append, with a time axis in front: [T, M, *shape], or [T, *shape] without a lane axis. A
