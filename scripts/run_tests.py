@@ -8,10 +8,10 @@ Six lanes run at a time, since most tests wait more than they compute:
   tables;
 - the tests of fleets, loaders and tiers, which wait most of their time, and then those of kernels, which never wait;
 - the other Pythons: each environment is made and tested;
-- the C++ tests, and the portable build: its environment and its C++ tests.
+- the C++ tests, and the portable build: its environment and its C++ tests; and then the naive twins.
 
-The last two lanes run at a slightly lower priority. The first lane alone shows its output as it comes. The others show
-that of each step at its end.
+The other Pythons and the builds run at a slightly lower priority. The first lane alone shows its output as it comes.
+The others show that of each step at its end.
 
 usage: python scripts/run_tests.py [--lint | --quick] [--all] [--others "3.10 3.12 3.13 3.14"]
 
@@ -50,6 +50,7 @@ REMOTE = [f"tests/contract/test_{name}.py" for name in ("remote", "remote_stream
 REMOTE += [f"tests/contract/test_{name}.py" for name in ("fleet", "fleet_remote", "fleet_nixl")]
 FLEETS = ["tests/fleet", "tests/loading", "tests/tiered"]
 KERNELS = ["tests/gpu"]
+NAIVE = ["tests/naive"]
 CORE_TESTS = ["tests/unit", "tests/core", "tests/contract"]  # of package and core, without the learning stack
 OTHER_TESTS = ["tests/unit", "tests/core", "tests/contract/test_local.py", "tests/contract/test_shared.py"]
 PORTABLE_TESTS = OTHER_TESTS[:-1]  # it has no shared memory
@@ -58,7 +59,9 @@ COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
 NO_TESTS_COLLECTED = 5
 FATAL = "Fatal Python error"  # what Python says of a signal that ends it, before it says where its threads were
-BESIDE = 1  # niceness of the last two lanes: more, and the stress programme waits for their build of the core
+BESIDE = (
+    1  # niceness of the other Pythons and the builds: more, and the stress programme waits for their build of the core
+)
 LONGEST_S = 2_400.0  # of a step: one that hangs ends then, with a backtrace of every thread
 GRACE_S = 30.0  # for the backtraces and a core dump of a step that hung
 
@@ -282,7 +285,8 @@ def all_steps(others: list[str], quick: bool) -> list[Outcome]:
             beside += [builds.submit(cpp_step, "C++ tests", "unit", BESIDE)]
             beside += [builds.submit(made_and_tested, portable())]
             beside += [builds.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE)]
-        elsewhere = [f"--ignore={path}" for path in (*TRAINING, *PROCESSES, *REMOTE, *FLEETS, *KERNELS)]
+        beside += [builds.submit(python_tests, "tests beside naive twins", NAIVE)]
+        elsewhere = [f"--ignore={path}" for path in (*TRAINING, *PROCESSES, *REMOTE, *FLEETS, *KERNELS, *NAIVE)]
         outcomes = [*lint_steps(), python_tests("tests", ["tests", *elsewhere])]
         outcomes += [step.result() for step in beside]
     return outcomes

@@ -138,9 +138,14 @@ class Changing(Bound):
 
     @names_arguments
     def delete(self, item_keys: npt.ArrayLike) -> int:
-        """Removes these steps from every index at once; returns how many were there.
+        """Removes the steps of these keys, and the items that begin there, from every index at once.
 
-        The key of an Explicit item removes that item alone. Items that stand on a removed step stay.
+        A step at which no index begins an item stays: a step within a sequence or an episode, or a step of a table
+        with Explicit items only. The key of an Explicit item removes that item alone. Explicit items that stand on a
+        removed step stay.
+
+        Returns:
+            How many steps and Explicit items were removed.
 
         Raises:
             ForeignKey: a key belongs to no step or item of this table.
@@ -149,7 +154,15 @@ class Changing(Bound):
         return self._core.delete(as_keys(item_keys))
 
     def clear(self) -> None:
-        """Removes all steps. Lanes, the largest priority and the counters go on. Raises ReadOnly, TableClosed."""
+        """Removes all steps. Lanes, the largest priority and the counters go on.
+
+        A lane that goes on has lost the steps before. Its next steps are no items as long as an item could reach back
+        over the clear: `stack` - 1 steps, or `burn_in` steps of sequences, also if a new episode begins. To keep these
+        items, close the writer and open a new one after the clear.
+
+        Raises:
+            ReadOnly, TableClosed: the handle changes nothing, or is closed.
+        """
         self._core.clear()
 
     def set_policy_version(self, version: int) -> None:

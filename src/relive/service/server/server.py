@@ -114,6 +114,7 @@ class Server(Closing):
     def __init__(self, tables: Mapping[str, Table], address: str, options: ServerOptions, door: Door) -> None:
         scheme, host, port = parse_server(address)
         door.check(f"{scheme}://{host}:{port}")
+        _check_free(address, host, port)
         keep_freed_memory()
         self._closing = threading.Event()
         self._closed = False
@@ -137,7 +138,7 @@ class Server(Closing):
         except StreamBroken as problem:
             self._guard.close()
             self._keeper.close()
-            raise CannotListen(address, _why_not(host, port) or str(problem)[:200]) from None
+            raise CannotListen(address, str(problem)[:200]) from None
         except BaseException:
             self._guard.close()
             self._keeper.close()
@@ -301,15 +302,25 @@ class Server(Closing):
         return f"Server({self._address}, tables {', '.join(self._hosted)}, {state})"
 
 
-def _why_not(host: str, port: int) -> str:
-    """Why nothing can listen there, as the system says it; "" if something can. gRPC does not tell."""
+def _check_free(address: str, host: str, port: int) -> None:
+    """Raises CannotListen if nothing can listen there, with the system's reason.
+
+    gRPC tells no reason, and a Flight server that could not start is never freed.
+    """
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(place)
+        places = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except OSError as problem:
-        return problem.strerror or str(problem)
-    return ""
+        raise CannotListen(address, problem.strerror or str(problem)) from None
+    reasons = []
+    for family, kind, protocol, _, place in places:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a server before may linger
+                probe.bind(place)
+            return
+        except OSError as problem:
+            reasons.append(problem.strerror or str(problem))
+    raise CannotListen(address, reasons[0])
 
 
 @at_end
