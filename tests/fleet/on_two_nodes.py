@@ -345,6 +345,34 @@ def reserved(name: str) -> Any:
     return told
 
 
+JOINED = """
+import sys
+import ray
+ray.init(address="auto", log_to_driver=False)  # in a namespace of its own, as Ray's examples do
+sys.path.insert(0, sys.argv[2])
+from fleet.on_two_nodes import config
+from relive.fleet import ray as fleets
+fleets.start(config(sys.argv[1]))
+"""
+
+
+def joined(name: str) -> Any:
+    """A process that has joined the cluster by itself starts a fleet, and another process stops it."""
+    from ray.util.placement_group import placement_group_table
+
+    from relive.fleet import ray as fleets
+
+    folder = str(Path(__file__).resolve().parents[1])
+    done = subprocess.run([sys.executable, "-c", JOINED, name, folder], capture_output=True, text=True, timeout=300)
+    told: dict[str, Any] = {"started": [done.returncode, done.stderr[-500:] if done.returncode else ""]}
+    told["next to it"] = error_of(lambda: fleets.start(config(name), 10.0))
+    fleets.stop(name)
+    told["left"] = error_of(lambda: fleets.stop(name))
+    groups = [one for one in placement_group_table().values() if one["name"] == f"relive/{name}"]
+    told["groups"] = [one["state"] for one in groups if one["state"] != "REMOVED"]
+    return told
+
+
 def on_the_command_line(name: str) -> Any:
     path = Path(os.environ["RAY_TMPDIR"]) / "fleet.toml"
     path.write_text(FLEET_TOML.format(name=name))

@@ -51,7 +51,9 @@ def found_on_two_nodes(*scenarios: str) -> Iterator[dict[str, Any]]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     try:
         assert done.returncode == 0, done.stderr[-4000:]
-        yield json.loads(done.stdout.splitlines()[-1])
+        yield json.loads(
+            [line for line in done.stdout.splitlines() if line.startswith("{")][-1]
+        )  # Ray writes there, too
         assert shared_files(prefix) == []
     finally:
         for path in shared_files(prefix):
@@ -68,7 +70,9 @@ def two_nodes() -> Iterator[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def two_nodes_at_length() -> Iterator[dict[str, Any]]:
     """The same, for the tests that run before a release."""
-    with found_on_two_nodes("kept", "refused", "incomplete", "stopped", "reserved", "on_the_command_line") as told:
+    with found_on_two_nodes(
+        "kept", "refused", "incomplete", "stopped", "reserved", "joined", "on_the_command_line"
+    ) as told:
         yield told
 
 
@@ -146,6 +150,13 @@ def test_a_fleet_that_waits_for_nodes_has_its_name(two_nodes_at_length: dict[str
     assert len(told["states"]) == 3 and all("start it again" in state for state in told["states"])
     assert told["connect"].startswith("FleetFailed") and told["again"] == ["live", "live"]
     assert told["refused by ray"].startswith("ClusterFailed") and told["left"].startswith("NoSuchFleet")
+
+
+@pytest.mark.thorough
+def test_a_fleet_that_was_started_in_another_namespace_is_stopped_whole(two_nodes_at_length: dict[str, Any]) -> None:
+    told = result(two_nodes_at_length, "joined")
+    assert told["started"] == [0, ""] and told["next to it"].startswith("FleetExists")
+    assert told["left"].startswith("NoSuchFleet") and told["groups"] == []
 
 
 @pytest.mark.thorough

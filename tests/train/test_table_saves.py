@@ -300,9 +300,12 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: py
                 assert path.name == "checkpoint.pt" and table_of(folder) == before[0]
                 full.armed = len(self.paths) < 4
 
+        def on_progress(self, now: Snapshot) -> bool:
+            return now.num_steps >= 12_000 and len(self.paths) >= 4  # however fast the steps come
+
     noting = Filling()
     _, text = said(
-        lambda console: train(small(limits__max_steps=12_000), folder, callbacks=[noting], console=console),
+        lambda console: train(small(limits__max_steps=10**6), folder, callbacks=[noting], console=console),
         tmp_path / "log",
     )
     assert full.num_failed and "the table was not saved: the disk: needs" in text

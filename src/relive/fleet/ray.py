@@ -58,7 +58,12 @@ if importlib.util.find_spec("ray") is None:
 
 import ray  # noqa: E402  (after the check above, whose error names the extra)
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError  # noqa: E402
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group  # noqa: E402
+from ray.util.placement_group import (  # noqa: E402
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
 
 __all__ = ["FleetConfig", "ShardReport", "connect", "load_config", "start", "status", "stop"]
@@ -469,10 +474,15 @@ def _end_here(name: str, removes: bool, timeout_s: float) -> bool:
 
 
 def _group(name: str) -> Any:
-    try:
-        return ray.util.get_placement_group(f"relive/{name}")
-    except ValueError:
-        return None
+    """The placement group of a fleet, or None.
+
+    Ray makes a group in the namespace of the process that starts the fleet. That process may have joined the cluster by
+    itself. get_placement_group looks into the namespace of the caller alone.
+    """
+    for one in placement_group_table().values():
+        if one["name"] == f"relive/{name}" and one["state"] != "REMOVED":
+            return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(one["placement_group_id"])))
+    return None
 
 
 def _join(address: str | None, wait: Wait) -> None:
