@@ -27,7 +27,7 @@ demo: ## a whole training run on CartPole-v1 through a shared table; installs on
 	@scripts/setup.sh demo 3.11 $(VENV)
 	@$(VENV)/bin/relive train dqn --env CartPole-v1 --actors 2 --run-dir $(DEMO_FOLDER) $(DEMO_ARGUMENTS)
 
-test: setup ## style, types, Python, C++, other Pythons, the portable build (20 minutes on 2 cores, 35 the first time)
+test: setup ## style, types, Python, C++, other Pythons, the portable build (10 to 20 minutes on 2 cores, 15 to 35 the first time)
 	@$(RUN) scripts/run_tests.py --others "$(OTHERS)"
 
 test-all: setup ## before a release: adds the tests marked thorough, and all of the core's on other Pythons
@@ -79,7 +79,7 @@ bench-save: setup ## saves and loads compared with the disk and with memory (two
 bench-service: setup ## the service's door: TLS, hostile clients beside an honest one, restarts (20 minutes): benchmarks/results/door
 	@$(RUN) -m benchmarks.service_door
 
-bench-plugins: setup ## programs of Stable-Baselines3 and RLlib with their own buffers and with the adapters, in pairs (40 minutes): benchmarks/results/plugins
+bench-plugins: setup ## programs of Stable-Baselines3, Tianshou and RLlib with their own buffers and with the adapters, in pairs (40 minutes): benchmarks/results/plugins
 	@$(RUN) -m benchmarks.plugins
 
 bench-sequence-models: setup ## batches of windows and a transformer's step, compared with other libraries: benchmarks/results/sequence_models.json
