@@ -21,6 +21,7 @@ Lanes = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.int64]
 
 _WHOLE_FOR_S = 0.5  # how long a block waits to be let in whole
+_SLOW_LINK = 2.5e5  # bytes/s: rows on their way to a shard get the time that they take over such a link
 
 
 def emptiest(told: Sequence[tuple[Shard, dict[str, Any]]]) -> Shard:
@@ -134,7 +135,9 @@ class PacedWriterCore:
         return keys if self._is_single else keys.reshape(block.num_steps, block.num_lanes)
 
     def _extended(self, block: Block, lanes: Lanes | None, first: int, upto: int, wait: Wait) -> Keys:
-        patience = _WHOLE_FOR_S if self._has_own_limit and block.is_divisible and upto - first > 1 else wait.left_s
+        patience = wait.left_s
+        if self._has_own_limit and block.is_divisible and upto - first > 1:
+            patience = _WHOLE_FOR_S + block.num_bytes / _SLOW_LINK
         part, named = block, lanes
         if upto - first < block.num_rows:
             part, named = block.part(first, upto), block.lanes_of(lanes, first, upto)

@@ -38,6 +38,11 @@ class Block(NamedTuple):
         return self.num_steps * self.num_lanes
 
     @property
+    def num_bytes(self) -> int:
+        """Size of the columns."""
+        return sum(np.asarray(value).nbytes for value in self.columns.values())
+
+    @property
     def is_divisible(self) -> bool:
         """Whether the block has several rows, and arrays of as many. The core refuses other arrays."""
         shapes = [np.shape(value) for value in (*self.columns.values(), self.priority) if np.ndim(value)]
