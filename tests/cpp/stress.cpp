@@ -111,6 +111,7 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point.find("latest_") == 0 && given.sampler.empty()) options.sampler = "latest";
   if (point.find("base_") == 0 && given.sampler.empty()) options.sampler = "fading";
   if (point.find("version_") == 0 && given.max_staleness == 0) options.max_staleness = kVersions / 2;
+  if (point == "version_base" && given.max_times == 0) options.max_times = 3;  // a base is for use counts alone
   if (point == "page_ranked" && given.max_items == 0) options.max_items = 150;
   if (point == "record_waits" || point == "record_chosen")
     options.remover = given.remover.empty() ? "lifo" : given.remover;

@@ -15,6 +15,7 @@ from fleet.tools import config_of
 from relive import errors
 from relive.fleet import ShardOwner, attach
 from relive.fleet.agreement import Agreement
+from relive.fleet.writing import PacedWriterCore
 
 pytestmark = needs_shared_memory
 LIMITER = relive.SamplesPerInsert(1.0, min_size=10, tolerance=20.0)
@@ -51,3 +52,40 @@ def test_a_call_waits_for_the_totals_until_its_own_deadline(
             except errors.DeadlineExceeded:
                 pass
             assert time.monotonic() - started < 2.0 and max(asked) <= 0.4
+
+
+class Lanes:
+    """Lanes of a served shard: the answer to the third part is lost."""
+
+    closed, num_lanes = False, 1
+    end_episode = abandon = set_policy_version = close = None
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.stored: list[int] = []
+
+    def extend(self, columns: dict[str, Any], lanes: Any, priority: Any, timeout_s: float) -> Any:
+        self.stored += columns["a"].tolist()
+        if len(self.stored) > 4:
+            raise self.error
+        return np.array(columns["a"], np.int64)
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+@pytest.mark.parametrize("kind", [errors.ServiceUnavailable, KeyboardInterrupt])
+def test_rows_whose_answer_is_lost_are_told_apart_from_stored_ones(kind: Any, is_served: bool) -> None:
+    error = kind("there", 1.0)
+    core: Any = Lanes(error)
+    columns = {"a": relive.ArraySpec((), "int64")}
+    paced = PacedWriterCore(
+        core, lambda rows, _: rows.num_steps <= 2, columns, is_single=True, has_own_limit=False, is_served=is_served
+    )
+    with pytest.raises(type(error)) as caught:
+        paced.extend({"a": np.arange(8)}, None, None, 10.0)
+    stored, keys = getattr(caught.value, "stored", None), getattr(caught.value, "keys", None)
+    if isinstance(error, KeyboardInterrupt) and is_served:
+        assert stored is None and keys is None  # what the server did is not known
+        return
+    assert stored == 4 and keys is not None and keys.tolist() == [0, 1, 2, 3]
+    if isinstance(error, errors.ServiceUnavailable):
+        assert error.unanswered == 2 and "may have stored 2 of the rows after them" in str(error)

@@ -27,7 +27,10 @@ class ServiceUnavailable(ReliveError, ConnectionError):
         waited_s: Seconds that the call waited.
         reason: The reason in a line.
         is_there: The server is neither gone nor silent: bytes came from it until the deadline of the call.
+        unanswered: rows of a writer over shards, after the `stored` first ones, that may be stored. Else 0.
     """
+
+    unanswered: int = 0
 
     def __init__(self, address: str, waited_s: float, reason: str = "", is_there: bool = False) -> None:
         self.address = address

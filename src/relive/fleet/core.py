@@ -174,9 +174,15 @@ class FleetCore:
         if not any(pace.stops_inserts for pace in self._paces):
             return core
         config = shard.table.config
-        steps = {name for name, column in config.spec.columns.items() if column.kind == "step"}
         has_own_limit = any(index.limiter.bounds_items for index in config.index.values())
-        return PacedWriterCore(core, self._has_room, steps, is_single=single, has_own_limit=has_own_limit)
+        return PacedWriterCore(
+            core,
+            self._has_room,
+            config.spec.columns,
+            is_single=single,
+            has_own_limit=has_own_limit,
+            is_served=shard.path != "mapped",
+        )
 
     def _has_room(self, inserted: Inserted, left_s: float) -> bool:
         """Whether the limiters let an insert pass, by the totals. Raises RequestTooLarge if they never do."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
+from relive.config.spec import ArraySpec
 from relive.core.table_core import WriterCore
-from relive.errors import DeadlineExceeded, ReliveError, stored_before
+from relive.errors import DeadlineExceeded, ReliveError, ServiceUnavailable, stored_before
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import NoLiveShard
 from relive.fleet.shards import Shard
-from relive.writing.blocks import Block, Inserted
+from relive.writing.blocks import Block, Inserted, count_steps
 
 __all__ = ["HasRoom", "Inserted", "PacedWriterCore", "emptiest"]
 
@@ -53,19 +54,29 @@ class PacedWriterCore:
     Args:
         core: the lanes.
         has_room: asks the limiters over the totals.
-        step_columns: the columns of kind 'step'.
+        columns: the table's columns, which tell how many steps a block has.
         is_single: the arrays have no lane axis.
         has_own_limit: the shard's region has a limiter of its own that bounds items (Queue, StalenessBudget).
+        is_served: a server writes the rows, so that the answer to a part may be lost.
     """
 
     def __init__(
-        self, core: WriterCore, has_room: HasRoom, step_columns: Set[str], *, is_single: bool, has_own_limit: bool
+        self,
+        core: WriterCore,
+        has_room: HasRoom,
+        columns: Mapping[str, ArraySpec],
+        *,
+        is_single: bool,
+        has_own_limit: bool,
+        is_served: bool,
     ) -> None:
         self._core = core
         self._has_room = has_room
-        self._step_columns = step_columns
+        self._states = {name for name, column in columns.items() if column.kind == "state"}
+        self._steps = {name for name, column in columns.items() if column.kind != "state"}
         self._is_single = is_single
         self._has_own_limit = has_own_limit
+        self._is_served = is_served
         self.end_episode = core.end_episode
         self.abandon = core.abandon
         self.set_policy_version = core.set_policy_version
@@ -90,10 +101,11 @@ class PacedWriterCore:
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
         """Appends a block of steps as soon as there is room for all of them, or by parts. Returns the keys.
 
-        If an error ends it in a later part, error.stored and error.keys tell which rows are stored.
+        If an error ends it in a later part, error.stored and error.keys tell which rows are stored. The rows of a part
+        whose answer was lost (ServiceUnavailable) are error.unanswered rows after these: they may be stored, too. An
+        exception of a signal handler has these attributes only where this process writes the rows itself.
         """
-        lengths = [np.shape(value)[:1] for name, value in columns.items() if name in self._step_columns]
-        num_steps = max((length[0] for length in lengths if length), default=1)
+        num_steps = count_steps(columns, self._steps, self._states)
         return self._stored(Block(columns, priority, num_steps, self._count(lanes)), lanes, Wait(timeout_s))
 
     @property
@@ -113,10 +125,12 @@ class PacedWriterCore:
         """Stores a block whole or by parts. Returns the keys in the shape that the core gives them."""
         stored: list[Keys] = []
         first, at_most = 0, block.num_rows  # from the second part on, a limit in the region lets in single rows
+        num_sent = 0  # rows of a part that is on its way
         try:
             while first < block.num_rows:
                 upto = min(self._admitted(block, first, wait), first + at_most)
                 is_whole = upto - first == block.num_rows
+                num_sent = upto - first
                 try:
                     stored.append(self._extended(block, lanes, first, upto, wait))
                 except DeadlineExceeded as error:
@@ -124,11 +138,13 @@ class PacedWriterCore:
                         raise
                     stored.append(stored_before(error))
                     upto, is_whole, at_most = first + len(stored[-1]), False, 1
-                first = upto
+                first, num_sent = upto, 0
                 if is_whole:
                     return stored[0]
         except BaseException as error:
-            if first:
+            if first and isinstance(error, ServiceUnavailable):
+                _note_unanswered(error, stored, block.num_rows, num_sent)
+            elif first and not (self._is_served and not isinstance(error, ReliveError)):
                 _note_stored(error, stored, block.num_rows)
             raise
         keys = np.concatenate([part.reshape(-1) for part in stored])
@@ -187,6 +203,20 @@ def _note_stored(error: BaseException, parts: list[Keys], num_rows: int) -> None
             *error.args[1:],
         )
     error.stored, error.keys = len(keys), keys  # type: ignore[attr-defined]
+
+
+def _note_unanswered(error: ServiceUnavailable, parts: list[Keys], num_rows: int, num_sent: int) -> None:
+    """Adds to an error which rows the parts before it have stored, and how many more may be stored."""
+    keys = np.concatenate([part.reshape(-1) for part in parts])
+    sent = ""
+    if num_sent:
+        sent = f", and may have stored {num_sent} of the rows after them: look for them before you write them again"
+    error.args = (
+        f"{error}; the server stored the first {len(keys)} of {num_rows} rows, step by step, under the error's"
+        f" keys{sent}; the lanes are cut",
+        *error.args[1:],
+    )
+    error.stored, error.keys, error.unanswered = len(keys), keys, num_sent
 
 
 def _lifted(value: Any) -> Any:

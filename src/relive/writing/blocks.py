@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Block", "Inserted"]
+__all__ = ["Block", "Inserted", "count_steps"]
 
 Lanes = npt.NDArray[np.int32]
 
 _ENDS = ("terminated", "truncated")
+_A_STEP = (*_ENDS, "discount")  # may be one value for the block
 
 
 class Inserted(NamedTuple):
@@ -107,6 +109,24 @@ class Block(NamedTuple):
         named = np.arange(self.num_lanes, dtype=np.int32) if lanes is None else lanes
         at = first % self.num_lanes
         return named[at : at + upto - first]
+
+
+def count_steps(columns: dict[str, Any], step_columns: Set[str], state_columns: Set[str]) -> int:
+    """The steps of a block, counted as the core counts them: a state may have a row more than there are steps."""
+    for names in (step_columns, _A_STEP):
+        lengths = [_length(columns[name]) for name in names if name in columns]
+        known = [length for length in lengths if length is not None]
+        if known:
+            return max(known)
+    states = [_length(columns[name]) for name in state_columns if name in columns]
+    return max((length for length in states if length is not None), default=1)
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except TypeError:  # a scalar
+        return None
 
 
 def _num_ends(columns: dict[str, Any], num_lanes: int) -> int:
