@@ -325,6 +325,7 @@ def test_a_block_of_states_alone_goes_in_whole_or_by_parts(
             until = time.monotonic() + 60.0
             while len(table) == num_there and time.monotonic() < until:  # a part goes in without a new version
                 time.sleep(0.01)
+            time.sleep(0.7)  # the block is no longer waiting to be let in whole
             table.set_policy_version(1)
         drawn = [table.sample(4, timeout_s=60.0)]
         while sum(batch.num_items for batch in drawn) < num_there + 2 * length:
