@@ -294,53 +294,6 @@ def test_rows_and_a_draw_of_a_queue_do_not_wait_for_each_other(make: Make, num_l
     assert table.sample(1).item_keys.tolist() == written[4:].tolist()
 
 
-STATES = relive.StepSpec({"s": relive.ArraySpec((), "int64", kind="state")})
-
-
-@pytest.mark.parametrize(
-    ("limiter", "num_there", "length"),
-    [
-        (relive.Queue(4), 3, 2),
-        (relive.Queue(8), 3, 3),
-        (relive.StalenessBudget(0, 4), 2, 2),
-        (relive.StalenessBudget(0, 4), 3, 2),
-    ],
-)
-def test_a_block_of_states_alone_goes_in_whole_or_by_parts(
-    make: Make, limiter: Any, num_there: int, length: int
-) -> None:
-    """No column of kind 'step' tells how many steps the block has: its states do."""
-    table = make(2, STATES, relive.Index(sampler=relive.Fifo(), limiter=limiter, max_times_sampled=1))
-    with table.writer(shard=0) as one, table.writer(2, shard=0) as two:
-        before = np.arange(num_there)
-        one.extend(s=before, next_s=before + 1, truncated=True)
-        states = np.arange(length)[:, None] + np.array([[100, 200]])
-        keys: list[Any] = []
-        writing = threading.Thread(
-            target=lambda: keys.append(two.extend(s=states, next_s=states + 1, truncated=True, timeout_s=60.0))
-        )
-        writing.start()
-        time.sleep(0.2)
-        if isinstance(limiter, relive.StalenessBudget):
-            until = time.monotonic() + 60.0
-            while len(table) == num_there and time.monotonic() < until:  # a part goes in without a new version
-                time.sleep(0.01)
-            time.sleep(0.7)  # the block is no longer waiting to be let in whole
-            table.set_policy_version(1)
-        drawn = [table.sample(4, timeout_s=60.0)]
-        while sum(batch.num_items for batch in drawn) < num_there + 2 * length:
-            if isinstance(limiter, relive.StalenessBudget):
-                table.set_policy_version(2)
-            drawn.append(table.sample(1, timeout_s=60.0))
-        writing.join()
-    assert [np.shape(one) for one in keys] == [(length, 2)]
-    found = {
-        key: value for batch in drawn for key, value in zip(batch.item_keys.tolist(), batch["s"].tolist(), strict=True)
-    }
-    assert len(found) == num_there + 2 * length and sorted(found.values())[:num_there] == before.tolist()
-    assert [found[key] for key in keys[0].ravel().tolist()] == states.ravel().tolist()
-
-
 def test_a_block_that_goes_by_parts_tells_at_its_deadline_what_is_stored(make: Make) -> None:
     table = make(2, PLAIN, relive.Index(limiter=TIGHT))
     with table.writer(2, shard=0) as writer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -89,3 +91,58 @@ def test_rows_whose_answer_is_lost_are_told_apart_from_stored_ones(kind: Any, is
     assert stored == 4 and keys is not None and keys.tolist() == [0, 1, 2, 3]
     if isinstance(error, errors.ServiceUnavailable):
         assert error.unanswered == 2 and "may have stored 2 of the rows after them" in str(error)
+
+
+STATES = relive.StepSpec({"s": relive.ArraySpec((), "int64", kind="state")})
+
+
+@pytest.mark.parametrize("path", ["mapped", "service"])
+@pytest.mark.parametrize(
+    ("limiter", "num_there", "length"),
+    [
+        (relive.Queue(4), 3, 2),
+        (relive.Queue(8), 3, 3),
+        (relive.StalenessBudget(0, 4), 2, 2),
+        (relive.StalenessBudget(0, 4), 3, 2),
+    ],
+)
+def test_a_block_of_states_alone_goes_in_whole_or_by_parts(
+    shm_name: Any, path: Any, limiter: Any, num_there: int, length: int
+) -> None:
+    """No column of kind 'step' tells how many steps the block has: its states do."""
+    if path == "service":
+        pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+    name = shm_name()
+    index = relive.Index(sampler=relive.Fifo(), limiter=limiter, max_times_sampled=1)
+    with contextlib.ExitStack() as stack:
+        owner = stack.enter_context(ShardOwner(0, relive.TableConfig(STATES, 1000, index, relive.SharedMemory(name))))
+        place = name if path == "mapped" else owner.serve("grpc://127.0.0.1:0")
+        table = stack.enter_context(attach([place], path=path, timeout_s=60.0))
+        one, two = (stack.enter_context(table.writer(lanes, shard=0)) for lanes in (None, 2))
+        before = np.arange(num_there)
+        one.extend(s=before, next_s=before + 1, truncated=True)
+        states = np.arange(length)[:, None] + np.array([[100, 200]])
+        keys: list[Any] = []
+        writing = threading.Thread(
+            target=lambda: keys.append(two.extend(s=states, next_s=states + 1, truncated=True, timeout_s=60.0))
+        )
+        writing.start()
+        time.sleep(0.2)
+        if isinstance(limiter, relive.StalenessBudget):
+            until = time.monotonic() + 60.0
+            while len(table) == num_there and time.monotonic() < until:  # a part goes in without a new version
+                time.sleep(0.01)
+            time.sleep(0.7)  # the block is no longer waiting to be let in whole
+            table.set_policy_version(1)
+        drawn = [table.sample(4, timeout_s=60.0)]
+        while sum(batch.num_items for batch in drawn) < num_there + 2 * length:
+            if isinstance(limiter, relive.StalenessBudget):
+                table.set_policy_version(2)
+            drawn.append(table.sample(1, timeout_s=60.0))
+        writing.join()
+    assert [np.shape(one) for one in keys] == [(length, 2)]
+    found = {
+        key: value for batch in drawn for key, value in zip(batch.item_keys.tolist(), batch["s"].tolist(), strict=True)
+    }
+    assert len(found) == num_there + 2 * length and sorted(found.values())[:num_there] == before.tolist()
+    assert [found[key] for key in keys[0].ravel().tolist()] == states.ravel().tolist()
