@@ -314,6 +314,25 @@ def test_the_number_of_workers_changes(table: relive.Table, old: int, new: int, 
     assert keys(iter(back), 3) == expected[11:]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_restored_says_in_the_main_process_how_the_workers_go_on(table: relive.Table, num_workers: int) -> None:
+    """As many workers as before take the state themselves: the dataset of the main process is told of it."""
+    first = stateful(relive.loader(table, 8), num_workers=num_workers)
+    keys(iter(first), 3)
+    dataset, other = relive.loader(table, 8), relive.loader(table, 4)
+    again = stateful(dataset, num_workers=num_workers)
+    again.load_state_dict(first.state_dict())
+    next(iter(again))
+    assert dataset.restored == "continued"
+    if num_workers:  # the state of another loader, which the workers refuse
+        refusing = stateful(other, num_workers=num_workers)
+        with pytest.raises(errors.InvalidConfig, match="num_items"):
+            refusing.load_state_dict(first.state_dict())
+            next(iter(refusing))
+        assert other.restored is None
+
+
 def test_the_number_of_ranks_changes_with_several_workers(table: relive.Table) -> None:
     expected = keys(iter(relive.loader(table, 4)), 12)
     first = stateful(relive.loader(table, 4, 0, 2), num_workers=2)

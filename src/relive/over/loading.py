@@ -204,6 +204,13 @@ class Loader(IterableDataset[dict[str, Any]]):
         worlds = {part.get("world") for part in parts if isinstance(part, Mapping)}
         return len(parts) != num_workers or (num_workers > 1 and worlds != {self._ranks})
 
+    def note_workers_state(self, state: Mapping[str, Any]) -> None:
+        """Sets `restored` in the main process, where a StatefulDataLoader gives a state to its workers only."""
+        expected = {"table": self._digest, "num_items": self.num_items}  # the workers refuse other ones
+        parts = _parts_of_workers(state)
+        if all(isinstance(part, Mapping) and expected.items() <= part.items() for part in parts):
+            self._restored = "continued" if self._is_numbered else "drawn anew"
+
     def _go_on_from(self, given: dict[str, Any]) -> None:
         for what, expected in (("table", self._digest), ("num_items", self.num_items)):
             if given[what] != expected:

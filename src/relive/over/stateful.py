@@ -32,6 +32,10 @@ class Divisible(Protocol):
         """Continues from the state of a loader."""
         ...
 
+    def note_workers_state(self, state: Mapping[str, Any]) -> None:
+        """Notes, in the main process, that the worker processes continue from this state."""
+        ...
+
 
 def extend_torchdata(divisible: type[Divisible]) -> None:
     """Wraps StatefulDataLoader.load_state_dict for datasets of this class. No effect if torchdata is not installed."""
@@ -49,5 +53,7 @@ def extend_torchdata(divisible: type[Divisible]) -> None:
                 loader.next_iter_state = None  # of an earlier call
                 state_dict = {}  # torchdata begins at the position of the dataset
         given_to_workers(loader, state_dict)
+        if isinstance(dataset, divisible) and state_dict and loader.num_workers:
+            dataset.note_workers_state(state_dict)
 
     loader_type.load_state_dict = load_state_dict
