@@ -93,6 +93,13 @@ def test_rows_whose_answer_is_lost_are_told_apart_from_stored_ones(kind: Any, is
         assert error.unanswered == 2 and "may have stored 2 of the rows after them" in str(error)
 
 
+def test_a_block_without_rows_is_answered_by_the_core() -> None:
+    core: Any = Lanes(errors.ServiceUnavailable("there", 1.0))
+    columns = {"a": relive.ArraySpec((), "int64")}
+    paced = PacedWriterCore(core, lambda rows, _: True, columns, is_single=True, has_own_limit=False, is_served=False)
+    assert paced.extend({"a": np.arange(0)}, None, None, 10.0).tolist() == []
+
+
 STATES = relive.StepSpec({"s": relive.ArraySpec((), "int64", kind="state")})
 
 

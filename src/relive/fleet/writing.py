@@ -123,6 +123,9 @@ class PacedWriterCore:
 
     def _stored(self, block: Block, lanes: Lanes | None, wait: Wait) -> Keys:
         """Stores a block whole or by parts. Returns the keys in the shape that the core gives them."""
+        if not block.num_rows:
+            nothing: Keys = self._core.extend(block.columns, lanes, block.priority, wait.left_s)
+            return nothing
         stored: list[Keys] = []
         first, at_most = 0, block.num_rows  # from the second part on, a limit in the region lets in single rows
         num_sent = 0  # rows of a part that is on its way
@@ -142,9 +145,9 @@ class PacedWriterCore:
                 if is_whole:
                     return stored[0]
         except BaseException as error:
-            if first and isinstance(error, ServiceUnavailable):
+            if isinstance(error, ServiceUnavailable) and (first or num_sent < block.num_rows):
                 _note_unanswered(error, stored, block.num_rows, num_sent)
-            elif first and not (self._is_served and not isinstance(error, ReliveError)):
+            elif first and (isinstance(error, ReliveError) or not self._is_served):
                 _note_stored(error, stored, block.num_rows)
             raise
         keys = np.concatenate([part.reshape(-1) for part in stored])
@@ -207,13 +210,14 @@ def _note_stored(error: BaseException, parts: list[Keys], num_rows: int) -> None
 
 def _note_unanswered(error: ServiceUnavailable, parts: list[Keys], num_rows: int, num_sent: int) -> None:
     """Adds to an error which rows the parts before it have stored, and how many more may be stored."""
-    keys = np.concatenate([part.reshape(-1) for part in parts])
+    keys = np.concatenate([np.zeros(0, np.int64), *(part.reshape(-1) for part in parts)])
     sent = ""
     if num_sent:
         sent = f", and may have stored {num_sent} of the rows after them: look for them before you write them again"
+        sent += "; the lanes are cut"
     error.args = (
         f"{error}; the server stored the first {len(keys)} of {num_rows} rows, step by step, under the error's"
-        f" keys{sent}; the lanes are cut",
+        f" keys{sent}",
         *error.args[1:],
     )
     error.stored, error.keys, error.unanswered = len(keys), keys, num_sent

@@ -112,7 +112,13 @@ class Block(NamedTuple):
 
 
 def count_steps(columns: dict[str, Any], step_columns: Set[str], state_columns: Set[str]) -> int:
-    """The steps of a block, counted as the core counts them: a state may have a row more than there are steps."""
+    """The steps of a block, counted as the core counts them. A state may have a row more than there are steps.
+
+    Args:
+        columns: of the call, [T, M, ...] or [T, ...]; a value for the whole block has no length and does not count.
+        step_columns: names of the columns that have a value for each step. They decide, then flags and discount.
+        state_columns: names of the states, which decide if nothing else has a length.
+    """
     for names in (step_columns, _A_STEP):
         lengths = [_length(columns[name]) for name in names if name in columns]
         known = [length for length in lengths if length is not None]
