@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from relive.adapters.sb3 import (  # noqa: E402
     PrioritizedReplayBuffer,
     ReplayBuffer,
 )
-from relive.adapters.sb3.prioritized import _WeighedLosses  # noqa: E402
 from relive.errors import DtypeMismatch, InvalidConfig  # noqa: E402
 
 torch.set_num_threads(1)
@@ -240,30 +240,51 @@ def test_an_open_episode_goes_on_after_a_load() -> None:
     other.sample(20)
 
 
+class Critic:
+    """An algorithm that keeps what one training step computes."""
+
+    replay_buffer: PrioritizedReplayBuffer
+    _current_progress_remaining = 0.8
+
+    def train(self, gradient_steps: int, batch_size: int) -> None:
+        mse = torch.nn.functional.mse_loss
+        with ThreadPoolExecutor(1) as pool:
+            self.elsewhere = pool.submit(self.replay_buffer.sample, batch_size).result()
+        batch = self.replay_buffer.sample(batch_size)
+        self.value = torch.randn(batch_size, 1, requires_grad=True)
+        self.target = batch.rewards + (1 - batch.dones) * torch.randn(batch_size, 1)
+        self.loss = 0.5 * (mse(self.value, self.target) + mse(input=self.value, target=self.target))
+        self.other = mse(self.value, torch.zeros(batch_size, 1))  # no target of a return
+
+
+class PrioritizedCritic(Prioritized, Critic):
+    """One line."""
+
+
 def test_prioritized_losses_are_weighed_and_give_priorities() -> None:
     buffer = PrioritizedReplayBuffer(100, BOX, ACTION, "cpu", 2, alpha=0.7, beta=lambda left: 1.0 - left / 2)
     filled(buffer, Steps(2), 40)
-    buffer.progress_remaining = 0.8
     buffer.sample(32)
-    keys = buffer.drawn_keys
     buffer.note_errors(torch.arange(32.0))
-    buffer.sample(32)  # applies the errors of the batch before
-    masses = buffer.table.gather(keys, ["num_steps"])
-    assert masses.present is not None and buffer.table.stats().updates_applied == 32
-    value = torch.randn(32, 1, requires_grad=True)
-    target = torch.randn(32, 1)
-    with _WeighedLosses(buffer) as losses:
-        made = 0.5 * sum(torch.nn.functional.mse_loss(value, target) for _ in range(2))
-        plain = torch.nn.functional.mse_loss(value, torch.randn(32, 1, requires_grad=True))
+    critic = PrioritizedCritic()
+    critic.replay_buffer = buffer
+    critic.train(1, 32)  # applies the errors of the batch before, and its own
+    assert buffer.table.stats().updates_applied == 64 and buffer.progress_remaining == 0.8
+    value, target = critic.value, critic.target.as_subclass(torch.Tensor)
     expected = (buffer.weights * (value - target) ** 2).mean()
-    assert losses.num_seen == 2 and torch.allclose(made, expected) and plain.requires_grad
+    assert type(critic.loss) is torch.Tensor and torch.allclose(critic.loss, expected)
+    assert torch.allclose(critic.other, (value**2).mean())
     assert buffer.weights.max() == 1 and buffer.weights.min() < 1
     keys = buffer.drawn_keys
-    buffer.apply_errors()
     order = {int(key): float(error) for key, error in zip(keys, (value - target).abs()[:, 0].tolist(), strict=True)}
     best = next(iter(buffer.table.keys(order="priority")))
     ranked = [order[int(key)] for key in best if int(key) in order]
     assert ranked == sorted(ranked, reverse=True)
+    critic.loss.backward()
+    assert torch.allclose(value.grad, 2 * buffer.weights * (value - target) / 32)
+    # In another thread, and outside a training step, a batch is as the library makes it.
+    assert type(critic.elsewhere.rewards) is torch.Tensor
+    assert type(buffer.sample(8).rewards) is torch.Tensor
 
 
 def test_prioritized_trains_and_refuses() -> None:
