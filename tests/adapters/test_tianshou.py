@@ -70,6 +70,54 @@ def test_every_step_is_the_library_s_also_of_a_slow_environment(number: int) -> 
     assert len(ours.table) == len(theirs)  # each environment forgets its own oldest steps
 
 
+def test_hasnull_is_the_library_s(tmp_path: Path) -> None:
+    ours, theirs = VectorReplayBuffer(12, 2), library.VectorReplayBuffer(12, 2)
+    rng = np.random.default_rng(3)
+    told = []
+    for step in range(120):
+        lanes = np.flatnonzero(rng.random(2) < 0.8)
+        if not len(lanes):
+            continue
+        batch = Batch(
+            obs=Batch(a=np.zeros((len(lanes), 2), np.float32), b=np.zeros(len(lanes), np.int64)),
+            act=np.zeros(len(lanes)),
+            rew=np.zeros(len(lanes)),
+            terminated=np.zeros(len(lanes), bool),
+            truncated=np.zeros(len(lanes), bool),
+            obs_next=Batch(a=np.zeros((len(lanes), 2), np.float32), b=np.zeros(len(lanes), np.int64)),
+            info=Batch(name=np.array(["name"] * len(lanes), dtype=object), number=np.zeros(len(lanes), np.float32)),
+        )
+        if rng.random() < 0.1:
+            entry = rng.integers(0, 5)
+            place = (batch.obs.a, batch.rew, batch.obs_next.a, batch.info.number, batch.info.name)[entry]
+            place[0] = None if entry == 4 else np.nan
+        if step == 80:
+            ours.reset()
+            theirs.reset()
+        if step == 40:
+            ours = pickle.loads(pickle.dumps(ours))
+            ours.save_hdf5(str(tmp_path / "file.hdf5"))
+            ours = VectorReplayBuffer.load_hdf5(str(tmp_path / "file.hdf5"))
+        for buffer in (ours, theirs):
+            buffer.add(batch, buffer_ids=lanes)
+        told.append(ours.hasnull())
+        assert told[-1] == theirs.hasnull(), step
+    assert 10 < sum(told) < len(told) - 10
+    ours.reset()
+    assert ours.hasnull() is False
+    with pytest.raises(NotOffered, match="dropnull"):
+        ours.dropnull()
+
+
+def test_hasnull_sees_an_array_that_was_set_later() -> None:
+    buffer = VectorReplayBuffer(12, 2)
+    fill([buffer], 20, num_envs=2)
+    buffer.set_array_at_key(np.ones(len(buffer)), "extra")
+    assert not buffer.hasnull()
+    buffer.set_array_at_key(np.full(len(buffer), np.nan), "extra")
+    assert buffer.hasnull()
+
+
 def test_stacks_and_nested_observations_are_the_library_s() -> None:
     options: dict[str, Any] = {"stack_num": 3, "ignore_obs_next": True}
     ours, theirs = VectorReplayBuffer(60, 3, **options), library.VectorReplayBuffer(60, 3, **options)

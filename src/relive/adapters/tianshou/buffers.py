@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import h5py
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 from tianshou.data import Batch
 from tianshou.data import PrioritizedVectorReplayBuffer as _PrioritizedVectorReplayBuffer
@@ -56,6 +58,8 @@ class VectorReplayBuffer(_VectorReplayBuffer):
         self._seed = seed
         self._writer: CuttingWriter | None = None
         self._keys = np.full(self.maxsize, -1, np.int64)
+        self._is_null = np.zeros(self.maxsize, np.bool_)
+        self._num_null = 0
         self._drawn: tuple[NDArray[np.int64], reading.Batch] | None = None
         self._every_lane = np.arange(self.buffer_num)
 
@@ -100,7 +104,18 @@ class VectorReplayBuffer(_VectorReplayBuffer):
             self.table.delete(old[old >= 0])
         named = None if np.array_equal(lanes, self._every_lane) else lanes
         self._keys[places] = self._writer.append(named, **columns, **ends)
+        self._note_nulls(places, [*states.values(), light])
         return told
+
+    def _note_nulls(self, places: NDArray[np.int64], values: list[Any]) -> None:
+        is_null: Any = False
+        for array in _leaves(values):
+            found = np.isnan(array) if array.dtype.kind in "fc" else pandas.isnull(array)
+            if found.any():
+                is_null = is_null | found.reshape(len(places), -1).any(1)
+        if is_null is not False or self._num_null:
+            self._num_null += int(np.sum(is_null)) - int(self._is_null[places].sum())
+            self._is_null[places] = is_null
 
     def _make(self, columns: dict[str, Any]) -> None:
         spec = {
@@ -124,6 +139,12 @@ class VectorReplayBuffer(_VectorReplayBuffer):
         if self.table is not None:
             self.table.clear()
         self._keys[:] = -1
+        self._is_null[:] = False
+        self._num_null = 0
+
+    def dropnull(self) -> None:
+        """Refused: the observations are rows of a table."""
+        raise NotOffered(type(self).__name__, "dropnull", "leave such steps out when you add them")
 
     def set_batch(self, batch: Any) -> None:
         """Refused: the observations are rows of a table."""
@@ -154,6 +175,16 @@ class VectorReplayBuffer(_VectorReplayBuffer):
             indices = self._table().sample(batch_size, [_PLACE])[_PLACE]
         self._note_draw(indices)
         return indices
+
+    def hasnull(self) -> bool:
+        """Whether a value of a stored step is NaN or None. Each step was looked at when it was added: O(1) now.
+
+        The class that is replaced looks at all steps. Its trainer asks after every collection.
+        """
+        if self._num_null:
+            return True
+        later = set(self._meta.get_keys()) - set(self._input_keys)  # set_array_at_key added them
+        return any(bool(pandas.isnull(array).any()) for array in _leaves([self._meta[name] for name in later]))
 
     def _note_draw(self, indices: NDArray[np.int64]) -> None:
         """Is called with the indices of each draw, before their values are read."""
@@ -301,6 +332,19 @@ def _tree(name: str, value: Any, newest: bool = False) -> Any:
         return {str(part): _tree(f"{name}/{part}", value[part], newest) for part in value.get_keys()}
     array = unmasked(name, to_numpy(value))
     return array[:, -1] if newest else array
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[NDArray[Any]]:
+    """The arrays of nested dicts and batches that may have NaN or None in them."""
+    for value in values:
+        if isinstance(value, dict):
+            yield from _leaves(value.values())
+        elif type(value) is not np.ndarray and isinstance(value, Batch):
+            yield from _leaves(value.__dict__.values())
+        else:
+            array = value if type(value) is np.ndarray else np.asarray(to_numpy(value))
+            if array.dtype.kind in "fcOmM":
+                yield array
 
 
 def _batch(rows: Any, shape: tuple[int, ...] | None = None) -> Any:
