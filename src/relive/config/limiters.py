@@ -281,16 +281,17 @@ class SamplesPerInsert(LimiterKind):
 @final
 @dataclass(frozen=True)
 class Queue(LimiterKind):
-    """At most max_size items live at a time: an insert waits for room, and a draw of n waits for n live items.
+    """A queue of max_size items: an insert waits for room, and a draw of n waits for n live items.
 
     Only a draw that takes the last use of an item makes room, so the index needs max_times_sampled (1: every item is
     drawn once). Items that are deleted, or that leave with old steps, make room, too. The sampler gives the order of
-    draws. Items that wait for late columns or a priority have their place. A draw of more than max_size items is
-    refused, and so is a block of steps with more items. A block that does not fit together with the waiting draws is
-    let in by parts.
+    draws. Items that wait for late columns or a priority have their place. A window of n steps takes its place when
+    its last step comes, so each lane may add up to n_step - 1 items to a full queue. A draw of more than max_size
+    items is refused, and so is a block of steps with more items. A block that does not fit together with the waiting
+    draws is let in by parts.
 
     Args:
-        max_size: the most live items, >= 1.
+        max_size: number of items at which writers wait, >= 1.
 
     Raises:
         InvalidConfig: max_size is not such a number.
