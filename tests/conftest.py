@@ -45,8 +45,11 @@ _numbers = itertools.count()
 def pytest_configure(config: pytest.Config) -> None:
     """Short and derandomized programmes; `RELIVE_SOAK=1` makes them long and random.
 
-    Ctrl-C interrupts, also where the shell starts the tests in the background and ignores it for them.
+    Ctrl-C interrupts, also where the shell starts the tests in the background and ignores it for them. A lost terminal
+    ends the processes that the tests start, also under nohup.
     """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
