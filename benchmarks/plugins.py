@@ -1,8 +1,8 @@
 """The gain of an adapter: the same program with the library's own buffer and with relive's, in pairs.
 
 `make bench-plugins`, or `python -m benchmarks.plugins [--pairs N] [--steps N]`. Each run is a process of its own in the
-environment of its library. The two runs of a pair follow each other and have the same seed; their order changes from
-pair to pair. For each case the page gives:
+environment of its library. The two runs of a pair have the same seed and take turns of a quarter of a second, so that
+both meet the same changes of the machine's speed. For each case the page gives:
 
 - the share of the time that the calls of the library's buffer take;
 - the bound on the ratio of end-to-end times that this share sets: 1 / (1 - share) (Amdahl);
@@ -17,9 +17,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from benchmarks.plugin_programs import CASES, Measured
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "plugins.json"
 SIDES = ("library", "relive")
+TURN_S = 0.25
 
 
 def main() -> int:
@@ -73,8 +77,8 @@ def paired(case: str, pairs: int, steps: int, place: Path) -> dict[str, Any]:
     """The figures of one case over all pairs."""
     runs: dict[str, list[Measured]] = {side: [] for side in SIDES}
     for seed in range(pairs):
-        for side in SIDES if seed % 2 == 0 else reversed(SIDES):
-            runs[side].append(in_process(case, side, seed, steps, place))
+        for side, measured in in_turns(case, seed, steps, place).items():
+            runs[side].append(measured)
     ratios = [one["total_s"] / two["total_s"] for one, two in zip(runs["library"], runs["relive"], strict=True)]
     share = statistics.median(one["replay_s"] / one["total_s"] for one in runs["library"])
     told = {
@@ -90,15 +94,50 @@ def paired(case: str, pairs: int, steps: int, place: Path) -> dict[str, Any]:
     return told
 
 
-def in_process(case: str, side: str, seed: int, steps: int, place: Path) -> Measured:
-    """One run in the environment of the library."""
+def in_turns(case: str, seed: int, steps: int, place: Path) -> dict[str, Measured]:
+    """Both runs of a pair, each in a process of its own, in turns: while one runs, the other is stopped."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
+        files = {side: (Path(folder) / f"{side}.out", Path(folder) / f"{side}.err") for side in SIDES}
+        processes = {side: started(case, side, seed, steps, place, files[side]) for side in SIDES}
+        for process in processes.values():
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+            process.send_signal(signal.SIGSTOP)
+        running = list(SIDES)
+        while running:
+            for side in tuple(running):
+                if not runs_on(processes[side], TURN_S if len(running) > 1 else None):
+                    running.remove(side)
+        return {side: result_of(processes[side], *files[side]) for side in SIDES}
+
+
+def started(
+    case: str, side: str, seed: int, steps: int, place: Path, files: tuple[Path, Path]
+) -> subprocess.Popen[bytes]:
+    """One run in the environment of the library. files: where its output and its errors go."""
     python = str(peers.python_of(CASES[case].peer))
     line = [python, "-m", "benchmarks.plugins", "--steps", str(steps), "--worker", case, side, str(seed)]
     variables = {**os.environ, "PYTHONPATH": f"{place}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, cwd=ROOT, env=variables, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
-    result: Measured = json.loads(done.stdout.strip().splitlines()[-1])
+    with files[0].open("wb") as output, files[1].open("wb") as errors:
+        return subprocess.Popen(line, cwd=ROOT, env=variables, stdout=output, stderr=errors)
+
+
+def runs_on(process: subprocess.Popen[bytes], seconds: float | None) -> bool:
+    """Lets a stopped process run for so long, or to its end if None, and stops it. False if it has ended."""
+    process.send_signal(signal.SIGCONT)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGSTOP)
+        return True
+    return False
+
+
+def result_of(process: subprocess.Popen[bytes], output: Path, errors: Path) -> Measured:
+    """The figures of a run that has ended."""
+    if process.returncode != 0:
+        raise RuntimeError(errors.read_text(errors="replace"))
+    result: Measured = json.loads(output.read_text().strip().splitlines()[-1])
     return result
 
 
@@ -107,8 +146,9 @@ def report(found: dict[str, Any]) -> str:
     lines = [
         "# Adapters end to end",
         "",
-        f"{found['pairs']} pairs with the same seeds; DQN {found['steps']:,} steps or a quarter of them (RLlib), SAC a "
-        "tenth. Seconds are of the processor. Written by `make bench-plugins`.",
+        f"{found['pairs']} pairs with the same seeds. The runs of a pair take turns of {TURN_S} s. DQN takes "
+        f"{found['steps']:,} steps, with RLlib a quarter of them; SAC takes a tenth. Seconds are of the processor. "
+        "Written by `make bench-plugins`.",
         "",
         "| program | time in replay | bound | measured | least, largest | replay, s | with relive | return | with it |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
