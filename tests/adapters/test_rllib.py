@@ -17,7 +17,8 @@ from ray.rllib.utils.replay_buffers import PrioritizedEpisodeReplayBuffer as Lib
 from ray.rllib.utils.replay_buffers import ReplayBuffer  # noqa: E402
 
 from relive.adapters.errors import NotOffered  # noqa: E402
-from relive.adapters.rllib import PrioritizedEpisodeReplayBuffer  # noqa: E402
+from relive.adapters.rllib import PrioritizedEpisodeReplayBuffer, episodes  # noqa: E402
+from relive.adapters.rllib.episodes import Step  # noqa: E402
 from relive.errors import DtypeMismatch, InvalidConfig  # noqa: E402
 
 BOX = gymnasium.spaces.Box(-1e6, 1e6, (2,), np.float32)
@@ -68,6 +69,40 @@ def test_samples_are_those_of_the_library_and_short_ones_at_the_end() -> None:
         assert type(getattr(one, name)) is type(getattr(ours, name))
     assert set(one.extra_model_outputs) == set(ours.extra_model_outputs)
     assert made.get_num_episodes() == 2 and made.get_num_timesteps() == 15 and made.get_metrics() is not None
+
+
+def test_an_episode_made_by_copies_is_as_rllib_s_constructor_makes_it() -> None:
+    parts = {"a": gymnasium.spaces.Box(-9, 9, (2,)), "b": gymnasium.spaces.Discrete(9)}
+    spaces = gymnasium.spaces.Dict(parts), ACTION
+    steps = [
+        Step(
+            {"a": np.full(2, row, np.float32), "b": row},
+            {"a": np.full(2, row + 1, np.float32), "b": row + 1},
+            row % 3,
+            np.float32(row),
+            row == 2,
+            row == 1,
+            np.float32(0.5 / (row + 1)),
+            row + 1,
+            10 * row,
+        )
+        for row in range(4)
+    ]
+    assert episodes._CAN_COPY  # the version that is installed here
+    made = episodes.episodes_of(steps, spaces)
+    for one, step in zip(made, steps, strict=True):
+        expected = episodes._episode(step, spaces)
+        for slot in set(type(expected).__slots__) - {"id_"}:
+            assert getattr(one, slot) == getattr(expected, slot), slot
+        assert str(one.get_state() | {"id_": ""}) == str(expected.get_state() | {"id_": ""})
+        one.validate()
+    assert len({one.id_ for one in made} | {one.id_ for one in episodes.episodes_of(steps, spaces)}) == 8
+    made[1].custom_data["note"] = 1
+    made[1].observations.append({"a": np.zeros(2), "b": 0})
+    made[1].infos.data[0]["note"] = 1
+    made[0].to_numpy()
+    for row in (2, 3):
+        assert not made[row].custom_data and len(made[row].observations) == 2 and made[row].infos.data == [{}, {}]
 
 
 def test_parts_of_an_episode_are_one_episode() -> None:

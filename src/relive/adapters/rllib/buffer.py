@@ -1,15 +1,4 @@
-"""RLlib's PrioritizedEpisodeReplayBuffer, with its steps in a table.
-
-    config.training(replay_buffer_config={
-        "type": "relive.adapters.rllib.PrioritizedEpisodeReplayBuffer",
-        "capacity": 100_000, "alpha": 0.6, "beta": 0.4, "n_step": 3, "gamma": 0.99,
-    })
-
-`type` is text: RLlib looks for the name of its class in it. RLlib passes n_step, gamma and beta to each sample; n_step
-and gamma have to be those of the buffer, because the table computes the returns.
-
-This module imports ray.rllib. `import relive` alone does not import this module.
-"""
+"""PrioritizedEpisodeReplayBuffer."""
 
 from __future__ import annotations
 
@@ -19,9 +8,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import (
+    PrioritizedEpisodeReplayBuffer as _PrioritizedEpisodeReplayBuffer,
+)
+from ray.rllib.utils.spaces.space_utils import batch as _batched
 
 from relive.adapters.errors import NotOffered
 from relive.adapters.packing import pack, unpack
+from relive.adapters.rllib.episodes import Step, episodes_of
 from relive.adapters.seams import CuttingWriter
 from relive.checks.values import finite, integer
 from relive.config.casting import refuse_hidden, unmasked
@@ -29,22 +25,9 @@ from relive.config.index import Index
 from relive.config.items import Transitions
 from relive.config.samplers import Prioritized
 from relive.config.spec import ArraySpec, StepSpec
-from relive.errors import InvalidConfig, MissingPackage
-from relive.errors.extras import install_command
+from relive.errors import InvalidConfig
 from relive.reading.batch import Batch
 from relive.table.table import Table
-
-try:
-    from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-    from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
-    from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import (
-        PrioritizedEpisodeReplayBuffer as _PrioritizedEpisodeReplayBuffer,
-    )
-    from ray.rllib.utils.spaces.space_utils import batch as _batched
-except ImportError as _problem:
-    _package = _problem.name or "ray[rllib]"
-    raise MissingPackage("relive.adapters.rllib", _package, install_command("rllib")) from _problem
 
 __all__ = ["PrioritizedEpisodeReplayBuffer"]
 
@@ -234,23 +217,24 @@ class PrioritizedEpisodeReplayBuffer(_PrioritizedEpisodeReplayBuffer):
 
     def _episodes(self, drawn: Batch, weights: NDArray[np.float32]) -> list[Any]:
         states, following, actions = drawn["observation"], drawn["next_observation"], drawn["action"]
-        terminated, counts, starts = drawn["discount"] == 0.0, drawn["num_steps"], drawn["episode_step"]
-        observation_space, action_space = self._spaces
-        return [
-            SingleAgentEpisode(
-                observations=[_part(states, row), _part(following, row)],
-                observation_space=observation_space,
-                actions=[_part(actions, row)],
-                action_space=action_space,
-                rewards=[drawn["reward"][row]],
-                terminated=bool(terminated[row]),
-                truncated=bool(drawn["truncated"][row]) and not terminated[row],
-                extra_model_outputs={"weights": [weights[row]], "n_step": [int(counts[row])]},
-                len_lookback_buffer=0,
-                t_started=int(starts[row]),
+        terminated = drawn["discount"] == 0.0
+        rows = range(len(weights))
+        steps = [
+            Step(*values)
+            for values in zip(
+                [_part(states, row) for row in rows],
+                [_part(following, row) for row in rows],
+                [_part(actions, row) for row in rows],
+                drawn["reward"],
+                terminated.tolist(),
+                (drawn["truncated"].astype(bool) & ~terminated).tolist(),
+                weights,
+                drawn["num_steps"].tolist(),
+                drawn["episode_step"].tolist(),
+                strict=True,
             )
-            for row in range(len(weights))
         ]
+        return episodes_of(steps, self._spaces)
 
     def _note_sample(self, number: int, drawn: Batch) -> None:
         self.sampled_timesteps += number
