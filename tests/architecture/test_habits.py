@@ -49,6 +49,13 @@ def library_files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
+def test_threads_that_may_outlive_the_interpreter_do_not_call_unique() -> None:
+    """See core/distinct.py. Adapters run in the threads of their libraries."""
+    wrong = re.compile(r"np\.unique")
+    found = [path for path in library_files() if "adapters" not in path.parts and wrong.search(path.read_text())]
+    assert [path.name for path in found] == ["distinct.py"]
+
+
 @pytest.mark.parametrize("path", library_files(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_habits_of_the_library(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(), str(path))):

@@ -29,7 +29,7 @@ bool Leaves::complete(Held& held, uint32_t index, uint64_t record, float given) 
 
 bool Leaves::fill(Held& held, uint32_t index, uint64_t slot) {
   held.subtract(held.region.header->index_state[index].pending, 1);
-  return complete(held, index, slot);
+  return Leaves(held.region, index).complete(held, slot);
 }
 
 bool Leaves::fill(Held& held, uint32_t index, uint64_t record, float given) {

@@ -71,7 +71,7 @@ class Leaves final : public IndexView {
   static bool fill(Held& held, uint32_t index, uint64_t slot);
   static bool fill(Held& held, uint32_t index, uint64_t record, float given);
   // The window is complete. True if the leaf is an item now, false if its priority is still to come.
-  static bool complete(Held& held, uint32_t index, uint64_t slot);
+  bool complete(Held& held, uint64_t slot) const;
   // The same for an explicit item. `given` is the priority that comes with it, NaN if none does.
   static bool complete(Held& held, uint32_t index, uint64_t record, float given);
   // An awaiting leaf becomes an item of this priority and mass.
@@ -107,7 +107,10 @@ class Leaves final : public IndexView {
   // ----------------------------------------------------------------------------------- The item is deleted
   // (kStateRemoved), dropped (kStateDropped), or ends because a row that it needs is gone (kStateEnded). It never is an
   // item again. True if the leaf had life. An item that ends unfilled is counted.
-  static bool retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state);
+  static bool retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state) {
+    return Leaves(held.region, index).retire(held, slot, final_state);
+  }
+  bool retire(Held& held, uint64_t slot, uint16_t final_state) const;
   // The index's condition keeps out a pending leaf, unless the item passes: the step stays, for the other indexes.
   void keep_out_unless(bool passes, uint64_t slot) const { set_state(slot, passes ? kStatePending : kStateDropped); }
   // The step of a leaf goes. A leaf that a condition kept out, or that was dropped, ends: it has no mass and is in no
@@ -176,36 +179,34 @@ inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   return true;
 }
 
-inline bool Leaves::complete(Held& held, uint32_t index, uint64_t slot) {
-  const Leaves leaves(held.region, index);
-  const bool may_be_given = leaves.has_priorities();
-  const uint32_t given = may_be_given ? held.region.given(index, slot).load(std::memory_order_relaxed) : kNoPriority;
-  return leaves.enter(held, slot, std::bit_cast<float>(given));
+inline bool Leaves::complete(Held& held, uint64_t slot) const {
+  const uint32_t given =
+      has_priorities() ? held.region.given(index_, slot).load(std::memory_order_relaxed) : kNoPriority;
+  return enter(held, slot, std::bit_cast<float>(given));
 }
 
-inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state) {
-  const Leaves leaves(held.region, index);
-  const uint16_t state = leaves.states()[slot].load(std::memory_order_relaxed);
+inline bool Leaves::retire(Held& held, uint64_t slot, uint16_t final_state) const {
+  const uint16_t state = states()[slot].load(std::memory_order_relaxed);
   if (state == kStateEnded || state == kStateRemoved) return false;
   if (state == kStateUnfilled && final_state == kStateEnded) held.add(held.region.header->counters.incomplete_items, 1);
-  const DueTimes times(leaves);
+  const DueTimes times(*this);
   if (state == kStateDropped && RELIVE_RULE(T3_count))
     times.count_drops(slot);  // a process died before it counted them
-  if (is_waiting(state)) held.subtract(leaves.counts().pending, 1);
-  const bool is_item = leaves.is_drawable(state), has_mass = leaves.has_mass(slot);
-  leaves.set_state(slot, final_state);
+  if (is_waiting(state)) held.subtract(counts().pending, 1);
+  const bool is_item = is_drawable(state), is_massless = !has_mass(slot);
+  set_state(slot, final_state);
   if (final_state == kStateDropped && times.is_dropping(Due::kWait, slot)) RELIVE_FAIL_POINT(wait_ended);
   RELIVE_FAIL_POINT(retire_state);
-  leaves.clear_mass(held, slot);
+  clear_mass(held, slot);
   RELIVE_FAIL_POINT(retire_leaf);
-  if (leaves.is_bounded()) Bounds(leaves).clear_order(held, slot);
-  if (leaves.keeps(kHasDues)) times.end_all(held, slot);
+  if (is_bounded()) Bounds(*this).clear_order(held, slot);
+  if (keeps(kHasDues)) times.end_all(held, slot);
   if (is_item) {
-    leaves.note_mass(held, state, has_mass, true);  // it goes as an item with a mass
-    held.subtract(leaves.counts().live_items, 1);
-    if (state == 0 && leaves.counts_uses()) held.subtract(leaves.counts().unused, 1);
+    if (is_massless) note_mass(held, state, false, true);  // it goes as an item with a mass
+    held.subtract(counts().live_items, 1);
+    if (state == 0 && counts_uses()) held.subtract(counts().unused, 1);
   }
-  return leaves.has_life(state);
+  return has_life(state);
 }
 
 // Raises the running maximum of the priorities given to an index, and its mass.

@@ -49,7 +49,7 @@ void end_on_page(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint
       count += leaves.end_kept_out(r.slot_of(page, offset)) ? 0 : 1;
     }
     for (size_t k = 0; k < count; ++k) {
-      const bool had_life = Leaves::retire(held, index, r.slot_of(page, offsets[k]), kStateEnded);
+      const bool had_life = leaves.retire(held, r.slot_of(page, offsets[k]), kStateEnded);
       if (had_life && offsets[k] < step_end) r.pages[page].live -= 1;
     }
   }

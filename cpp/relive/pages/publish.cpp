@@ -53,7 +53,7 @@ void publish_rows(Held& held, uint32_t index, uint64_t page, uint32_t begin, uin
       Leaves::keep_unfilled(held, index, slot);
       RELIVE_FAIL_POINT(publish_unfilled);
     } else {
-      done.published += Leaves::complete(held, index, slot) ? 1 : 0;
+      done.published += leaves.complete(held, slot) ? 1 : 0;
     }
   }
   *counted = done;
@@ -102,7 +102,7 @@ void publish_passing(Held& held, uint32_t index, uint64_t page, uint32_t begin, 
       count += is_item ? 1 : 0;
       done.kept_out += is_item ? 0 : 1;
     }
-    for (size_t k = 0; k < count; ++k) done.published += Leaves::complete(held, index, slots[k]) ? 1 : 0;
+    for (size_t k = 0; k < count; ++k) done.published += leaves.complete(held, slots[k]) ? 1 : 0;
   }
   count_done(held, index, page, done);
 }
@@ -128,7 +128,7 @@ void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uin
       ++done.kept_out;
       RELIVE_FAIL_POINT(publish_kept_out);
     } else {
-      done.published += Leaves::complete(held, index, slot) ? 1 : 0;
+      done.published += leaves.complete(held, slot) ? 1 : 0;
     }
   }
   count_done(held, index, page, done);

@@ -41,7 +41,7 @@ class DeadlineExceeded(ReliveError, TimeoutError):
     def _balance(self) -> str:
         what = f"needs {self.needs}" + ("" if self.has == "" else f", has {self.has}")
         if str(self.needs).endswith("live items"):
-            what += " (a step is one once next_<state> was given, or the step after it appended)"
+            what += " (a step is one once next_<state> was given, or the step after it appended, and if `where` holds)"
         return what
 
 

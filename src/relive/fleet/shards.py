@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.config.table_config import TableConfig
+from relive.core.distinct import distinct
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import ForeignKey, InvalidConfig, ReliveError, ServiceUnavailable
@@ -371,7 +372,7 @@ class Shards:
         places: Places = np.where(keys >= 0, self._place_of[numbers & (MAX_SHARDS - 1)], -1)
         wrong = places < 0
         if are_own is not None and len(self) > 1:
-            for place in np.unique(places[~wrong]):
+            for place in distinct(places[~wrong]):
                 mine = places == place
                 wrong[mine] = ~are_own(self[place].keys, keys[mine])
         if wrong.any():

@@ -21,6 +21,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from relive.core.distinct import distinct
 from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, StorageFull, SystemFailure
 from relive.saving.blobs import NUMBER, described, remove_blobs, write_blobs
 from relive.saving.current import CURRENT, FOLDER, FORMAT, KeptCut, line_of, read_current, read_folder
@@ -160,7 +161,7 @@ class SaveFolder:
         if self.current is None:
             return np.zeros(0, IMAGE)
         images = self.current.images
-        sizes = {segment: self._segment_bytes(segment) for segment in np.unique(images["segment"]).tolist()}
+        sizes = {segment: self._segment_bytes(segment) for segment in distinct(images["segment"]).tolist()}
         live = {segment: int(images["num_bytes"][images["segment"] == segment].sum()) for segment in sizes}
         good = [segment for segment, size in sizes.items() if 2 * live[segment] + ALIGN >= size]
         if len(good) >= MOST_SEGMENTS:  # many small saves: the smaller half of their segments becomes one
@@ -204,7 +205,7 @@ class SaveFolder:
         name = secrets.token_hex(16)
         try:
             num_bytes = self._write_files(number, name, sections, images, facts, beside)
-            segments = tuple(np.unique(images["segment"]).tolist())
+            segments = tuple(distinct(images["segment"]).tolist())
             before = self._kept[: keep - 1] if isinstance(keep, int) else self._named(keep)
             kept = [KeptCut(number, segments), *before]
             self._write_current(kept)

@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from relive.core.distinct import distinct
 from relive.errors import DamagedSave, FormatMismatch, NoSuchSave, SystemFailure
 from relive.saving.blobs import BESIDE, read_blob
 from relive.saving.current import read_current, read_folder
@@ -176,13 +177,13 @@ class CutReader:
         if data.nbytes % IMAGE.itemsize:
             raise DamagedSave(self.path, "the list of images", f"a multiple of {IMAGE.itemsize} bytes", data.nbytes)
         images = data.view(IMAGE)
-        if len(np.unique(images["page"])) != len(images):
+        if len(distinct(images["page"])) != len(images):
             raise DamagedSave(self.path, "the list of images", "each page once", "a page twice")
-        numbers, which = np.unique(images["segment"], return_inverse=True)
+        numbers = distinct(images["segment"])
         if len(numbers) > MOST_SEGMENTS:
             raise DamagedSave(self.path, "the list of images", f"at most {MOST_SEGMENTS} segments", len(numbers))
         sizes = [self._files.size(self._segment(number)) for number in numbers.tolist()]
-        ends = np.array(sizes, np.uint64)[which]
+        ends = np.array(sizes, np.uint64)[np.searchsorted(numbers, images["segment"])]
         if ((images["offset"] > ends) | (images["num_bytes"] > ends - np.minimum(images["offset"], ends))).any():
             raise DamagedSave(self.path, "an image", "bytes within its segment", "bytes behind its end")
         return images

@@ -145,7 +145,8 @@ class Changing(Bound):
         removed step stay.
 
         Returns:
-            How many steps and Explicit items were removed.
+            How many steps and Explicit items were removed. A step that left len(table) with an abandoned episode counts
+            when its items are removed.
 
         Raises:
             ForeignKey: a key belongs to no step or item of this table.

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive import _core
+from relive.core.distinct import distinct
 from relive.fleet.onesided.peer_layout import BLOCK_ROWS, Indices, PeerLayout
 from relive.fleet.onesided.transport import Directory, Memory, Move, Plan, Present
 
@@ -90,7 +91,7 @@ class PeerPages:
         """
         own, rows, alive = items
         states, slots = self._states_of(plan.index), pages.ids[own] * self._layout.page_len + rows
-        moves = [states.move(np.unique(slots[alive] // BLOCK_ROWS))]
+        moves = [states.move(distinct(slots[alive] // BLOCK_ROWS))]
         if plan.needs_version:
             moves.append(self._version.move(np.zeros(1, np.int64)))
         self._read(moves + self._of_pages(plan, pages.ids), ends)

@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from relive import _core
 from relive.config.table_config import TableConfig
+from relive.core.distinct import distinct
 from relive.errors import InvalidConfig
 from relive.fleet.draws.mixing import empty
 from relive.fleet.onesided.mirror import Mirror
@@ -157,7 +158,8 @@ class OneSidedReader:
     ) -> Present:
         """Reads items once. Returns bool [B]: which keys changed during the read."""
         item_pages, rows, generations = self._layout.parts_of(keys)
-        ids, own = np.unique(item_pages, return_inverse=True)
+        ids = distinct(item_pages)
+        own = np.searchsorted(ids, item_pages)
         pages = self._pages.read_words(ids, ends)  # R1
         alive = self._pages.is_alive(pages.is_used[own], generations_of(pages.words)[own], generations)
         torn = np.zeros(len(keys), np.bool_)
@@ -223,7 +225,7 @@ class OneSidedReader:
         places = rows[:, None] + np.arange(-plan.before, plan.after + 1)
         hop = np.floor_divide(places, page_len)
         pages = np.take_along_axis(chain, hop + plan.pages_before, axis=1)
-        flat = np.unique((pages * page_len + (places - hop * page_len))[pages >= 0])
+        flat = distinct((pages * page_len + (places - hop * page_len))[pages >= 0])
         return np.divmod(flat, page_len)
 
     def _read_rows(
@@ -241,11 +243,11 @@ class OneSidedReader:
             self._read(large, ends)
             return made, are_led_to
         page, row = self._spread(plan, chain, rows)
-        cells = np.unique((page * page_len + row) // at_once)
+        cells = distinct((page * page_len + row) // at_once)
         per_page = page_len // at_once
         home, place = np.divmod(cells, per_page)
         moves = [Move(*self._rows, frames[home] * per_page + place, cells)]
-        blocks = np.unique((page * page_len + row) // BLOCK_ROWS)
+        blocks = distinct((page * page_len + row) // BLOCK_ROWS)
         home, place = np.divmod(blocks, page_len // BLOCK_ROWS)
         marks = Move(*self._marks, pages.ids[home] * (page_len // BLOCK_ROWS) + place, blocks)
         if plan.needs_marks:
