@@ -21,11 +21,20 @@ from contract.tools import plain_spec, write_steps
 
 import relive
 from relive.service import ClientTLS, Server, ServerOptions, ServerTLS, connect, serve
+from relive.service.client.handshakes import short_reason
 from relive.service.wire.sockets import is_of_port, tcp_sockets
 from service.certificates import Authority, needs_openssl
 from service.doors import tokens_for
 
 pytestmark = needs_openssl
+
+
+def test_certificates_are_a_cause_before_the_first_answer_alone() -> None:
+    broken = OSError("Stream removed (Secure read failed (Socket closed))")
+    assert "client_ca" in short_reason(broken, "grpc+tls://host:1")
+    assert "client_ca" not in short_reason(broken, "grpc+tls://host:1", is_greeted=True)
+
+
 KILLED = """
 import socket, ssl, sys, time
 one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))

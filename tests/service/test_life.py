@@ -92,6 +92,36 @@ def test_a_server_that_drains_goes_on_with_its_streams(table: relive.Table) -> N
                 connect(f"{server.address}/pong", timeout_s=1.0)
 
 
+def test_a_writer_hears_of_a_closing_server_once_and_then_waits_for_the_next(table: relive.Table) -> None:
+    with serve({"pong": table}, LOOPBACK) as server, connect(f"{server.address}/pong", timeout_s=5.0) as remote:
+        writer = remote.writer()
+        writer.append(**step(50, 51))
+        server.drain()
+        server._closing.set()  # what close() does first
+        with pytest.raises(errors.ServiceUnavailable, match="closes"):
+            writer.append(**step(51, 52))
+        with pytest.raises(errors.Draining):
+            writer.append(**step(51, 52), timeout_s=0.5)
+        server.close()
+        with serve({"pong": table}, server.address):
+            writer.append(**step(51, 52))
+            assert len(remote) == 22  # the first row begins no item: its lane was cut
+            writer.close()
+
+
+def test_a_call_waits_for_a_server_until_its_deadline(table: relive.Table) -> None:
+    with serve({"pong": table}, LOOPBACK) as server:
+        remote = connect(f"{server.address}/pong")
+    with pytest.raises(errors.ServiceUnavailable):
+        remote.sample(1)  # its stream was open: the server may have drawn
+    for timeout_s in (1.3, 2.0):
+        start = time.monotonic()
+        with pytest.raises(errors.ServiceUnavailable):
+            remote.sample(1, timeout_s=timeout_s)
+        assert timeout_s - 0.25 < time.monotonic() - start < timeout_s + 1.0
+    remote.close()
+
+
 def test_a_client_waits_for_the_server_that_comes_after(table: relive.Table) -> None:
     first = serve({"pong": table}, LOOPBACK)
     address = f"{first.address}/pong"

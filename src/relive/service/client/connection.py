@@ -36,6 +36,8 @@ __all__ = ["MIN_REPLY_S", "Answer", "Asking", "Connection", "close_connections",
 
 MIN_REPLY_S = 1.0  # shortest wait for an answer, whatever the deadline: networks have short outages
 _LEAVE_S = 1.0
+_PAUSES_S = (0.02, 0.5)  # the first and the longest between two tries to reach a server
+_LAST_TRY_S = 0.05  # the last try begins so long before the deadline
 _LOOKS = frozenset({"select", "gather", "list", *(verb.name for verb in VERBS.values() if verb.looks)})
 _SHORT_WAITS = frozenset({"call", "shard"})  # kinds of streams on which silence_s and retries_s count
 _OPTIONS = [
@@ -84,6 +86,12 @@ def server_wait(timeout_s: float) -> float | None:
     The rest of the timeout is for the way back.
     """
     return None if math.isinf(timeout_s) else timeout_s - min(0.1 * timeout_s, 1.0)
+
+
+def _pause(before_s: float, ends: float) -> float:
+    """Seconds until the next try to reach a server: twice the pause before. 0 if no try fits before `ends`."""
+    left = ends - time.monotonic() - _LAST_TRY_S
+    return min(max(2 * before_s, _PAUSES_S[0]), _PAUSES_S[1], left) if left > 0 else 0.0
 
 
 @final
@@ -192,7 +200,7 @@ class Connection:
             opening = self._opening.pop(kind)
         start = time.monotonic() if opening is None else opening.started
         tries_until = min(ends, start + (self.retries_s if kind in _SHORT_WAITS else math.inf))
-        pause_s = 0.02
+        pause_s = _PAUSES_S[0] / 2
         while True:
             if self.closed:
                 raise TableClosed()
@@ -210,18 +218,19 @@ class Connection:
                 if not isinstance(problem, Draining):
                     raise  # the server's answer
                 self._forget_client()
-                if time.monotonic() + pause_s >= tries_until or not wanted():
+                pause_s = _pause(pause_s, tries_until)
+                if not pause_s or not wanted():
                     raise
             except StreamBroken as problem:
                 self._forget_client()
                 failed = handshake_problem(self.address, str(problem))
                 if failed is not None:
                     raise failed from None
-                if time.monotonic() + pause_s >= tries_until or not wanted():
+                pause_s = _pause(pause_s, tries_until)
+                if not pause_s or not wanted():
                     reason = "no answer in time" if is_there else short_reason(problem, self._location)
                     raise ServiceUnavailable(self.address, time.monotonic() - start, reason, is_there) from None
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.5)
 
     def prepare(self, kind: str) -> None:
         """Begins to open a stream of this kind if none is idle. Does not wait: a later call waits for the hello."""
@@ -295,7 +304,7 @@ class Connection:
             return TableClosed()
         if isinstance(problem, BadMessage):
             return problem
-        reason = "no answer in time" if expired else short_reason(problem, self._location)
+        reason = "no answer in time" if expired else short_reason(problem, self._location, is_greeted=True)
         if stream.was_silent:
             reason = f"no byte came for {self._silence_s:g} s"
         return ServiceUnavailable(self.address, time.monotonic() - start, reason, stream.was_heard)

@@ -33,12 +33,17 @@ def handshake_problem(address: str, text: str) -> HandshakeFailed | None:
     return None
 
 
-def short_reason(problem: BaseException, location: str) -> str:
-    """Returns the cause of a broken stream in at most 300 characters."""
+def short_reason(problem: BaseException, location: str, is_greeted: bool = False) -> str:
+    """Returns the cause of a broken stream in at most 300 characters.
+
+    is_greeted: the server had accepted the stream, so certificates are not the cause.
+    """
     if isinstance(problem, StopIteration):
         return "the server ended the stream"
     text = str(problem).split(". gRPC client debug")[0]
     text = text.removeprefix("Flight returned unavailable error, with message: ")[:200]
+    if is_greeted:
+        return text
     if has_tls(location):
         return text + (_NO_CERTIFICATE if "Secure read failed" in text else "")
     return text + (_PLAIN if "failed to connect" in text and "Socket closed" in text else "")

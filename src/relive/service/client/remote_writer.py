@@ -275,7 +275,11 @@ class SyncWriterCore(RemoteWriterCore):
             raise
         if "error" in told:
             self._epoch += 1
-            raise _error_of(operation, told["error"], body)
+            error = _error_of(operation, told["error"], body)
+            if isinstance(error, ServiceUnavailable):  # the server closes: the next call waits for the one that follows
+                self._stream = None
+                self._connection.drop(stream)
+            raise error
         return keys_of(operation, body)
 
 
