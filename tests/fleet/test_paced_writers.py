@@ -69,6 +69,9 @@ class Lanes:
     def extend(self, columns: dict[str, Any], lanes: Any, priority: Any, timeout_s: float) -> Any:
         self.stored += columns["a"].tolist()
         if len(self.stored) > 4:
+            if isinstance(self.error, errors.ServiceUnavailable):
+                rows = len(columns["a"])
+                self.error.tell_rows(np.zeros(0, np.int64), rows, rows)
             raise self.error
         return np.array(columns["a"], np.int64)
 

@@ -26,6 +26,7 @@ from relive import errors
 from relive.cli.entry import run
 from relive.service import Health, Streaming, connect, health, serve
 from relive.service.server import life
+from relive.service.server.write_session import WriteSession
 from service.doors import tokens_for
 
 LOOPBACK = "grpc://127.0.0.1:0"
@@ -107,6 +108,18 @@ def test_a_writer_hears_of_a_closing_server_once_and_then_waits_for_the_next(tab
             writer.append(**step(51, 52))
             assert len(remote) == 22  # the first row begins no item: its lane was cut
             writer.close()
+
+
+def test_rows_that_were_sent_and_not_answered_are_counted(table: relive.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = threading.Event()
+    monkeypatch.setattr(WriteSession, "_apply", lambda *given: hold.wait(10.0))
+    with serve({"pong": table}, LOOPBACK) as server, connect(f"{server.address}/pong", timeout_s=5.0) as remote:
+        writer = remote.writer()
+        with pytest.raises(errors.ServiceUnavailable, match="may have stored 1 of the 1 rows") as caught:
+            writer.append(**step(51, 52), timeout_s=0.2)
+        assert caught.value.unanswered == 1 and caught.value.stored == 0 and caught.value.keys is None
+        hold.set()
+    assert errors.ServiceUnavailable("there", 1.0).unanswered == 0
 
 
 def test_a_call_waits_for_a_server_until_its_deadline(table: relive.Table) -> None:

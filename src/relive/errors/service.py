@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
+import numpy as np
+import numpy.typing as npt
+
 from relive.errors.base import ReliveError, plain, shown
 
 __all__ = [
@@ -27,7 +30,7 @@ class ServiceUnavailable(ReliveError, ConnectionError):
         waited_s: Seconds that the call waited.
         reason: The reason in a line.
         is_there: The server is neither gone nor silent: bytes came from it until the deadline of the call.
-        unanswered: rows of a writer over shards, after the `stored` first ones, that may be stored. Else 0.
+        unanswered: rows of a writer's call, after the `stored` first ones, that were sent and may be stored. Else 0.
     """
 
     unanswered: int = 0
@@ -43,6 +46,24 @@ class ServiceUnavailable(ReliveError, ConnectionError):
             + (f" ({reason})" if reason else "")
             + ("; its answer was on its way: give a larger timeout_s" if is_there else f"; {way_out}")
         )
+        self._without_rows = str(self)
+
+    def tell_rows(self, keys: npt.NDArray[np.int64], num_rows: int, unanswered: int) -> None:
+        """Notes what is known of the rows of a writer's call.
+
+        Args:
+            keys: int64[stored], the keys of the first rows, which are stored.
+            num_rows: rows of the call.
+            unanswered: rows after these that were sent.
+        """
+        self.stored, self.keys, self.unanswered = len(keys), keys if len(keys) else None, unanswered
+        facts = []
+        if len(keys):
+            facts.append(f"stored the first {len(keys)} of {num_rows} rows, step by step, under the error's keys")
+        if unanswered:
+            which = f"{unanswered} of the rows after them" if len(keys) else f"{unanswered} of the {num_rows} rows"
+            facts.append(f"may have stored {which}: look for them before you write them again; the lanes are cut")
+        self.args = (f"{self._without_rows}; the server {', and '.join(facts)}",) if facts else (self._without_rows,)
 
 
 @final

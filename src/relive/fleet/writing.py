@@ -128,12 +128,10 @@ class PacedWriterCore:
             return nothing
         stored: list[Keys] = []
         first, at_most = 0, block.num_rows  # from the second part on, a limit in the region lets in single rows
-        num_sent = 0  # rows of a part that is on its way
         try:
             while first < block.num_rows:
                 upto = min(self._admitted(block, first, wait), first + at_most)
                 is_whole = upto - first == block.num_rows
-                num_sent = upto - first
                 try:
                     stored.append(self._extended(block, lanes, first, upto, wait))
                 except DeadlineExceeded as error:
@@ -141,12 +139,12 @@ class PacedWriterCore:
                         raise
                     stored.append(stored_before(error))
                     upto, is_whole, at_most = first + len(stored[-1]), False, 1
-                first, num_sent = upto, 0
+                first = upto
                 if is_whole:
                     return stored[0]
         except BaseException as error:
-            if isinstance(error, ServiceUnavailable) and (first or num_sent < block.num_rows):
-                _note_unanswered(error, stored, block.num_rows, num_sent)
+            if isinstance(error, ServiceUnavailable):
+                error.tell_rows(_keys_of(error, stored), block.num_rows, error.unanswered)
             elif first and (isinstance(error, ReliveError) or not self._is_served):
                 _note_stored(error, stored, block.num_rows)
             raise
@@ -198,7 +196,7 @@ class PacedWriterCore:
 
 def _note_stored(error: BaseException, parts: list[Keys], num_rows: int) -> None:
     """Adds to an error which rows the parts before it have stored."""
-    keys = np.concatenate([*(part.reshape(-1) for part in parts), stored_before(error)])
+    keys = _keys_of(error, parts)
     if isinstance(error, ReliveError) and error.args and not error.stored:
         error.args = (
             f"{error}; the first {len(keys)} of {num_rows} rows are stored, step by step, under the error's keys: go on"
@@ -208,19 +206,8 @@ def _note_stored(error: BaseException, parts: list[Keys], num_rows: int) -> None
     error.stored, error.keys = len(keys), keys  # type: ignore[attr-defined]
 
 
-def _note_unanswered(error: ServiceUnavailable, parts: list[Keys], num_rows: int, num_sent: int) -> None:
-    """Adds to an error which rows the parts before it have stored, and how many more may be stored."""
-    keys = np.concatenate([np.zeros(0, np.int64), *(part.reshape(-1) for part in parts)])
-    sent = ""
-    if num_sent:
-        sent = f", and may have stored {num_sent} of the rows after them: look for them before you write them again"
-        sent += "; the lanes are cut"
-    error.args = (
-        f"{error}; the server stored the first {len(keys)} of {num_rows} rows, step by step, under the error's"
-        f" keys{sent}",
-        *error.args[1:],
-    )
-    error.stored, error.keys, error.unanswered = len(keys), keys, num_sent
+def _keys_of(error: BaseException, parts: list[Keys]) -> Keys:
+    return np.concatenate([*(part.reshape(-1) for part in parts), stored_before(error)])
 
 
 def _lifted(value: Any) -> Any:

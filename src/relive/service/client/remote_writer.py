@@ -267,6 +267,7 @@ class SyncWriterCore(RemoteWriterCore):
             self._stream = None
             error = self._connection.broken(stream, problem, start)
             if isinstance(error, ServiceUnavailable) and not self._closed:
+                error.tell_rows(np.zeros(0, np.int64), operation.num_keys, operation.num_keys)
                 raise error from None
             raise WriterClosed() from None
         except BaseException:
