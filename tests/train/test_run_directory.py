@@ -26,7 +26,9 @@ from relive.train.config import TrainConfig, preset  # noqa: E402
 from relive.train.run_directory import LOCK_FILE, alone_in, move_aside  # noqa: E402
 from relive.train.signals import stop_signals  # noqa: E402
 from relive.train.tuning.tuner import tune  # noqa: E402
-from relive.train.watching.checkpoint import Progress, save_checkpoint  # noqa: E402
+from relive.train.watching.checkpoint import CurvePoint, Progress, save_checkpoint  # noqa: E402
+from relive.train.watching.curve import draw_curve  # noqa: E402
+from relive.train.watching.progress import ProgressReporter  # noqa: E402
 
 SMALL = {
     "topology": "inline",
@@ -219,6 +221,23 @@ def test_a_checkpoint_that_finds_no_room_says_what_the_system_says(tmp_path: Pat
         save_checkpoint(tmp_path, {"weights": torch.zeros(100_000)}, Progress())
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+def test_a_full_disk_is_one_sentence_with_the_name_of_the_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    curve = [CurvePoint(float(step), step, step, float(step), None) for step in range(3)]
+    draw_curve(tmp_path / "curve.png", "one", curve, None)
+    before = (tmp_path / "curve.png").read_bytes()
+    with file_size_limit(100):
+        with pytest.raises(OSError, match="File too large: '.*curve.png'"):
+            draw_curve(tmp_path / "curve.png", "another", curve, None)
+        with pytest.raises(OSError, match="File too large: '.*checkpoint.pt'"):
+            save_checkpoint(tmp_path, {"weights": torch.zeros(10)}, Progress())
+    with file_size_limit(0), pytest.raises(OSError, match="File too large: '.*tensorboard'"):
+        ProgressReporter(Console(), "title", tmp_path).__enter__()
+    assert (tmp_path / "curve.png").read_bytes() == before and "Traceback" not in capfd.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "tensorboard"]
 
 
 def test_signals_in_the_middle_of_each_other_deafen_nobody() -> None:

@@ -30,7 +30,16 @@ from relive.errors import InvalidConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["CHECKPOINT_FILE", "CONFIG_FILE", "LOCK_FILE", "SAVE_FOLDER", "alone_in", "move_aside", "write_whole"]
+__all__ = [
+    "CHECKPOINT_FILE",
+    "CONFIG_FILE",
+    "LOCK_FILE",
+    "SAVE_FOLDER",
+    "alone_in",
+    "move_aside",
+    "naming",
+    "write_whole",
+]
 
 LOCK_FILE = ".lock"
 CONFIG_FILE = "config.json"
@@ -148,6 +157,11 @@ def move_aside(folder: Path, console: Console) -> None:
                 return
 
 
+def naming(problem: OSError, path: Path) -> OSError:
+    """The error with the name of this file. The system gives no name if a write fails."""
+    return type(problem)(problem.errno, problem.strerror or str(problem), str(path))
+
+
 def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Writes a file under another name, makes it durable, and renames it. A reader finds the old file or the new one.
 
@@ -161,5 +175,7 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as problem:
+        raise naming(problem, path) from None
     finally:
         temporary.unlink(missing_ok=True)

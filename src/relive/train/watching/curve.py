@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from relive.train.run_directory import write_whole
 from relive.train.watching.checkpoint import CurvePoint
 
 
 def draw_curve(path: Path, title: str, curve: Sequence[CurvePoint], stop_return: float | None) -> None:
-    """Writes a PNG: evaluation and acting returns over environment steps, wall-clock seconds along the top."""
+    """Writes a PNG: evaluation and acting returns over environment steps, wall-clock seconds along the top.
+
+    Raises:
+        OSError: The file cannot be written. The old file stays.
+    """
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -31,4 +37,6 @@ def draw_curve(path: Path, title: str, curve: Sequence[CurvePoint], stop_return:
         top.set_xlim(axes.get_xlim())
         shown = sorted({0, len(curve) // 3, 2 * len(curve) // 3, len(curve) - 1})
         top.set_xticks([steps[at] for at in shown], [f"{curve[at].elapsed_s:.0f} s" for at in shown], fontsize=8)
-    figure.savefig(path, dpi=120)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120)
+    write_whole(path, drawn.getbuffer())

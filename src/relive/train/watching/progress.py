@@ -17,6 +17,8 @@ from rich.table import Table as Grid
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from relive.train.run_directory import naming
+
 _TERMINAL_PERIOD_S = 0.5
 _LINE_PERIOD_S = 5.0
 _EARLY_LINE_PERIOD_S = 2.0  # at first, so that a person sees soon that the run goes on
@@ -178,8 +180,14 @@ class ProgressReporter:
 
     def __enter__(self) -> ProgressReporter:
         purge_step = None if self._resumed_at is None else self._resumed_at + 1
-        self._writer = SummaryWriter(str(self._run_dir / "tensorboard"), purge_step=purge_step, flush_secs=10)
-        self._quiet.enter_context(_tensorboard_raises_once())
+        folder = self._run_dir / "tensorboard"
+        with contextlib.ExitStack() as quiet:
+            quiet.enter_context(_tensorboard_raises_once())
+            try:
+                self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
+            except OSError as problem:
+                raise naming(problem, folder) from None
+            self._quiet = quiet.pop_all()
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
             self._live.__enter__()
