@@ -260,7 +260,6 @@ void read_limiter(const Part& from, IndexConfig* index) {
 }
 
 // ---- the options of an index
-// -----------------------------------------------------------------------------------------
 
 // An index has the options of a part if its items are of one of these kinds. Unknown kinds count as rows here, and are
 // refused by read_items().

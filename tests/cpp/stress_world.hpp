@@ -236,7 +236,6 @@ inline TableConfig make_config(const Options& options) {
 }
 
 // ---- rows
-// --------------------------------------------------------------------------------------------------------------
 
 inline void write_cell(std::byte* to, size_t num_bytes, uint64_t tag, uint32_t episode, uint32_t step,
                        uint64_t column) {
@@ -294,7 +293,6 @@ inline float priority_of(int64_t key, uint32_t index = 0) {
 }
 
 // ---- windows
-// -----------------------------------------------------------------------------------------------------------
 
 struct Identity {
   uint64_t tag = 0;

@@ -32,7 +32,6 @@ class IndexView {
   static constexpr uint64_t kNoLeaf = Tree::kNone;
 
   // ---- the traits of the index
-  // ---------------------------------------------------------------------------------------
   const IndexConfig& config() const { return r_.header->indexes[index_]; }
   const Kind& kind() const { return kind_of(config().sampling); }
   const ItemMap& map() const { return r_.map(index_); }
@@ -55,7 +54,6 @@ class IndexView {
   bool keeps_order() const { return keeps(kIsBounded | kIsOrdered | kIsAged | kIsLatest | kFades); }
 
   // ---- the value of a leaf
-  // -------------------------------------------------------------------------------------------
   double mass(uint64_t slot) const { return tree().leaf(slot); }  // acquire
   double total() const { return tree().total(); }                 // the reduction of all leaves
   double nothing() const { return tree().identity(); }            // the value of a leaf that cannot be drawn
@@ -66,7 +64,6 @@ class IndexView {
   void prefetch(uint64_t slot) const { tree().prefetch(slot); }
 
   // ---- the state of a leaf
-  // -------------------------------------------------------------------------------------------
   uint16_t state(uint64_t slot) const { return states()[slot].load(std::memory_order_acquire); }
   // Whether a key still leads to the item's rows: the item was published, and has neither been deleted nor ended.
   bool is_published(uint64_t slot) const { return state(slot) <= kMostUses; }
@@ -87,7 +84,6 @@ class IndexView {
   void prefetch_state(uint64_t slot) const { __builtin_prefetch(states() + slot); }
 
   // ---- counts
-  // --------------------------------------------------------------------------------------------------------
   int64_t num_live() const { return counts().live_items.load(std::memory_order_relaxed); }
   // Whether an item that lives may have no mass. The best of an order always has a value.
   bool may_be_massless() const {
@@ -109,8 +105,8 @@ class IndexView {
   }
 
   // ---- under the lock: inner nodes
-  // ----------------------------------------------------------------------------------- Recomputes the ancestors of the
-  // leaves that this critical section changed. The lock does so when it is released.
+  //
+  // Recomputes the ancestors of the leaves that this critical section changed. The lock does so when it is released.
   // Cost: O(leaves x log8 n).
   static void flush(Held& held, uint32_t index);
   static void flush_all(Held& held);

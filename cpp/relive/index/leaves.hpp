@@ -40,9 +40,10 @@ class Leaves final : public IndexView {
   using IndexView::IndexView;
 
   // ---- draws, at any time
-  // -------------------------------------------------------------------------------------------- A descent in two
-  // parts, for a caller that prefetches other memory in between: from points to groups of kGroup leaves, and from there
-  // to leaves. nodes[i] and points[i] are those of Tree::descend. Only for kinds that choose by mass.
+  //
+  // A descent in two parts, for a caller that prefetches other memory in between: from points to groups of kGroup
+  // leaves, and from there to leaves. nodes[i] and points[i] are those of Tree::descend. Only for kinds that choose by
+  // mass.
   static constexpr uint32_t kGroup = Tree::kFanout;
   void descend_to_groups(double* points, uint64_t* nodes, size_t count) const {
     if (tree().num_levels() > 1) tree().descend(tree().num_levels(), 1, points, nodes, count);
@@ -57,8 +58,8 @@ class Leaves final : public IndexView {
   void best(size_t count, std::vector<Node>* found, std::vector<Node>* open) const { tree().best(count, found, open); }
 
   // ---- under the lock: an item comes alive
-  // ---------------------------------------------------------------------------- A page opened: its slots may become
-  // items, except the first num_ended, which never do.
+  //
+  // A page opened: its slots may become items, except the first num_ended, which never do.
   static void open(Held& held, uint32_t index, uint64_t first_slot, uint32_t count, uint32_t num_ended);
   // The window is complete, but late columns of its rows are still to come.
   static void keep_unfilled(Held& held, uint32_t index, uint64_t slot) {
@@ -79,7 +80,6 @@ class Leaves final : public IndexView {
   static void count_published(Held& held, uint32_t index, int64_t count);
 
   // ---- under the lock: an item has another priority, or is used
-  // -------------------------------------------------------
   static void revalue(Held& held, uint32_t index, uint64_t slot, float priority, double mass) {
     const Leaves leaves(held.region, index);
     leaves.revalue_as(held, slot, priority, mass, leaves.keeps_order());
@@ -104,9 +104,9 @@ class Leaves final : public IndexView {
   static bool give_back(Held& held, uint32_t index, uint64_t slot, double mass, double order);
 
   // ---- under the lock: an item goes
-  // ----------------------------------------------------------------------------------- The item is deleted
-  // (kStateRemoved), dropped (kStateDropped), or ends because a row that it needs is gone (kStateEnded). It never is an
-  // item again. True if the leaf had life. An item that ends unfilled is counted.
+  //
+  // The item is deleted (kStateRemoved), dropped (kStateDropped), or ends because a row that it needs is gone
+  // (kStateEnded). It never is an item again. True if the leaf had life. An item that ends unfilled is counted.
   static bool retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state) {
     return Leaves(held.region, index).retire(held, slot, final_state);
   }
@@ -144,7 +144,6 @@ class Leaves final : public IndexView {
 };
 
 // ---- These functions are inline because each of them is called once for every row that is written.
-// --------------------
 
 // The mass with which a complete item enters the index. False if its priority is still to come. given: NaN if no
 // priority came with the item or before it.

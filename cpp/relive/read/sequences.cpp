@@ -12,7 +12,6 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // ---- outputs
-// ---------------------------------------------------------------------------------------------------------
 
 struct Derived {
   const char* name;
@@ -89,7 +88,6 @@ Status find_output(const Region& r, const GatherPlan& plan, const std::string& n
 }
 
 // ---- rows
-// ------------------------------------------------------------------------------------------------------------
 
 // Walks the steps of a window, up to `most` or to the end of the episode.
 bool walk(const Region& r, const GatherPlan& plan, uint32_t most, Window& w, Runs* runs) {
@@ -210,7 +208,6 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs)
 }
 
 // ---- bytes
-// -----------------------------------------------------------------------------------------------------------
 
 // One value for each step.
 template <class T, class Value>

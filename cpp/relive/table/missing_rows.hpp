@@ -43,7 +43,6 @@ class MissingRows final {
   }
 
   // ---- within a round
-  // -------------------------------------------------------------------------------------------------
   size_t num_lost() const { return s_.still_missing.size(); }
   // Calls keep(window) for each row that the round has filled. If keep() returns false the row is lost.
   template <class Keep>

@@ -29,7 +29,6 @@ class StartValues final {
   void set_up(WriterLane& lane) const;
 
   // ---- before the rows are written: which of them have a cell
-  // ---------------------------------------------------------
   // The lane's run was planned: computes the window starts that the end of the run moves.
   void plan(WriterLane& lane) const;
   // The window starts that an end after num_steps steps of the open episode moves. is_cut: the lane itself ends there.
@@ -40,14 +39,12 @@ class StartValues final {
   uint64_t cells_of_block(LaneBlock block, uint64_t most_rows) const;
 
   // ---- with the rows
-  // --------------------------------------------------------------------------------------------------
   // The start value of row k of the run, if the row has one, and the word that names its cell.
   void write(const StepBlock& steps, WriterLane& lane, uint32_t k, size_t m) const;
   // The values of moved starts that are steps already, in the cells after those of the run's own rows.
   void write_moved(WriterLane& lane) const;
 
   // ---- with the commit
-  // ------------------------------------------------------------------------------------------------
   // In the critical section of the end and before its stores: the rows of moved starts name their cells. A row that is
   // gone needs none, and the next row takes its cell.
   void name_moved(Held& held, WriterLane& lane) const;
