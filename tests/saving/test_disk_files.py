@@ -103,6 +103,7 @@ def test_a_full_disk_says_how_much_is_missing(tmp_path: Path, monkeypatch: pytes
         save(None, 2, path=str(tmp_path))
     assert failed.value.path == str(tmp_path)
     assert failed.value.needs_bytes > 0 and failed.value.has_bytes > 0
+    assert "another folder" in str(failed.value) and "capacity" not in str(failed.value)
     monkeypatch.undo()
     assert read(None, str(tmp_path)) == 1
     save(None, 2, path=str(tmp_path))

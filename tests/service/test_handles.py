@@ -344,19 +344,21 @@ def test_a_handle_with_many_writers_on_a_hung_server_closes_once(
     owners: Owners, address: str, streaming: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every writer has the same end of its wait, whatever the writers before it waited."""
-    from relive.service.client.connection import Connection
+    from relive.service.client.remote_writer import SyncWriterCore
+    from relive.service.client.streamed_core import StreamedWriterCore
 
     table = relive.connect(address, timeout_s=2.0)
     writers = [table.writer(streaming=streaming) if streaming else table.writer() for _ in range(6)]
     for writer in writers:
         writer.append(a=1)
-    finish, ends = Connection.finish, list[float]()
+    kind: Any = StreamedWriterCore if streaming else SyncWriterCore
+    close_by, ends = kind.close_by, list[float]()
 
-    def noting(connection: Any, stream: Any, until: float) -> bool:
+    def noting(core: Any, until: float) -> None:
         ends.append(until)
-        return finish(connection, stream, until)
+        close_by(core, until)
 
-    monkeypatch.setattr(Connection, "finish", noting)
+    monkeypatch.setattr(kind, "close_by", noting)
     stop_process(owners.process.pid)
     try:
         if streaming:
@@ -368,7 +370,7 @@ def test_a_handle_with_many_writers_on_a_hung_server_closes_once(
             table.close()
     finally:
         os.kill(owners.process.pid, signal.SIGCONT)
-    assert len(set(ends)) == 1
+    assert len(ends) == 6 and len(set(ends)) == 1
 
 
 def test_a_program_that_used_the_service_is_told_that_it_waits_for_itself() -> None:

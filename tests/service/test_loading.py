@@ -30,4 +30,4 @@ def test_a_remote_table_loads_in_workers_and_says_that_it_draws_anew() -> None:
             del batches
             again = relive.loader(remote, 4)
             again.load_state_dict(again.state_dict())
-            assert again.restored == "drawn anew" and next(iter(again))["num_live_items"] == 50
+            assert again.restored == "redrawn" and next(iter(again))["num_live_items"] == 50

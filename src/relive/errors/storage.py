@@ -13,10 +13,11 @@ __all__ = ["FormatMismatch", "InUse", "NameTaken", "NoSuchTable", "NotARegion", 
 
 @final
 class StorageFull(ReliveError, OSError):
-    """The file system has no room for the table."""
+    """The file system has no room for a table, or for a save (is_save)."""
 
-    def __init__(self, path: str, needs_bytes: int, has_bytes: int) -> None:
+    def __init__(self, path: str, needs_bytes: int, has_bytes: int, is_save: bool = False) -> None:
         self.path = path
+        self.is_save = is_save
         self.needs_bytes = needs_bytes
         self.has_bytes = has_bytes
         super().__init__(
@@ -27,6 +28,8 @@ class StorageFull(ReliveError, OSError):
                 " smaller capacity, or use LocalMemory() where one process is enough; `relive ls` shows tables left"
                 " behind"
                 if path.startswith("/dev/shm")
+                else "free some, or save to another folder; the save before it stays whole"
+                if is_save
                 else "free some, or give a smaller capacity"
             )
         )

@@ -37,7 +37,7 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
 
 __all__ = ["Loader", "Restored"]
 
-Restored: TypeAlias = Literal["continued", "repartitioned", "drawn anew"]
+Restored: TypeAlias = Literal["continued", "repartitioned", "redrawn"]
 
 _VERSION = 1
 _STREAM = 2**39  # of the handles that loaders open; programs use smaller ranks
@@ -109,7 +109,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         - "continued": the batches are those that would have come.
         - "repartitioned": the ranks or workers are others now, and share the batches after the last one of the old
           ones.
-        - "drawn anew": a server numbers the draws. The batches are drawn as ever, and are not the same as without the
+        - "redrawn": a server numbers the draws. The batches are drawn as ever, and are not the same as without the
           restart.
         """
         return self._restored
@@ -209,7 +209,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         expected = {"table": self._digest, "num_items": self.num_items}  # the workers refuse other ones
         parts = _parts_of_workers(state)
         if all(isinstance(part, Mapping) and expected.items() <= part.items() for part in parts):
-            self._restored = "continued" if self._is_numbered else "drawn anew"
+            self._restored = "continued" if self._is_numbered else "redrawn"
 
     def _go_on_from(self, given: dict[str, Any]) -> None:
         for what, expected in (("table", self._digest), ("num_items", self.num_items)):
@@ -227,7 +227,7 @@ class Loader(IterableDataset[dict[str, Any]]):
             got = f"world {self._ranks} and {num_workers} workers"
             raise InvalidConfig("ranks and workers of the loader that is restored", expected, got)
         self._first, self._batch = first, batch
-        self._restored = "drawn anew" if not self._is_numbered else "continued" if is_same else "repartitioned"
+        self._restored = "redrawn" if not self._is_numbered else "continued" if is_same else "repartitioned"
 
     @property
     def _ranks(self) -> int:

@@ -52,7 +52,7 @@ def _told(what: str, path: str, num_bytes: int = 0) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise StorageFull(path, num_bytes, _free_bytes(path)) from error
+            raise StorageFull(path, num_bytes, _free_bytes(path), is_save=True) from error
         raise SystemFailure(f"{what} {path}", error.errno or 0) from error
     except ValueError as error:  # a name that no file can have
         raise SystemFailure(f"{what} {path!r}", errno.EINVAL) from error
