@@ -16,6 +16,8 @@ NAMES = {
     + ("matplotlib.backends.backend_svg",),
     "tensorboard": ("torch.utils.tensorboard", "torch.utils.tensorboard.summary"),
 }
+# Modules of relive that only draw with a package.
+DRAWING = {"matplotlib": ("relive.train.watching.curve",), "tensorboard": ()}
 
 
 class Nothing:
@@ -51,5 +53,5 @@ def stand_in() -> list[str]:
                 importlib.import_module(module)
         except ImportError:
             missing.append(package)
-            sys.modules.update({module: _Module(module) for module in modules})
+            sys.modules.update({module: _Module(module) for module in (*modules, *DRAWING[package])})
     return missing
