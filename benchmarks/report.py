@@ -50,9 +50,9 @@ def _introduction(saved: dict[str, Any]) -> list[str]:
         return ["Not measured yet.\n"]
     return [
         "The table has 1,000,000 steps of Hopper's size (observation 11, action 3, float32), or of Atari where a row",
-        "says so. Draws are by priority, except SB3's. One thread makes the calls; the Python call, the random numbers",
-        f"and the gather count. {described['cpu']}, {described['cores']} cores, {described['memory_gb']:.0f} GB, "
-        f"Linux {described['kernel'].split('-')[0]}.\n",
+        "says so. Draws are by priority, except SB3's. One thread makes the calls. The times include the Python call,",
+        f"the random numbers and the gather. {described['cpu']}, {described['cores']} cores, "
+        f"{described['memory_gb']:.0f} GB, Linux {described['kernel'].split('-')[0]}.\n",
     ]
 
 
@@ -67,8 +67,8 @@ def _remarks(rows: Rows) -> list[str]:
     if share is not None:
         size = atari.written_bytes(256) / 1e6
         remarks.append(
-            f"A sample of 256 Atari transitions writes {size:.1f} MB of stacked frames, at {share:.0%} of the speed of"
-            " a plain copy of as many bytes."
+            f"A sample of 256 Atari transitions writes {size:.1f} MB of stacked frames. It is {share:.2f} times as"
+            f" fast as a plain copy of {size:.1f} MB."
         )
     if one and two:
         remarks.append(

@@ -64,27 +64,27 @@ class Index:
         max_staleness: an item leaves when its staleness is above this number; None: never.
         replacement: whether an item may occur twice in a batch.
 
-    max_items: the remover chooses among all items, and the new item is one of them. The step of a removed item stays in
-    the table, for other indexes and for the windows of its neighbours. Items that were drawn max_times_sampled times
-    leave before all others. While a call adds items, a sampler may see up to 256 items more than max_items.
+    max_items: the remover chooses among all items. It may choose the new item, which then leaves at once. The step of a
+    removed item stays in the table, for other indexes and for the windows of its neighbours. While a call adds items, a
+    sampler may see up to 256 items more than max_items.
 
     Explicit items and groups have their own limit: Explicit(max_items=), Episodes(max_groups=). An explicit item or a
-    group that still waits (for late columns, a priority or members) counts toward that limit, but the remover never
-    chooses it. With a limit of m, an item that still waits leaves after m other items were added.
+    group that still waits (for late columns, a priority or members) counts toward that limit. The remover does
+    not choose it: with a limit of m, it leaves after m more items were added. Used-up items leave first.
 
     The remover of the first index also decides which steps leave a full table. With Fifo, the oldest steps leave. With
     any other remover, the table drops pages (runs of steps of one lane) that no item of that index needs; see
-    steps_to_hold. When a step leaves, the items of all indexes that contain this step leave, too.
+    steps_to_hold. When a step leaves, every item that contains it leaves its index.
 
     max_wait_s: an item waits for late columns, or for its priority if initial='given'. A group waits for members, or
-    for the late columns of its members. The time starts at the step that completed the item's window (for a group, at
-    the end of its first member). An item that waited too long is dropped the next time that any process changes the
+    for the late columns of its members. The time of an item starts when its window is complete, and that of a
+    group when its first member ends. An item that waited too long is dropped the next time that any process changes the
     table or waits on the table. A dropped item never enters this index, and the limiter no longer counts it. The
     steps of the item stay in the table. stats() counts the item as timed_out.
 
-    where: the condition is checked once, when the item enters the index, on the step that the item's key names. stats()
-    counts each step that does not meet the condition as filtered. Such a step stays in the table for other indexes. A
-    condition is refused for Explicit items, for groups, and with `staleness`, which changes.
+    where: the condition is checked once, when the item would enter the index. It reads the step with the item's key.
+    stats() counts each step that does not meet the condition as filtered. Such a step stays in the table for other
+    indexes. Explicit items and groups take no condition. A condition cannot name `staleness`, because it changes.
 
     max_staleness: the staleness of an item is the version of table.set_policy_version minus the version of the item's
     oldest row. With 0, the index has only items of the present version. set_policy_version returns when all items above
@@ -96,7 +96,7 @@ class Index:
     decay, PromptGroups by mean or variance). Items are drawn one after another, each in proportion to its mass among
     the items that are not in the batch yet. batch.probabilities are mass / total of all items. A draw waits if it asks
     for more items than the index has. A draw that asks for more items than the index can ever have raises
-    RequestTooLarge. Samplers with an order, and Shuffle, draw each item once in any case.
+    RequestTooLarge. Samplers with an order, and Shuffle, draw each item once before they draw one again.
 
     Cost:
         max_items: 9.2 bytes a step and O(log8 steps) an item. For explicit items and groups, a remover other than Fifo

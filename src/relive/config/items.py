@@ -117,7 +117,7 @@ def _window_config(items: Any, spec: StepSpec) -> dict[str, Any]:
 @final
 @dataclass(frozen=True)
 class Transitions(_OverLanes):
-    """Items are transitions: a step, its n-step return, and the state after it.
+    """An item is a transition: a step, the n-step return from it, and the state after the last step of that return.
 
     With m = min(n_step, steps to the end of the episode or of the lane), d the stored discounts (default 1 -
     terminated) and r the rewards:
@@ -204,8 +204,8 @@ class Sequences(_OverLanes):
     | loss_mask, if named | bool[B, T]: true for the steps that carry loss, false for burn-in and bootstrap rows |
     | next_<state>, if named | [B, T, ...] |
 
-    If the episode ends within the window and bootstrap has room, the window has one more row that is no step. The state
-    columns of this row contain the last state, its other columns are zero, and its mask is False. The key of an
+    If the episode ends within the window and a bootstrap row is free, the state columns of that row contain the last
+    state. Its other columns are zero, and its mask is False: it is no step. The key of an
     item is the key of its first step that carries loss.
 
     Args:
@@ -226,8 +226,8 @@ class Sequences(_OverLanes):
         time_major: arrays with a time axis are [T, B, ...], also mask and stacked columns; all others stay [B, ...].
 
     With at_end='cross', the steps with loss begin at every period-th step of the lane, counted over all its episodes.
-    The column `first` marks the first step of each episode. All rows are steps: the state after an episode's last step
-    is the next_<state> of that step, and not a row. Padding appears only if the lane ends within the window, or if
+    The column `first` marks the first step of each episode. The last state of an episode has no row: it is the
+    next_<state> of the last step. Padding appears only if the lane ends within the window, or if
     burn-in begins before the lane. With 'cross', T is at most 2,048.
 
     Raises:

@@ -283,12 +283,12 @@ class SamplesPerInsert(LimiterKind):
 class Queue(LimiterKind):
     """A queue of max_size items: an insert waits for room, and a draw of n waits for n live items.
 
-    Only a draw that takes the last use of an item makes room, so the index needs max_times_sampled (1: every item is
+    An item leaves the queue when it was drawn max_times_sampled times, so the index needs that number (1: every item is
     drawn once). Items that are deleted, or that leave with old steps, make room, too. The sampler gives the order of
-    draws. Items that wait for late columns or a priority have their place. A window of n steps takes its place when
-    its last step comes, so each lane may add up to n_step - 1 items to a full queue. A draw of more than max_size
-    items is refused, and so is a block of steps with more items. A block that does not fit together with the waiting
-    draws is let in by parts.
+    draws. Items that wait for late columns or a priority count toward max_size. A window of n steps counts from its
+    last step on. Each lane may have n_step - 1 unfinished windows, by which the queue may grow above max_size. A draw
+    of more than max_size items is refused, and so is a block of steps with more items. If a block and a waiting draw
+    do not fit the queue together, the block is stored in parts.
 
     Args:
         max_size: number of items at which writers wait, >= 1.

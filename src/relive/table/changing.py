@@ -50,7 +50,7 @@ class Changing(Bound):
 
         Raises:
             InvalidPriority: a priority is negative, NaN, or not finite as float32.
-            ForeignKey: this table never gave out a key.
+            ForeignKey: a key does not come from this table.
             ShapeMismatch: keys and priorities have different shapes.
             NoPriorities: neither the sampler nor the remover of the index looks at priorities.
             ReadOnly: the handle is read-only.

@@ -48,8 +48,8 @@ class Reading(Bound):
         """Draws num_items items and returns their rows as a batch.
 
         Randomly drawn items are in random order, so any slice of the batch is a fair sub-batch. Samplers with an order
-        keep that order. `order` asks for another order. Samplers by chance draw with replacement. With
-        Index(replacement=False), no item occurs twice in a batch.
+        keep that order. `order` asks for another order. Samplers by chance draw with replacement, except
+        Shuffle. With Index(replacement=False), no item occurs twice in a batch.
 
         If a drawn item does not meet `where`, the table draws another item. Limiters and max_times_sampled count only
         the items of the batch. These items are drawn in proportion to their masses. batch.probabilities divides each
@@ -68,8 +68,8 @@ class Reading(Bound):
                 condition reads scalar columns and derived columns of the step that the item's key names. For explicit
                 items and groups see docs/where.md.
             reward: for an index with Hindsight, function(achieved [R, ...], goal [R, ...], batch) -> rewards [R] of the
-                R items that got another goal. `achieved` is their next_<achieved>. `goal` is their new goal. `batch`
-                has only these items. The function is called if R > 0.
+                R items that got another goal. `achieved` is next_<achieved> of each of them, and `goal` the new
+                goal of each. `batch` has only these R items. The function is called if R > 0.
             order: of the items in the batch. None: random, or the order of the sampler. 'age': as keys(order='age')
                 lists them, the oldest first. 'priority': the highest priority first, among equal ones the oldest. It
                 needs a sampler that uses priorities. With `order` the batch is copied once more.
@@ -77,19 +77,20 @@ class Reading(Bound):
         The names for `columns`, and the usual columns:
 
         - Transitions: declared columns, next_<state>, discount, terminated, truncated, episode_step, first, lane,
-          policy_version, staleness, num_steps. Usual: declared columns, next_<state> and discount. A table with state
-          columns has two more names, which are not usual. next_<column> is the value of a step column at the step
-          after the window (SARSA's next_action), for columns that are not late. has_next, bool[B], is whether that step
-          exists. It does not exist if the episode ended with the window, or if the step is not written yet: then
-          next_<column> is 0.
+          policy_version, staleness, num_steps. Usual: declared columns, next_<state> and discount. Only a table with
+          state columns has the next two names.
+        - next_<column> is the value of a step column at the step after the window (SARSA's next_action). Late columns
+          have none. 0 if that step does not exist.
+        - has_next, bool[B], is whether that step exists: False at the end of an episode, and until the step is written.
         - Sequences and Episodes: the names of Transitions except next_<column> and has_next, plus mask and loss_mask.
           Usual: declared columns, discount and mask.
         - Groups of Episodes: the names of Episodes without next_<state> and loss_mask.
         - Ragged Episodes: the names of Episodes. The batch always contains offsets, too.
         - Explicit: 'window/column', the name of a window, and the items' own columns. Usual: the columns and the mask
           of each window, and the items' own columns.
-        - Every index with priorities: priority, float32[B], as update_priorities set it. It is the present one, not
-          that of the draw. NaN: the item is used up, or the priority exponent is 0: then no priorities are kept.
+        - Every index with priorities: priority, float32[B], as update_priorities set it. It is the priority
+          now, and may differ from the priority at the draw. NaN if the item is used up, or if the priority exponent is
+          0: the table then keeps no priorities.
 
         Raises:
             DeadlineExceeded: at the deadline, the limiter did not allow the draw, or the index had too few items.

@@ -52,11 +52,11 @@ class Table(Saved):
             oldest steps, unless the first index has another remover.
         index: an Index, or {name: Index} for several indexes over the same steps; None: one Index(). Calls that read
             take the name of an index as index=; their default is the first index.
-        storage: LocalMemory() (default), SharedMemory(name), File(path) or Tiered(directory, ram_bytes). If a table
-            lives in the folder of File, it is opened.
+        storage: LocalMemory() (default), SharedMemory(name), File(path) or Tiered(directory, ram_bytes). If the
+            folder of File has a table, the call opens that table.
         max_lanes: lanes that may be open at once, over all writers.
         timeout_s: the default deadline of every blocking call, in seconds.
-        seed: seed of every random choice. Equal table states give equal batches.
+        seed: seed of every random choice. Two runs with the same seed and the same calls draw the same batches.
 
     Raises:
         SpecError, UnknownColumn: the spec lacks a column that an index needs.

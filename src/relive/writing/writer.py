@@ -56,8 +56,8 @@ class Writer(Closing):
       inf waits for ever. When the time is up, the call raises DeadlineExceeded. If no other thread or process could end
       the wait, the call raises WaitsForItself.
 
-    An error leaves the table as it was, with one exception: a block of steps that is given to `extend`, or a step of
-    several lanes, may stop half way. Then error.stored is above 0.
+    An error leaves the table as it was, except that a block of steps, or a step of several lanes, may stop half way.
+    Then error.stored is above 0.
 
     Close the writer, for example with `with`. Closing truncates the episodes that are still open, so the last items of
     these episodes are shorter windows.
@@ -123,10 +123,10 @@ class Writer(Closing):
             """Appends one step to every lane, or to the named lanes.
 
             M is the number of lanes that the call names: all lanes of the writer if `lanes` is None. If the limiter
-            has no room for the step of all lanes, the call stores the first lanes and waits with the others (see
-            extend). If the deadline passes during that wait, the attribute `stored` of the error is the number of lanes
-            that were stored, in the order of the rows, and its attribute `keys` has their keys. Then repeat the call
-            with `lanes=` for the other lanes. A call for all lanes would store the first lanes twice.
+            has room for the steps of some lanes only, the call stores these steps first. Then it waits for room for the
+            others (see extend). If the deadline passes during that wait, error.stored is the number of steps that were
+            stored, in the order of the rows, and error.keys are their keys. Then repeat the call with `lanes=` for the
+            other lanes. A call for all lanes would store the first steps twice.
 
             Args:
                 **columns: every declared column that is not late, [M, *shape]; without a lane axis [*shape]. A nested
@@ -146,8 +146,7 @@ class Writer(Closing):
             Raises:
                 MissingColumn, UnknownColumn, LateColumn: a column is missing, unknown, or filled by table.complete.
                 ShapeMismatch: an array has another shape than its column.
-                DtypeMismatch: an array cannot be converted to the dtype of its column without loss, or from float64 to
-                    float32.
+                DtypeMismatch: an array would lose values as the dtype of its column. float64 for float32 is allowed.
                 LaneError, InvalidPriority: a lane or a priority is not allowed.
                 SeamMismatch: a state differs from the next_<state> that was given before it.
                 MissingNext: truncated without next_<state>.

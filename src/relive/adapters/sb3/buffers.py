@@ -29,7 +29,7 @@ class ReplayBuffer(Stored, buffers.ReplayBuffer):
         handle_timeout_termination: whether a time limit truncates an episode. If False, it terminates the episode.
         **options: the options below.
         n_steps: steps of a return, 1 to 1,024. A return ends early at the end of its episode.
-        gamma: discount factor of the returns of several steps. Give the algorithm's.
+        gamma: discount factor of the returns of several steps: give the same as to the algorithm.
         frame_stack: number of frames that the environment stacks (VecFrameStack), along the first axis and the newest
             last. The table then stores each frame once.
         storage: where the table lives: LocalMemory() (default), SharedMemory(name), File(path) or Tiered(...).

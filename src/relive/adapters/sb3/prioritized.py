@@ -90,7 +90,7 @@ class _Weighted(Stored):
 
 
 class PrioritizedReplayBuffer(_Weighted, ReplayBuffer):
-    """ReplayBuffer whose transitions are drawn in proportion to |TD error| ** alpha. For Prioritized.
+    """ReplayBuffer that draws in proportion to (|TD error| + epsilon) ** alpha. For Prioritized.
 
     Args:
         alpha: exponent of the priorities, >= 0.
@@ -113,13 +113,15 @@ class Prioritized:
 
         model = PrioritizedSAC("MlpPolicy", env, replay_buffer_kwargs=dict(alpha=0.6, beta=0.4))
 
-    The training step is the algorithm's own. While it runs, each loss (mse_loss, smooth_l1_loss, huber_loss of
-    torch.nn.functional) between the critic's values and targets that were computed from the batch's rewards, without a
-    gradient, becomes
+    The training step is the algorithm's own. During that step, mse_loss, smooth_l1_loss and huber_loss of
+    torch.nn.functional are weighted if their targets have no gradient and were computed from the batch's rewards. With
+    the importance weights w of the batch, such a loss becomes
 
-        mean over i of w_i * loss(value_i, target_i),    priority of i = mean over critics of |value_i - target_i|
+        mean over i of w_i * loss(value_i, target_i)
 
-    with the importance weights w of the batch. The algorithm's n_steps and gamma go to the buffer.
+    and the priority of i is the mean over critics of |value_i - target_i|, plus epsilon.
+
+    The algorithm's n_steps and gamma go to the buffer.
 
     Raises:
         InvalidConfig: replay_buffer_class is no prioritized buffer of this module.

@@ -54,8 +54,9 @@ def connect(
             server for at most this time, or for 10 s if None.
         spec: The spec that the caller expects the table to have; None: any spec.
         tls: The authorities to trust, and the client's own certificate; None: the authorities of the system.
-        token: The token, or the Path of a file with the token. None: that of RELIVE_TOKEN, else of the file
-            RELIVE_TOKEN_FILE, else none. A pickled handle contains the path, and never the token.
+        token: The token, or the Path of a file with the token. None: the value of RELIVE_TOKEN, or the content of the
+            file that RELIVE_TOKEN_FILE names; if neither is set, no token is sent. A pickled handle contains the path,
+            and never the token.
 
     Returns:
         A handle on the table. Close the handle, or use it as a context manager.
@@ -66,7 +67,7 @@ def connect(
         ServiceUnavailable: The server did not answer in time.
         NoSuchTable: The server serves no table under this name.
         FormatMismatch: The server has another version of the protocol.
-        InvalidConfig: The address is not grpc://host:port/name, the table has another spec, or the token is none.
+        InvalidConfig: The address has another form, the table has another spec, or the token is not valid.
     """
     return connect_with(address, Access.of(tls, token), timeout_s, spec)
 
