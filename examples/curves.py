@@ -52,7 +52,7 @@ STUDIES = {
     "ppo": Study(
         {"ppo": "--steps 60000 --eval-every 4000", "four uses": "--steps 60000 --eval-every 4000 --uses 4"}, "475"
     ),
-    "qmix": Study({"qmix": "--steps 2000 --eval-every 250", "vdn": "--steps 2000 --eval-every 250 --mixer vdn"}, "8"),
+    "qmix": Study({"qmix": "--eval-every 500", "vdn": "--eval-every 500 --mixer vdn"}, "8"),
     "dqn_per": Study({"priorities": "--steps 50000", "uniform": "--steps 50000 --priority-exponent 0"}, "475"),
     "c51_iqn": Study({name: f"--steps 20000 --algorithm {name}" for name in ("iqn", "c51", "dqn")}, "475"),
     "her_sac": Study({"hindsight": "--steps 12000", "SAC alone": "--steps 12000 --no-hindsight"}, "0.9"),
