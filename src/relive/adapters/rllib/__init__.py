@@ -17,7 +17,7 @@ from relive.errors import MissingPackage
 from relive.errors.extras import install_command
 
 try:
-    import ray.rllib as _rllib  # noqa: F401
+    import ray.rllib.utils.replay_buffers.prioritized_episode_buffer as _rllib  # noqa: F401
 except ImportError as _problem:
     _package = _problem.name or "ray[rllib]"
     raise MissingPackage("relive.adapters.rllib", _package, install_command("rllib")) from _problem

@@ -20,7 +20,7 @@ _CAN_COPY = set(SingleAgentEpisode.__slots__) == set(_SLOTS) and set(vars(Infini
 
 
 class Step(NamedTuple):
-    """A drawn item: what an episode of one step has."""
+    """A drawn item: what an episode of one step has. States and the action are [*shape], or nested."""
 
     observation: Any
     following: Any
