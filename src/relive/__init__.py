@@ -34,7 +34,6 @@ from relive.reading.batches import Batches
 from relive.reading.draws import Draw
 from relive.reading.priorities import sequence_priority
 from relive.table.open import attach, connect, list_tables, load, loader, remove, saved
-from relive.table.stats import IndexStats, TableStats, TierStats
 from relive.table.table import Table
 from relive.writing.writer import Writer
 
@@ -102,12 +101,16 @@ if TYPE_CHECKING:
     from relive.adapters.minari import from_minari as from_minari
     from relive.over.mixture import Mixture
     from relive.over.patterns import Condition, Pattern, PatternWriter
+    from relive.table.stats import IndexStats, TableStats, TierStats
 else:  # called for what is not there only; to a checker it is not there
     _LOADED_WHEN_USED = {  # by name, their modules: most programs use none of them
         "Condition": "relive.over.patterns",
+        "IndexStats": "relive.table.stats",
         "Mixture": "relive.over.mixture",
         "Pattern": "relive.over.patterns",
         "PatternWriter": "relive.over.patterns",
+        "TableStats": "relive.table.stats",
+        "TierStats": "relive.table.stats",
         "from_minari": "relive.adapters.minari",  # imports minari
     }
 

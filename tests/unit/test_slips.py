@@ -296,7 +296,7 @@ def test_rows_of_attributes_are_true(table: relive.Table) -> None:
             for name, attribute in re.findall(r"\b(table|batch|draw|writer|relive)\.(\w+)", instead):
                 assert hasattr(lower[name], attribute) or attribute in ("service", "gpu", "adapters"), instead
             assert owner in there
-        for (owner, wrong), _ in slips._ATTRIBUTE_OF.items():
+        for (owner, wrong), _ in slips.attribute_of().items():
             usually_there = {"item_keys", "num_items", "present", "probabilities", "num_live_items"}
             if owner == "relive" and wrong in ("service", "gpu", "adapters"):
                 continue  # there if a test imported it

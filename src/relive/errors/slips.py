@@ -6,12 +6,14 @@ without a row is answered with the nearest existing name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 __all__ = [
     "COLUMN_NAMES",
     "Slip",
+    "attribute_of",
     "attributes",
     "for_argument",
     "for_attribute",
@@ -256,18 +258,18 @@ _COLUMNS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 def for_argument(callee: str, name: str, known: Iterable[str]) -> Slip | None:
     """The code to write in place of an argument of this class, function or method. known: its arguments."""
     near = _nearest(name, known)
-    return _ARGUMENT_OF.get((callee, name)) or (Slip(f"{near}=") if near else None)
+    return _argument_of().get((callee, name)) or (Slip(f"{near}=") if near else None)
 
 
 def for_attribute(owner: str, name: str, known: Iterable[str] = ()) -> Slip | None:
     """The code to write in place of an attribute of an owner ('Table', 'Batch', 'relive', ...)."""
     near = _nearest(name, known)
-    return _ATTRIBUTE_OF.get((owner, name)) or (Slip(f"{owner.lower()}.{near}") if near else None)
+    return attribute_of().get((owner, name)) or (Slip(f"{owner.lower()}.{near}") if near else None)
 
 
 def attributes(owner: str) -> tuple[str, ...]:
     """The names that are tried as attributes of an owner."""
-    return tuple(name for whose, name in _ATTRIBUTE_OF if whose == owner)
+    return tuple(name for whose, name in attribute_of() if whose == owner)
 
 
 def for_column(name: str, known: Iterable[str]) -> Slip | None:
@@ -323,15 +325,22 @@ def _closest(name: str, candidates: list[str], cutoff: float) -> str:
     return next(iter(get_close_matches(name, candidates, n=1, cutoff=cutoff)), "")
 
 
-_ARGUMENT_OF = {
-    (callee, name): Slip(instead, why)
-    for callees, names, instead, why in _ARGUMENTS
-    for callee in callees.split()
-    for name in names.split()
-}
-_ATTRIBUTE_OF = {
-    (owner, name): Slip(instead, why) for owner, names, instead, why in _ATTRIBUTES for name in names.split()
-}
+@cache  # made for the first refused name, so that `import relive` does not wait for it
+def _argument_of() -> Mapping[tuple[str, str], Slip]:
+    return {
+        (callee, name): Slip(instead, why)
+        for callees, names, instead, why in _ARGUMENTS
+        for callee in callees.split()
+        for name in names.split()
+    }
+
+
+@cache
+def attribute_of() -> Mapping[tuple[str, str], Slip]:
+    """The code to write in place of each attribute that is tried, by owner and name."""
+    return {(owner, name): Slip(instead, why) for owner, names, instead, why in _ATTRIBUTES for name in names.split()}
+
+
 _SAME = {name: tuple(names.split()) for names in _SAME_COLUMNS for name in names.split()}
 # Names of columns in other libraries.
 COLUMN_NAMES = (*_SAME, *(name for names, _, _ in _COLUMNS for name in names))

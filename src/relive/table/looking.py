@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from relive.checks.html import html_table
 from relive.config.index import Index
 from relive.config.limiters import Limiter
 from relive.config.spec import StepSpec
 from relive.config.table_config import TableConfig
 from relive.table.bound import Bound
-from relive.table.stats import TableStats, table_stats
+
+if TYPE_CHECKING:
+    from relive.table.stats import TableStats
 
 __all__ = ["Looking"]
 
@@ -38,7 +43,9 @@ class Looking(Bound):
 
     def stats(self) -> TableStats:
         """Sizes and counters at this moment, over all processes. Raises TableClosed."""
-        return table_stats(self._core.stats(), self._index_names)
+        stats = importlib.import_module("relive.table.stats")  # here, so that `import relive` does not wait for it
+        told: TableStats = stats.table_stats(self._core.stats(), self._index_names)
+        return told
 
     def _repr_html_(self) -> str:
         if self.closed:

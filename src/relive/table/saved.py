@@ -14,13 +14,13 @@ from relive.checks.values import flag, folder_path, timeout
 from relive.config.storage import File
 from relive.errors import InvalidConfig, ReadOnly, TableClosed
 from relive.table.handle import TableHandle
-from relive.table.stats import FileStats, TableStats
 
 if TYPE_CHECKING:
     from relive.saving.copying import SaveFacts
     from relive.saving.keeping import Keeper
     from relive.saving.loading import LoadedCore
     from relive.saving.saving import Saving
+    from relive.table.stats import TableStats
 
 __all__ = ["Saved"]
 
@@ -120,8 +120,9 @@ class Saved(TableHandle):
         told = super().stats()
         if self._keeper is None:
             return told
+        stats = importlib.import_module("relive.table.stats")  # here, so that `import relive` does not wait for it
         place, facts = self._keeper.place, self._keeper.facts
-        file = FileStats(place.folder, place.region, place.reason, facts.saver, facts.saved_s, facts.problem)
+        file = stats.FileStats(place.folder, place.region, place.reason, facts.saver, facts.saved_s, facts.problem)
         return replace(told, file=file)
 
     def begin_save(self, path: str | os.PathLike[str]) -> Saving:
