@@ -121,8 +121,9 @@ def test_writers_take_the_local_the_named_or_the_emptiest_shard(shards: Any) -> 
         with table.writer() as writer:
             assert write_steps(writer, 0, 8)[0] >> 51 == 1
         assert fill(table, 0, 8, 4)[0] >> 51 == 0
-        with pytest.raises(errors.InvalidConfig):
-            table.writer(shard=7)
+        for wrong in (7, 1.0, True, "1"):
+            with pytest.raises(errors.InvalidConfig, match="shard"):
+                table.writer(shard=wrong)  # type: ignore[arg-type]
     with attach(names) as table, table.writer() as writer:
         assert write_steps(writer, 12, 1)[0] >> 51 == 2
     with pytest.raises(errors.InvalidConfig):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -241,6 +242,10 @@ def test_the_picture_has_a_bar_for_each_process(tmp_path: Path) -> None:
     for words in ("learner", "actor 0", "actor 2", "gather", "a run"):
         assert f"<!-- {words} -->" in text
     assert "<!-- evaluate -->" not in text, "what took no time is not shown"
+    (tmp_path / f".a.svg.{os.getpid()}").mkdir()  # the name of the new picture is taken
+    with pytest.raises(OSError):
+        draw_profile(tmp_path / "a.svg", "another run", profile)
+    assert (tmp_path / "a.svg").read_text() == text
 
 
 def test_counts_of_one_process_are_those_of_its_row() -> None:

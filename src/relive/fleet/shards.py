@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from relive.checks.values import integer
 from relive.config.table_config import TableConfig
 from relive.core.distinct import distinct
 from relive.core.request import DrawRequest
@@ -355,8 +356,9 @@ class Shards:
 
     def numbered(self, number: int) -> Shard:
         """The shard with this number. Raises InvalidConfig."""
+        wanted = integer("shard", number, 0)
         for shard in self._shards:
-            if shard.number == number:
+            if shard.number == wanted:
                 return shard
         raise InvalidConfig("shard", " or ".join(str(shard.number) for shard in self._shards), number)
 

@@ -11,6 +11,7 @@ A profiled run (`profile = True`, `--profile`) writes profile.json at its end; `
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -43,6 +44,7 @@ from relive.train.memory.stopwatch import (
     watch_with,
     watched_table,
 )
+from relive.train.run_directory import write_whole
 
 PROFILE_FILE = "profile.json"
 PICTURE_FILE = "profile.svg"
@@ -262,7 +264,11 @@ def _process(tree: Any) -> ProcessTime:
 
 
 def draw_profile(path: Path, title: str, profile: Profile) -> None:
-    """Writes an SVG: a bar for each process with its parts side by side, storage hatched, waits in grey."""
+    """Writes an SVG: a bar for each process with its parts side by side, storage hatched, waits in grey.
+
+    Raises:
+        OSError: The file cannot be written. The old file stays.
+    """
     figure = Figure(figsize=(9, 1.6 + 0.45 * len(profile.processes)), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
@@ -279,7 +285,9 @@ def draw_profile(path: Path, title: str, profile: Profile) -> None:
     axes.set(xlim=(0, 1), xlabel="share of the process's time (hatched: storage)", title=title)
     axes.invert_yaxis()
     figure.legend(loc="outside lower center", ncols=6, fontsize=8)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    write_whole(path, drawn.getbuffer())
 
 
 def show_profile(run_dir: str | Path, console: Console) -> None:
