@@ -15,7 +15,7 @@ GPU_ARGUMENTS ?=
 GPU_PYTHON ?= 3.12
 WALKS := tests/fleet/test_walk.py tests/fleet/test_torch.py tests/service/test_handles.py tests/train/test_ends.py tests/train/test_hosts.py tests/service/test_life.py tests/service/test_ends.py
 
-.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save bench-service bench-sequence-models bench-plugins curves study-tree study-priorities study-scaling bench-report conformance docs docs-test release gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others bench-rollouts
+.PHONY: help demo test test-adapters test-all quick bench bench-quick bench-train bench-tune bench-parity bench-compare bench-fleet bench-save bench-service bench-sequence-models bench-plugins curves study-tree study-capacity study-priorities study-scaling bench-report conformance docs docs-test release gpu gpu-results gpu-wheel mutants-gpu soak sanitize mutants wheel format lint clean setup setup-others bench-rollouts
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ bench-rollouts: setup ## rollouts of a language model in relive and in TransferQ
 
 study-tree: setup ## trees of other fan-outs compared with the core's (two minutes): benchmarks/results/tree.json
 	@$(RUN) -m benchmarks.study_tree
+
+study-capacity: setup ## returns by capacity, updates a step and age of the data, DQN and SAC (continues after a stop)
+	@$(RUN) -m benchmarks.study_capacity
 
 study-priorities: setup ## steps to a threshold with priorities and with uniform draws, ten seeds (continues after a stop)
 	@$(RUN) -m benchmarks.study_priorities

@@ -54,8 +54,10 @@ STUDIES = {
     ),
     "qmix": Study({"qmix": "--eval-every 500", "vdn": "--eval-every 500 --mixer vdn"}, "8"),
     "dqn_per": Study({"priorities": "--steps 50000", "uniform": "--steps 50000 --priority-exponent 0"}, "475"),
-    "c51_iqn": Study({name: f"--steps 20000 --algorithm {name}" for name in ("iqn", "c51", "dqn")}, "475"),
-    "her_sac": Study({"hindsight": "--steps 12000", "SAC alone": "--steps 12000 --no-hindsight"}, "0.9"),
+    "c51_iqn": Study({name: f"--steps 50000 --algorithm {name}" for name in ("iqn", "c51", "dqn")}, "475"),
+    "her_sac": Study(
+        {"hindsight": "--steps 20000", "SAC alone": "--steps 20000 --no-hindsight"}, "0.9, where SAC alone is at 0"
+    ),
     "r2d2": Study(
         {
             "stored state": "--steps 20000",
@@ -64,13 +66,13 @@ STUDIES = {
         },
         "1, and above the network without memory",
     ),
-    "impala": Study({"impala": "--steps 60000 --eval-every 4000"}, "475"),
+    "impala": Study({"impala": "--steps 300000 --eval-every 15000"}, "475"),
     "ape_x": Study({"two actors": "--steps 20000 --eval-every 2000"}, "475", by="seconds"),
     "offline": Study({"iql": "--steps 4000 --eval-every 500"}, "the mean return of the data"),
     "masac": Study(
         {"masac": "--steps 12000", "independent": "--steps 12000 --independent"}, "above independent learners"
     ),
-    "r2d3": Study({"r2d3": "--steps 30000", "r2d2 alone": "--steps 30000 --demo-share 0"}, "above r2d2 alone"),
+    "r2d3": Study({"r2d3": "--steps 80000", "r2d2 alone": "--steps 80000 --demo-share 0"}, "above r2d2 alone"),
     "agent57_family": Study(
         {"family of 4": "--steps 30000", "one policy": "--steps 30000 --num-policies 1"}, "more states than one policy"
     ),
@@ -78,7 +80,8 @@ STUDIES = {
     "served": Study({"served": "--steps 20000 --eval-every 2000"}, "475"),
     "jax_sac": Study({"sac": "--steps 3000"}, "-200"),
     "decision_transformer": Study(
-        {"by-return": "--steps 300", "uniform": "--steps 300 --return-exponent 0"}, "0.9 of the data's best tenth"
+        {"by-return": "--steps 400 --eval-every 100", "uniform": "--steps 400 --eval-every 100 --return-exponent 0"},
+        "0.9 of the data's best tenth",
     ),
     "grpo": Study({"replay": "--steps 60000", "no-replay": "--steps 60000 --replays 0"}, "0.9"),
     "mat": Study({"mat": "--steps 40000", "independent": "--steps 40000 --independent"}, "above independent PPO"),

@@ -116,12 +116,18 @@ def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None)
     return settings(**vars(parser.parse_args(arguments)))
 
 
-def package(module: str, distribution: str) -> Any:
-    """Imports a package that only some examples need. Without the package the program ends with the command."""
+def package(module: str, distribution: str, install: str = "'.[examples]'") -> Any:
+    """Imports a package that only some examples need. Without the package the program ends with the command.
+
+    Args:
+        module: the name to import.
+        distribution: the name of the package on the index.
+        install: what pip has to install.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise SystemExit(f"This example needs {distribution}. Run: pip install '.[examples]'") from None
+        raise SystemExit(f"This example needs {distribution}. Run: pip install {install}") from None
 
 
 def mlp(*sizes: int, last: torch.nn.Module | None = None) -> torch.nn.Sequential:

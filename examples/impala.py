@@ -37,19 +37,19 @@ class Settings(frame.Settings):
     """The settings of IMPALA."""
 
     env: str = "CartPole-v1"
-    steps: int = 150_000
-    eval_every: int = 10_000
+    steps: int = 300_000
+    eval_every: int = 15_000
     hidden: int = 64
     num_actors: int = 2
     envs_per_actor: int = 4
-    unroll: int = 32
-    batch_size: int = 8  # unrolls
-    queue_size: int = 16  # unrolls
-    learning_rate: float = 2e-3
+    unroll: int = 16
+    batch_size: int = 4  # unrolls
+    queue_size: int = 8  # unrolls
+    learning_rate: float = 7e-4
     learning_rate_end: float = 0.02  # the last learning rate, as a share of the first
-    gamma: float = 0.98
+    gamma: float = 0.99
     trace_lambda: float = 0.95
-    entropy: float = 0.003
+    entropy: float = 0.01
     value_weight: float = 0.5
 
 
@@ -130,7 +130,6 @@ def v_trace(
             carried = delta[:, t] + rows["discount"][:, t] * settings.trace_lambda * rho[:, t] * carried
             correction[:, t] = carried
         advantage = rho * (rows["reward"] + rows["discount"] * next_target - value)
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
         target = value + correction
     entropy = -(log_policy.exp() * log_policy).sum(-1).mean()
     policy_loss = -(advantage * log_prob).mean() - settings.entropy * entropy

@@ -28,7 +28,7 @@ import numpy as np
 import relive
 from relive.adapters.gymnasium import record
 
-jax, optax = frame.package("jax", "jax"), frame.package("optax", "optax")
+jax, optax = (frame.package(name, name, "jax optax") for name in ("jax", "optax"))
 jnp = jax.numpy
 
 

@@ -43,7 +43,7 @@ class Settings(r2d2.Settings):
     """The settings of R2D3; those of r2d2.py with other values."""
 
     env: str = "MiniGrid-DoorKey-5x5-v0"
-    steps: int = 40_000
+    steps: int = 80_000
     eval_every: int = 4_000
     eval_episodes: int = 20
     hidden: int = 64

@@ -87,7 +87,7 @@ def make_table(settings: Settings) -> relive.Table:
 def main(arguments: Sequence[str] | None = None) -> frame.Result:
     """Runs the example and returns its result."""
     settings = frame.parse(Settings, arguments, __doc__)
-    service = frame.package("relive.service", "pyarrow")
+    service = frame.package("relive.service", "pyarrow", "'.[service]'")
     run = frame.Run("served", settings)
     saved = run.load()
     table = saved.table if saved else make_table(settings)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("benchmarks.studies", reason="benchmarks lie beside the tests in the source tree only")
+from benchmarks import study_capacity  # noqa: E402
 from benchmarks.studies.runner import ROOT, Job, finished, run_jobs  # noqa: E402
 from benchmarks.studies.statistics import (  # noqa: E402
     interval,
@@ -247,6 +248,36 @@ def test_the_settings_of_a_whole_run_are_a_run(name: str) -> None:
 
 
 # ---- what is committed -----------------------------------------------------------------------------------------------
+
+
+def test_a_report_on_capacities_names_the_best_of_each_ratio(tmp_path: Path) -> None:
+    world = dataclasses.replace(study_capacity.WORLDS["dqn"], num_seeds=2)
+    settings = world.settings()
+    assert settings[0] == (0.125, 500, None) and settings[0].age == 62.5
+    assert settings[3] == (0.125, 20_000, 250) and settings[3].age == 250
+    (tmp_path / "capacity").mkdir()
+    for place, score in {0: 100.0, 1: 300.0, 5: 50.0}.items():
+        for seed in range(2):
+            job = study_capacity.job_of(world, settings[place], seed)
+            result = {"curve": [[500, score]], "score": score + seed, "final": 2 * score, "updates": 1}
+            (tmp_path / "capacity" / f"{job.key}.json").write_text(json.dumps({"about": job.about, "result": result}))
+    rows = study_capacity.rows_of(world, tmp_path / "capacity")
+    assert [(row["capacity"], row["score"], row["final"]) for row in rows] == [
+        (500, 100.5, 200.0),
+        (2_000, 300.5, 600.0),
+        (500, 50.5, 100.0),
+    ]
+    assert rows[0]["behind"]["difference"] == 200.0 and rows[1]["behind"] is None and rows[2]["behind"] is None
+    text = study_capacity.report([world], tmp_path)
+    assert "+199 to +201" in text and (tmp_path / "capacity.png").stat().st_size > 1_000
+
+
+def test_a_run_of_the_study_of_capacities_has_its_ratio() -> None:
+    pytest.importorskip("torch", reason="the study trains with torch")
+    world = dataclasses.replace(study_capacity.WORLDS["sac"], num_steps=600, period_steps=200, num_episodes=2)
+    found = study_capacity.run(world, study_capacity.Setting(0.5, 300, 100), seed=0)
+    assert [step for step, _ in found["curve"]] == [200, 400, 600]
+    assert 190 <= found["updates"] <= 204, "half an update a step, once there are 200 items"
 
 
 def test_committed_results_can_be_held_against_their_demands() -> None:

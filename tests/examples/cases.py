@@ -49,7 +49,7 @@ CASES = {
     "ape_x": Case("--steps 4000 --eval-every 500 --hidden 64", above=50.0),
     "c51_iqn": Case("--steps 2400 --eval-every 600 --hidden 64 --algorithm c51", above=60.0),
     "dqn_per": Case("--steps 2600 --eval-every 500", above=60.0),
-    "her_sac": Case("--steps 4000 --eval-every 1000", above=0.3),
+    "her_sac": Case("--steps 4000 --eval-every 1000 --radius 0.15", above=0.3),
     "impala": Case("--steps 8000 --eval-every 2000", above=60.0),
     "jax_sac": Case("--steps 1500", above=-800.0, needs=("jax", "optax")),
     "masac": Case("--steps 2400 --eval-every 800", above=-35.0, needs=("mpe2", "pettingzoo")),

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def example(name: str, case: Case) -> ModuleType:
     for module in case.needs:
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{name} needs {module}: pip install '.[examples]'")
+            pytest.skip(f"{name} needs {module}: docs/examples/{name}.md has the command")
     return importlib.import_module(name)
 
 
