@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,14 @@ from rich.console import Console  # noqa: E402
 import relive.train  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train.config import TrainConfig, preset  # noqa: E402
-from relive.train.run_directory import LOCK_FILE, alone_in, move_aside  # noqa: E402
+from relive.train.run_directory import (  # noqa: E402
+    LOCK_FILE,
+    alone_in,
+    forget_table,
+    move_aside,
+    note_table,
+    remove_left_table,
+)
 from relive.train.signals import stop_signals  # noqa: E402
 from relive.train.tuning.tuner import tune  # noqa: E402
 from relive.train.watching.checkpoint import CurvePoint, Progress, save_checkpoint  # noqa: E402
@@ -98,6 +105,47 @@ def test_a_lock_that_a_killed_run_left_is_nobodys(tmp_path: Path) -> None:
     assert (tmp_path / LOCK_FILE).exists()
     with alone_in(tmp_path):
         pass
+
+
+def leave_a_table(name: str, noted_in: Path | None = None) -> None:
+    """A process makes a shared table and is killed."""
+    child = os.fork()
+    if child == 0:
+        spec = relive.StepSpec({"action": relive.ArraySpec((), "int64")})
+        with relive.Table(spec, 100, storage=relive.SharedMemory(name)):
+            if noted_in is not None:
+                note_table(noted_in, name)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def is_there(name: str) -> bool:
+    return name in {row.name for row in relive.list_tables()}
+
+
+def test_a_table_that_a_killed_session_left_is_removed_unless_a_process_is_attached(tmp_path: Path) -> None:
+    name = f"train-{os.getpid()}-left"
+    leave_a_table(name, tmp_path)
+    with relive.attach(name):
+        remove_left_table(tmp_path)
+        assert is_there(name)
+    leave_a_table(name)
+    remove_left_table(tmp_path)
+    assert not is_there(name)
+    forget_table(tmp_path)
+    leave_a_table(name)
+    remove_left_table(tmp_path)
+    assert is_there(name), "nothing notes it"
+    relive.remove(name)
+
+
+def test_a_note_that_no_run_wrote_removes_no_table(tmp_path: Path, shm_name: Callable[[], str]) -> None:
+    name = shm_name()
+    leave_a_table(name)
+    for text in (name, f"train-/../relive-{name}", ""):
+        (tmp_path / ".table").write_text(text)
+        remove_left_table(tmp_path)
+    assert is_there(name)
 
 
 def test_a_run_that_goes_on_is_not_moved_aside(tmp_path: Path) -> None:

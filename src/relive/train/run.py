@@ -25,7 +25,14 @@ from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
 from relive.train.learners.meeting import host_number, meeting
 from relive.train.learners.numerics import learner_numerics
-from relive.train.run_directory import CONFIG_FILE, alone_in, move_aside
+from relive.train.run_directory import (
+    CONFIG_FILE,
+    alone_in,
+    forget_table,
+    move_aside,
+    note_table,
+    remove_left_table,
+)
 from relive.train.settings import changed, options
 from relive.train.setup import Setup, check_saved_table, learner_threads, open_session, prepare
 from relive.train.signals import owning, stop_signals
@@ -251,7 +258,10 @@ class _Run:
         config, run_dir = self._config, self._run_dir
         with owning() as stack:
             opening = open_session(self._streams, self._progress, run_dir / PROFILE_FILE, self._saved)
+            remove_left_table(run_dir)
+            stack.callback(forget_table, run_dir)  # after the session has closed its table
             session = stack.enter_context(opening)
+            note_table(run_dir, session.table_name)
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
             title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"

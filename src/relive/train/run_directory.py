@@ -11,6 +11,8 @@ Protocol:
     that begin at once, at least one finds the other.
   - Some network file systems have no such locks. There no run is refused for a lock, and two runs in one directory do
     not find each other.
+  - A session notes the name of its shared table in `.table`, and removes the note when the table is gone. A session
+    that is killed leaves both. The next one removes the table, unless a process is attached.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relive.errors import InvalidConfig
+from relive.errors import InvalidConfig, ReliveError
+from relive.table.open import remove
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,15 +38,21 @@ __all__ = [
     "CONFIG_FILE",
     "LOCK_FILE",
     "SAVE_FOLDER",
+    "TABLE_PREFIX",
     "alone_in",
+    "forget_table",
     "move_aside",
     "naming",
+    "note_table",
+    "remove_left_table",
     "write_whole",
 ]
 
 LOCK_FILE = ".lock"
 CONFIG_FILE = "config.json"
 CHECKPOINT_FILE = "checkpoint.pt"
+TABLE_PREFIX = "train-"  # of the names of shared tables of runs
+_TABLE_FILE = ".table"
 SAVE_FOLDER = "save"  # of checkpoints with the table
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # errors of file systems without locks
 
@@ -155,6 +164,25 @@ def move_aside(folder: Path, console: Console) -> None:
                 (aside / LOCK_FILE).unlink(missing_ok=True)
                 console.print(f"moved {folder} to {aside}", highlight=False, soft_wrap=True)
                 return
+
+
+def remove_left_table(folder: Path) -> None:
+    """Removes the shared table that a killed session of this run left on this machine, if no process is attached."""
+    with contextlib.suppress(OSError, ValueError, ReliveError):
+        name = (folder / _TABLE_FILE).read_text(encoding="utf-8").strip()
+        if name.startswith(TABLE_PREFIX):  # the file may be one that no run wrote
+            remove(name)
+
+
+def note_table(folder: Path, name: str) -> None:
+    """Notes the name of the session's shared table; "": the table is not shared."""
+    if name:
+        (folder / _TABLE_FILE).write_text(f"{name}\n", encoding="utf-8")
+
+
+def forget_table(folder: Path) -> None:
+    """Removes the note of a table that is gone."""
+    (folder / _TABLE_FILE).unlink(missing_ok=True)
 
 
 def naming(problem: OSError, path: Path) -> OSError:
