@@ -262,7 +262,9 @@ def run_relive(*arguments: str) -> subprocess.CompletedProcess[str]:
 TOML = [one for one in ALL if one.language == "toml"]
 
 
-@pytest.mark.parametrize("block", [one for one in TOML if one.page.name == "training.md"], ids=lambda one: one.first)
+@pytest.mark.parametrize(
+    "block", [one for one in TOML if one.page.name in ("training.md", "ray.md")], ids=lambda one: one.first
+)
 def test_configurations_of_a_run_load(block: Block, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="agents are written in torch")
     from relive.train import load_config
@@ -274,7 +276,7 @@ def test_configurations_of_a_run_load(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "block",
-    [one for one in TOML if one.page.name not in ("training.md", "fleet.md")],
+    [one for one in TOML if one.page.name not in ("training.md", "ray.md", "fleet.md")],
     ids=lambda one: f"{name_of(one.page)}:{one.first}",
 )
 def test_tables_of_a_server_load(block: Block, tmp_path: Path) -> None:

@@ -78,13 +78,21 @@ def raise_loopback() -> None:
 
 
 def start_nodes(folder: str) -> None:
+    for ip in (HEAD, OTHER):
+        start_node(folder, ip)
+
+
+def start_node(folder: str, ip: str) -> None:
+    """Starts the head, or another node that joins it."""
     ray = str(Path(sys.executable).with_name("ray"))
-    usual = ["--num-cpus=3", "--object-store-memory=80000000", "--disable-usage-stats"]
-    head = ["--head", f"--node-ip-address={HEAD}", "--port=6379", "--include-dashboard=false", f"--temp-dir={folder}"]
-    for options in (head, [f"--address={ADDRESS}", f"--node-ip-address={OTHER}"]):
-        done = subprocess.run([ray, "start", *usual, *options], capture_output=True, text=True, timeout=120)
-        if done.returncode:
-            raise RuntimeError(done.stdout + done.stderr)
+    options = ["--num-cpus=3", "--object-store-memory=80000000", "--disable-usage-stats", f"--node-ip-address={ip}"]
+    if ip == HEAD:
+        options += ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={folder}"]
+    else:
+        options.append(f"--address={ADDRESS}")
+    done = subprocess.run([ray, "start", *options], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
 
 
 def config(

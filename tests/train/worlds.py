@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,19 @@ class World(gymnasium.Env[Any, Any]):
 gymnasium.register("Blind-v0", entry_point=World)
 gymnasium.register("Faulty-v0", entry_point=World, kwargs={"fails_at": 150})
 gymnasium.register("Endless-v0", entry_point=World, kwargs={"length": float("inf"), "step_s": 0.01})
+gymnasium.register("Waiting-v0", entry_point=World, kwargs={"length": 200, "step_s": 0.002})
 gymnasium.register("Overflowing-v0", entry_point=World, kwargs={"reward": 1e38})
+
+
+class Deadly(World):
+    """Kills the process that plays it, before its first step."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(seed=seed, options=options)
+
+
+gymnasium.register("Deadly-v0", entry_point=Deadly)
 
 
 class Written(World):

@@ -70,6 +70,10 @@ def _add_options(parser: argparse.ArgumentParser, agent: str, entry: Entry) -> N
         help=f"Gymnasium id, such as CartPole-v1 (default: {entry.environment}).")  # fmt: skip
     add("--actors", dest="acting.num_actors", metavar="N", type=at_least(0),
         help="Number of actor processes. 0 needs --serve (default: 2).")  # fmt: skip
+    add("--cluster", dest="cluster.kind", metavar="KIND", choices=("ray",),
+        help="ray: the actors run on the nodes of a Ray cluster. Needs the extra ray.")  # fmt: skip
+    add("--actors-per-node", dest="cluster.actors_per_node", metavar="N", type=at_least(1),
+        help="Most actors on a node of the cluster (default: as many as have room).")  # fmt: skip
     add("--serve", dest="serving.address", metavar="ADDRESS",
         help="grpc://HOST:PORT where actors of other machines connect (`relive act`).")  # fmt: skip
     add("--tokens", dest="serving.tokens", metavar="FILE", help="File of the actors' tokens (`relive token new`).")

@@ -23,6 +23,7 @@ import importlib.util
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -194,15 +195,15 @@ def _answer(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
             report: ShardReport = ray.get(actor.report.remote(), timeout=seconds)
             return report
         except ActorDiedError as error:
-            raise FleetFailed(name, number, _reason(error)) from None
+            raise FleetFailed(name, number, reason(error)) from None
         except (RayActorError, GetTimeoutError) as error:  # Ray or the node is starting the actor
-            why = _reason(error)
+            why = reason(error)
         if wait.is_over:
             raise wait.exceeded(f"shard {number} of fleet {name!r}", why)
         wait.pause()
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The last line of Ray's error that describes the failure."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line or ".errors." in line]
@@ -210,20 +211,20 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _explained(call: str) -> Iterator[None]:
+def explained(call: str) -> Iterator[None]:
     """Raises ClusterFailed in place of an error of Ray."""
     try:
         yield
     except (RayError, ValueError) as error:
         if isinstance(error, ReliveError):
             raise
-        raise ClusterFailed(call, _reason(error)) from error
+        raise ClusterFailed(call, reason(error)) from error
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
-@_explained("start()")
+@explained("start()")
 def start(config: FleetConfig, timeout_s: float = START_S, address: str | None = None) -> list[ShardReport]:
     """Starts a fleet that continues after this process ends.
 
@@ -250,7 +251,7 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
     if not isinstance(config, FleetConfig):
         raise InvalidConfig("config of a fleet", "a FleetConfig", config)
     wait = Wait(timeout(timeout_s))
-    _join(address, wait)
+    join(address, wait)
     group = _reserved(config)
     actors: dict[int, Any] = {}
     try:
@@ -293,7 +294,7 @@ def _made(config: FleetConfig, number: int, group: Any) -> Any:
     return made.remote(number, config.num_shards, config.shard(number), config.port, config.door)
 
 
-@_explained("connect()")
+@explained("connect()")
 def connect(
     name: str,
     timeout_s: float | None = None,
@@ -332,7 +333,7 @@ def connect(
         At most timeout_s, or 30 s if timeout_s is None. The wait includes shards that Ray is restarting.
     """
     wait = Wait(_CONNECT_S if timeout_s is None else timeout(timeout_s))
-    _join(address, wait)
+    join(address, wait)
     actors = _actors(name)
     if not actors:
         raise NoSuchFleet(name) if _group(name) is None else FleetFailed(name, 0, _WAITS)
@@ -346,7 +347,7 @@ def connect(
     return attach(addresses, local, stream, timeout_s, **more)  # type: ignore[arg-type]
 
 
-@_explained("status()")
+@explained("status()")
 def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> list[ShardReport]:
     """Asks each shard of a fleet for its report.
 
@@ -362,7 +363,7 @@ def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> lis
         NoSuchFleet: no fleet of this name runs.
     """
     wait = Wait(timeout(timeout_s))
-    _join(address, wait)
+    join(address, wait)
     reports = []
     for number, actor in _actors(name).items():
         try:
@@ -384,7 +385,7 @@ def _missing(reports: Sequence[ShardReport]) -> list[int]:
     return sorted(set(range(expected)) - {one.number for one in reports})
 
 
-@_explained("stop()")
+@explained("stop()")
 def stop(name: str, keeps_memory: bool = False, address: str | None = None, timeout_s: float = _STOP_S) -> None:
     """Ends a fleet, whatever state its actors are in. Its memory disappears with the last attached handle.
 
@@ -402,7 +403,7 @@ def stop(name: str, keeps_memory: bool = False, address: str | None = None, time
         At most timeout_s.
     """
     wait = Wait(timeout(timeout_s))
-    _join(address, wait)
+    join(address, wait)
     actors = _actors(name)
     group = _group(name)
     if not actors and group is None:
@@ -485,7 +486,7 @@ def _group(name: str) -> Any:
     return None
 
 
-def _join(address: str | None, wait: Wait) -> None:
+def join(address: str | None, wait: Wait) -> None:
     """Joins the cluster if this process is not part of one. Never starts one.
 
     Raises InvalidConfig if no cluster is found.
@@ -496,10 +497,20 @@ def _join(address: str | None, wait: Wait) -> None:
     expected = "one that runs: ray start --head, and on the other nodes ray start --address=HEAD:6379"
     try:
         _check_reached(asked, min(_REACH_S, wait.left_s))
-        ray.init(address=asked, namespace=NAMESPACE, logging_level="error", log_to_driver=False)
+        with _own_handler_of_sigterm():
+            ray.init(address=asked, namespace=NAMESPACE, logging_level="error", log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:
-        got = f"{asked!r} ({_reason(error)})" if asked != "auto" else "none found"
+        got = f"{asked!r} ({reason(error)})" if asked != "auto" else "none found"
         raise InvalidConfig("address of the Ray cluster", expected, got) from error
+
+
+@contextmanager
+def _own_handler_of_sigterm() -> Iterator[None]:
+    """Keeps the handler that the program has for SIGTERM, which ray.init would replace. Ray's stays if it has none."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_reached(address: str, timeout_s: float) -> None:

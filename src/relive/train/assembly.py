@@ -62,11 +62,11 @@ class Assembly:
         self.board = profiling.watch(session.board, {"publish": "parameters"})
         self.agent = profiling.watch(session.agent, AGENT_PARTS)
         self._act: Callable[[], None] | None = None
-        self.acting: Part = topology.acting(self)
-        stack.callback(self.acting.stop)
         self.served = self._served()
         if self.served is not None:
             stack.callback(self.served.stop)
+        self.acting: Part = topology.acting(self)  # Ray's actors need the address of the server
+        stack.callback(self.acting.stop)
         self._choice = update_choice(session, say, settled)
         self.learning: Updates = topology.learning(self)
         stack.callback(self.learning.stop)
@@ -78,7 +78,10 @@ class Assembly:
 
     def actors(self) -> Part:
         """See PartMaker."""
-        return self.inline_actors() if self._session.config.acting.inline else self._actor_pool(None)
+        config = self._session.config
+        if config.cluster.kind is not None:
+            return self._ray_actors()
+        return self.inline_actors() if config.acting.inline else self._actor_pool(None)
 
     def asking_actors(self) -> Part:
         """See PartMaker."""
@@ -93,6 +96,13 @@ class Assembly:
         one = self._session
         policy, profile = one.agent.policy(), one.profiling.board
         return ActorPool(one.config, policy, one.table_name, one.board, one.scoreboard, profile, inference)
+
+    def _ray_actors(self) -> Part:
+        assert self.served is not None  # a run whose actors act on a cluster has an address
+        # Loaded here: it needs the extra `ray`, which other runs do not need.
+        cluster = importlib.import_module("relive.train.acting.ray_actors")
+        actors: Part = cluster.RayActors(self._session.config, self.served)
+        return actors
 
     def inline_actors(self) -> Part:
         """See PartMaker."""
@@ -167,11 +177,11 @@ class Assembly:
     def _served(self) -> ServedRun | None:
         """Starts the server for actors of other machines, if the run has an address."""
         one = self._session
-        if one.config.serving.address is None:
+        if one.address is None:
             return None
         # Loaded here: it needs pyarrow, which runs without an address do not need.
         serving = importlib.import_module("relive.train.acting.serving")
-        served: ServedRun = serving.ServedRun(one.config, one.table, one.scoreboard)
+        served: ServedRun = serving.ServedRun(one.config, one.table, one.scoreboard, one.address)
         self._say(f"serving actors of other machines; start one with: relive act {served.address}")
         return served
 

@@ -22,6 +22,7 @@ from relive.train.run_directory import write_whole
 from relive.train.sections import (
     ActingConfig,
     CheckpointConfig,
+    ClusterConfig,
     EnvironmentConfig,
     EvaluationConfig,
     LearningConfig,
@@ -61,6 +62,7 @@ class TrainConfig:
             acting.num_actors.
         profile: Measure the time that each part of the run takes, and write profile.json at the end.
         serving: The address for actors of other machines.
+        cluster: The cluster on whose nodes the actors act.
         tuned: The choice of `relive tune`, in words for people; nothing depends on it.
         update: "handwritten" or "compiled" updates (relive.train.learners.update_choice); "auto" measures both and
             writes its choice into config.json.
@@ -81,6 +83,7 @@ class TrainConfig:
     topology: Topology = Actors()
     profile: bool = False
     serving: ServingConfig = field(default_factory=ServingConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     tuned: str = ""
     update: Literal["auto", "handwritten", "compiled"] = "auto"
     deterministic: bool = False
@@ -115,7 +118,11 @@ class TrainConfig:
         staleness, is_read = self.learning.max_gradient_staleness, self.topology.learns_apart
         expected = f"none where topology = {self.topology}"
         require(is_read or staleness is None, "learning.max_gradient_staleness", expected, staleness)
-        may_have_none = self.serving.address is not None and not self.acts_inline and closing is None
+        kind, on_hosts = self.cluster.kind, self.topology.num_hosts > 1
+        acts_apart = not self.acts_inline and closing is None and not on_hosts
+        expected = "none where topology is inline, central, double or hosts, or with acting.inline"
+        require(kind is None or acts_apart, "cluster.kind", expected, kind)
+        may_have_none = self.serving.address is not None and not self.acts_inline and closing is None and kind is None
         has_some = self.num_actors >= 1 or may_have_none
         require(has_some, "acting.num_actors", ">= 1, or 0 of a run that is served (serving.address)", self.num_actors)
 
@@ -138,6 +145,16 @@ class TrainConfig:
     def num_actors(self) -> int:
         """Number of actors, each with its own streams of environments."""
         return self.topology.asks_for_actors or self.acting.num_actors
+
+    @property
+    def num_actors_here(self) -> int:
+        """Number of those that are processes of this machine, or act in this process: none if they act on a cluster."""
+        return 0 if self.cluster.kind is not None else self.num_actors
+
+    @property
+    def is_served(self) -> bool:
+        """Whether actors reach the run through the service."""
+        return self.serving.address is not None or self.cluster.kind is not None
 
     @property
     def gradient_staleness(self) -> int:

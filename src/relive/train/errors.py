@@ -98,15 +98,24 @@ class TooFewUpdates(ReliveError):
 
 @final
 class ActorsKeepDying(ReliveError):
-    """An actor died three times in a row before its first step: most likely its environment is at fault."""
+    """An actor died three times in a row before its first step: most likely its environment is at fault.
 
-    def __init__(self, actor: int, num_deaths: int, exit_code: int | None) -> None:
+    Attributes:
+        actor: Number of the actor.
+        num_deaths: Its deaths.
+        exit_code: Exit code of its process; None: it is not known, as on a cluster.
+        reason: The cause as the cluster describes it; "": the actor was a process of this machine.
+    """
+
+    def __init__(self, actor: int, num_deaths: int, exit_code: int | None, reason: str = "") -> None:
         self.actor = actor
         self.num_deaths = num_deaths
         self.exit_code = exit_code
+        self.reason = reason
+        last = f"last because: {reason}" if reason else f"last with exit code {exit_code}: its own message stands above"
         super().__init__(
-            f"actor {actor} died {num_deaths} times before its first step, last with exit code {exit_code}:"
-            " its own message stands above; make the environment in one process to see the cause"
+            f"actor {actor} died {num_deaths} times before its first step, {last};"
+            " make the environment in one process to see the cause"
         )
 
 

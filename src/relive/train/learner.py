@@ -359,7 +359,7 @@ class Learner:
         if not is_counted:
             self._update_progress()
         progress, scoreboard, table = self._progress, self._parts.scoreboard, self._parts.table
-        num_actors, served = self._config.num_actors, self._parts.served
+        num_actors, served = self._config.num_actors_here, self._parts.served
         num_remote = None if served is None else served.num_connected
         rates = self._rates()
         returns = scoreboard.recent_returns(100)

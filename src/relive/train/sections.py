@@ -13,6 +13,7 @@ _MOST_ENVS = 4096  # the seeds of an actor's environments lie next to each other
 _MOST_ACTORS = 1024  # as of a topology
 _MOST_EPISODES = 4096  # of an evaluation, whose environments step together
 _MOST_RATIO = 1e6
+_MOST_CPUS = 4096  # of an actor
 _LONGEST_MINUTES = 1e6
 _LONGEST_S = 1e9
 
@@ -224,6 +225,41 @@ class ServingConfig:
         require(1 <= self.max_lanes <= 2**16, "serving.max_lanes", "in [1, 65536]", self.max_lanes)
         fits = 1.0 <= self.max_staleness_s <= _LONGEST_S
         require(fits, "serving.max_staleness_s", f"in [1, {_LONGEST_S:g}]", self.max_staleness_s)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """The cluster on whose nodes the actors of a run act. The learner stays in the process that calls `train`.
+
+    Attributes:
+        kind: "ray": the actors are actors of Ray, which places them on the nodes of its cluster and restarts them;
+            None: they are processes of this machine.
+        address: HOST:PORT of the cluster; None: RAY_ADDRESS, else the cluster of this machine.
+        actors_per_node: Most actors on a node; None: Ray spreads them over the nodes that have room.
+        cpus_per_actor: CPUs that Ray reserves for each actor.
+        token_file: File of the actors' token, a path that every node has; None: the actors show no token.
+        ca: File of the authorities that signed the certificate of the run, a path that every node has; None: those of
+            the system.
+    """
+
+    kind: Literal["ray"] | None = None
+    address: str | None = None
+    actors_per_node: int | None = None
+    cpus_per_actor: float = 1.0
+    token_file: str | None = None
+    ca: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.kind in (None, "ray"), "cluster.kind", "'ray', or none", self.kind)
+        given = {"address": self.address, "actors_per_node": self.actors_per_node}
+        given |= {"token_file": self.token_file, "ca": self.ca}
+        for name, value in given.items():
+            require(self.kind is not None or value is None, f"cluster.{name}", "none without cluster.kind", value)
+        each = self.actors_per_node
+        fits = each is None or 1 <= each <= _MOST_ACTORS
+        require(fits, "cluster.actors_per_node", f"in [1, {_MOST_ACTORS}], or none", each)
+        fits = 0.0 <= self.cpus_per_actor <= _MOST_CPUS
+        require(fits, "cluster.cpus_per_actor", f"in [0, {_MOST_CPUS}]", self.cpus_per_actor)
 
 
 @dataclass(frozen=True)

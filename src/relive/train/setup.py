@@ -29,6 +29,7 @@ from relive.train.learners.numerics import threads_of
 from relive.train.memory.parameters import ParameterBoard, ParameterLayout
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import INFERENCE, LEARNER, SERVER, actor_name, learner_name
+from relive.train.run_directory import TABLE_PREFIX
 from relive.train.sections import where_to_serve
 from relive.train.signals import owning
 from relive.train.watching.checkpoint import Found, Progress
@@ -45,6 +46,7 @@ class Setup:
         device: torch's device of the learners.
         num_threads: Threads of each learner.
         agent: The agent of this process. If learners share batches, its batch is the slice of one learner.
+        address: The address at which the run is served; None: it is not served.
         met: The other hosts; None: the run has one host, or the hosts have not met yet.
     """
 
@@ -53,6 +55,7 @@ class Setup:
     device: str
     num_threads: int
     agent: Agent
+    address: str | None
     met: HostMeeting | None
 
 
@@ -77,7 +80,7 @@ class Session(Setup):
 
     @property
     def table_name(self) -> str:
-        """The name by which other processes attach the table."""
+        """The name by which other processes attach the table; "" if it is not shared."""
         return Path(self.table.path or "").name.removeprefix("relive-")
 
 
@@ -86,15 +89,17 @@ def prepare(config: TrainConfig) -> Setup:
 
     Raises:
         InvalidConfig: There is no such environment, the agent cannot act in it, the device is not there, the table
-            cannot hold replay.min_size items, or another program serves at the run's address.
+            cannot hold replay.min_size items, another program serves at the run's address, or there is no cluster.
         EnvironmentRaised: The environment cannot be made.
+        MissingPackage: The run needs an extra that is not installed.
     """
     spaces, device = describe(config.environment.env_id), chosen_device(config.device)
     agent = config.slice.make(spaces, seed=config.environment.seed, device=device)
     _check_capacity(config, agent.index(limiter_of(config)))
     table_config(config, agent, LocalMemory())
-    _check_address(config)
-    return Setup(config, spaces, device, learner_threads(config), agent, met=None)
+    address = _address_of(config)
+    _check_address(config, address)
+    return Setup(config, spaces, device, learner_threads(config), agent, address, met=None)
 
 
 @contextmanager
@@ -117,10 +122,10 @@ def open_session(setup: Setup, progress: Progress, profile: Path, saved: Found |
         layout = ParameterLayout.of(setup.agent.parameters())
         board = ParameterBoard(layout, first_version=progress.parameter_version)
         stack.callback(board.close)
-        is_served = config.serving.address is not None  # actors of other machines share the last row
-        scoreboard = Scoreboard(config.num_actors + is_served, steps_before=progress.num_steps)
+        # Actors that reach the run through the service share the last row.
+        scoreboard = Scoreboard(config.num_actors_here + config.is_served, steps_before=progress.num_steps)
         stack.callback(scoreboard.close)
-        stack.callback(lambda: profiling.acted(*scoreboard.steps_behind(config.num_actors)))
+        stack.callback(lambda: profiling.acted(*scoreboard.steps_behind(config.num_actors_here)))
         ends_s = time.monotonic() + 60.0 * config.limits.max_minutes - progress.elapsed_s
         yield Session(
             **vars(setup), table=table, board=board, scoreboard=scoreboard, profiling=profiling, ends_s=ends_s
@@ -129,7 +134,7 @@ def open_session(setup: Setup, progress: Progress, profile: Path, saved: Found |
 
 def learner_threads(config: TrainConfig) -> int:
     """Returns the threads of each learner: as asked, or its share of the cores that the acting processes leave."""
-    num_processes = 0 if config.acts_inline else config.num_actors
+    num_processes = 0 if config.acts_inline else config.num_actors_here
     num_processes += config.topology.closing is not None  # the inference process
     return threads_of(config.threads, num_processes, config.topology.num_learners)
 
@@ -143,7 +148,7 @@ def _make_profiling(config: TrainConfig, path: Path) -> Profiling:
     others = [learner_name(number) for number in range(0 if topology.learns_apart else 1, topology.num_learners)]
     if not config.acts_inline:
         others += [INFERENCE] * (topology.closing is not None)
-        others += [actor_name(number) for number in range(config.num_actors)]
+        others += [actor_name(number) for number in range(config.num_actors_here)]
     return Profiling(config.profile, SERVER if topology.learns_apart else LEARNER, others, path)
 
 
@@ -182,8 +187,8 @@ def make_table(config: TrainConfig, agent: Agent, saved: Found | None = None) ->
         DamagedSave: A page of the saved table is damaged. The learner beside it was read before, and is whole.
         ReliveError: Also every error that Table.from_config and relive.load raise.
     """
-    is_shared = not config.acts_inline or config.topology.learns_apart or config.serving.address is not None
-    storage = SharedMemory(f"train-{os.getpid()}-{secrets.token_hex(3)}") if is_shared else LocalMemory()
+    is_shared = not config.acts_inline or config.topology.learns_apart or config.is_served
+    storage = SharedMemory(f"{TABLE_PREFIX}{os.getpid()}-{secrets.token_hex(3)}") if is_shared else LocalMemory()
     wanted = table_config(config, agent, storage)
     if saved is None:
         return Table.from_config(wanted)
@@ -216,7 +221,7 @@ def table_config(config: TrainConfig, agent: Agent, storage: Storage) -> TableCo
     """Returns the configuration of the table of a run. Raises the errors of TableConfig."""
     # Twice the lanes in use: a dead actor's lanes stay taken until the next look for dead processes.
     max_lanes = 2 * config.num_actors * config.environment.num_envs_per_actor
-    if config.serving.address is not None:
+    if config.is_served:
         max_lanes += config.serving.max_lanes
     return TableConfig(
         agent.spec(),
@@ -236,7 +241,7 @@ def _check_capacity(config: TrainConfig, index: Index) -> None:
     of a table checks the first two, for one lane.
     """
     lanes = config.num_actors * config.environment.num_envs_per_actor
-    if config.serving.address is not None:
+    if config.is_served:
         lanes += config.serving.max_lanes
     kept_back, min_size = 1 + max(index.items.kept_back, index.sampler.reach), config.replay.min_size
     needed = 1 + (min_size - 1) * index.items.steps_apart + lanes * kept_back
@@ -246,12 +251,21 @@ def _check_capacity(config: TrainConfig, index: Index) -> None:
         raise InvalidConfig("replay.capacity", expected, config.replay.capacity)
 
 
-def _check_address(config: TrainConfig) -> None:
-    """Raises InvalidConfig if another program serves at the address of the run."""
-    if config.serving.address is None:
+def _address_of(config: TrainConfig) -> str | None:
+    """Returns the address at which the run is served; None: nowhere. Joins the cluster if the run acts on one."""
+    if config.cluster.kind is None:
+        return config.serving.address
+    cluster = importlib.import_module("relive.train.acting.ray_actors")  # needs the extra `ray`
+    address: str = cluster.serving_address(config)
+    return address
+
+
+def _check_address(config: TrainConfig, address: str | None) -> None:
+    """Raises InvalidConfig if another program serves at the address of the run, or if strangers could enter there."""
+    if address is None:
         return
     serving = importlib.import_module("relive.train.acting.serving")  # needs the extra `service`
-    server_address = where_to_serve(config.serving.address)[0]
+    server_address = where_to_serve(address)[0]
     serving.door_of(config.serving).check(server_address)
     where = urlsplit(server_address)
     try:
@@ -260,5 +274,5 @@ def _check_address(config: TrainConfig) -> None:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the address of a server that ended is free
             one.bind(place)
     except (OSError, UnicodeError) as problem:  # UnicodeError: the name cannot be one of a host
-        got = f"{config.serving.address} ({getattr(problem, 'strerror', None) or problem})"
+        got = f"{address} ({getattr(problem, 'strerror', None) or problem})"
         raise InvalidConfig("serving.address", "one of this machine that is free, or port 0", got) from None

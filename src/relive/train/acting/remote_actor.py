@@ -61,6 +61,7 @@ class ActOptions:
         seed: Seed of environments and exploration; None: a new one.
         patience_s: Seconds without the run after which the actor ends.
         access: The actor's certificates and token; by default the token of RELIVE_TOKEN or RELIVE_TOKEN_FILE.
+        name: Name of the actor in its reports, for a run that follows this actor.
     """
 
     env_id: str | None = None
@@ -68,6 +69,7 @@ class ActOptions:
     seed: int | None = None
     patience_s: float = 300.0
     access: Access = OPEN
+    name: str = ""
 
     def __post_init__(self) -> None:
         require(self.num_envs is None or self.num_envs >= 1, "envs", ">= 1", self.num_envs)
@@ -172,11 +174,11 @@ class _LinkLost(Exception):
 class _Visit(Closing):
     """One handle on the table of the run, and everything that depends on it. Its thread acts; the feed has a thread."""
 
-    def __init__(self, table: RemoteTable, first: Published, run: _RunDescription, acted: Acted) -> None:
+    def __init__(self, table: RemoteTable, first: Published, run: _RunDescription, acted: Acted, name: str) -> None:
         """Takes the table over. Raises TooManyLanes, and the errors of making the environments."""
         self._limit_s = run.config.serving.max_staleness_s
         self._table, self._acted = table, acted
-        self._name = secrets.token_hex(8)
+        self._name = f"{name}/{secrets.token_hex(8)}"
         self._scoreboard = Scoreboard(1)
         self._lanes = StreamedTable(table)
         envs = make_environments(run.env_id, run.num_envs)
@@ -350,7 +352,7 @@ class _RemoteActor:
         if first is None:
             return table.parameters.finished
         run = _RunDescription(first, table, self._options)
-        with _Visit(table, first, run, self._acted) as visit:
+        with _Visit(table, first, run, self._acted, self._options.name) as visit:
             again = "again " if self._acted.num_visits > 1 else ""
             self._say(
                 f"acting {again}for {self._address}: {run.config.agent.name} on {run.env_id}, {run.num_envs}"

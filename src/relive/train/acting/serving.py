@@ -98,26 +98,29 @@ class ServedRun(Part):
         address: The address of the run, grpc://host:port/name.
     """
 
-    def __init__(self, config: TrainConfig, table: Table, scoreboard: Scoreboard) -> None:
+    def __init__(self, config: TrainConfig, table: Table, scoreboard: Scoreboard, address: str | None = None) -> None:
         """Starts the server.
 
         Args:
-            config: Options of the run, with an address.
+            config: Options of the run.
             table: The table of the run.
             scoreboard: Counters of the run. The server alone writes the last row.
+            address: The address; None: that of the options.
 
         Raises:
             InvalidConfig: The address has another form.
             ServiceUnavailable: The address cannot be served.
         """
-        assert config.serving.address is not None
-        server_address, name = where_to_serve(config.serving.address)
+        address = address or config.serving.address
+        assert address is not None
+        server_address, name = where_to_serve(address)
         self._scoreboard, self._row = scoreboard, scoreboard.num_actors - 1
         self._tree = config.to_tree()
         self._changed = threading.Lock()
         self._closed = False
         self._connected: set[int] = set()  # streams that have sent a report
         self._sums: OrderedDict[str, ActorReport] = OrderedDict()
+        self._followed: dict[str, int] = {}
         self._server = serve_behind({name: table}, server_address, door_of(config.serving))
         self.address = f"{self._server.address}/{name}"
         self._store = self._server.parameters(name)
@@ -127,6 +130,14 @@ class ServedRun(Part):
     def num_connected(self) -> int:
         """Actors with an open link."""
         return len(self._connected)
+
+    def follow(self, name: str) -> None:
+        """Counts the steps of the actor that was told this name (ActOptions.name), over all of its visits."""
+        self._followed[name] = 0
+
+    def steps_of(self, name: str) -> int:
+        """Returns the steps that the run has heard of from an actor that it follows."""
+        return self._followed[name]
 
     def publish(self, parameters: Mapping[str, NDArray[np.float32]], version: int) -> None:
         """Publishes the next version for actors of other machines. Cost: a copy and a checksum."""
@@ -162,8 +173,10 @@ class ServedRun(Part):
         self._sums[now.actor] = now
         if len(self._sums) > _MOST_REMEMBERED:
             self._sums.popitem(last=False)
-        board, row = self._scoreboard, self._row
+        board, row, name = self._scoreboard, self._row, now.actor.partition("/")[0]
         board.add_steps(row, now.num_steps - before.num_steps, now.version)
+        if name in self._followed:
+            self._followed[name] += now.num_steps - before.num_steps
         if now.wait_s > before.wait_s:
             board.add_wait(row, now.wait_s - before.wait_s)
         first = max(0, len(now.returns) - (now.num_episodes - before.num_episodes))

@@ -248,8 +248,8 @@ def tune(
         The choice, with all measurements and predictions.
 
     Raises:
-        InvalidConfig: The budget is not positive and finite; the topology has several hosts; a launcher started several
-            processes (WORLD_SIZE); or the agent cannot act in the environment.
+        InvalidConfig: The budget is not positive and finite; the run has several hosts or a cluster; a launcher
+            started several processes (WORLD_SIZE); or the agent cannot act in the environment.
         EnvironmentRaised: The environment raised an error.
         ActorsKeepDying: An actor died or does not answer.
         Exception: Any error of `train`.
@@ -259,6 +259,7 @@ def tune(
     more_cores = _checked_cores(more_cores)
     expected = "one of a single host: the tuner measures, and chooses for, the machine that it runs on"
     require(config.topology.num_hosts == 1, "topology", expected, str(config.topology))
+    require(config.cluster.kind is None, "cluster.kind", "none: the tuner measures this machine", config.cluster.kind)
     count = os.environ.get("WORLD_SIZE", "1")
     require(count == "1", "processes that a launcher started", "one: several would measure each other", count)
     if config.learning.max_gradient_staleness is not None:  # no topology that the tuner chooses reads it

@@ -50,7 +50,7 @@ class Snapshot:
         num_actors: Actors of this machine.
         num_restarts: Times that actors were started again.
         doing: The work of the run, if it is not learning; else "".
-        num_remote: Connected actors of other machines; None: the run is not served.
+        num_remote: Actors that are connected through the service; None: the run is not served.
         num_dropped: Gradients that were too stale to be applied.
     """
 
@@ -103,7 +103,7 @@ def figures(now: Snapshot) -> dict[str, float]:
 
 
 def _rows(now: Snapshot) -> list[tuple[str, str]]:
-    remote = "" if now.num_remote is None else f" here, {now.num_remote} on other machines"
+    remote = "" if now.num_remote is None else f" here, {now.num_remote} through the service"
     return [
         ("time", f"{now.elapsed_s:.0f} s"),
         ("environment steps", f"{now.num_steps:,}   {now.steps_per_s:,.0f} /s"),

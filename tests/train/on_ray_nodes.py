@@ -1,0 +1,277 @@
+"""A program: Ray nodes in a network and a process tree of its own, and what training runs do there, as JSON.
+
+usage: unshare --net --pid --fork --kill-child --mount-proc python on_ray_nodes.py FOLDER SCENARIO ...
+FOLDER: for Ray's files and the runs, its path short. SCENARIO: a function of this file. All that the program started
+ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fleet.on_two_nodes import ADDRESS, HEAD, OTHER, raise_loopback, start_node
+
+from train.runs import SHM, Run
+
+SMALL = (
+    "--set", "agent.network.hidden=16", "--set", "replay.min_size=200", "--set", "evaluation.num_episodes=1",
+    "--set", "evaluation.num_final_episodes=1", "--set", "evaluation.stop_return=none",
+    "--set", "cluster.cpus_per_actor=0.5", "--set", "limits.checkpoint_period_s=1",
+)  # fmt: skip
+WAITING = (
+    *SMALL, "--env", "train.worlds:Waiting-v0", "--set", "replay.updates_per_step=0.001",
+    "--set", "evaluation.period_updates=1_000_000",
+)  # fmt: skip
+
+
+def main(folder: str, *names: str) -> None:
+    raise_loopback()
+    # A token that another cluster has left in the user's folder is not of these nodes.
+    os.environ.update({"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "HOME": folder})
+    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])  # for environments of the tests
+    os.environ.pop("RAY_ADDRESS", None)
+    told: dict[str, Any] = {}
+    for name in names:
+        begun = time.monotonic()
+        try:
+            told[name] = globals()[name](Path(folder))
+        except Exception:
+            told[name] = traceback.format_exc()
+        sys.stderr.write(f"{name} took {time.monotonic() - begun:.1f} s\n")
+    sys.stdout.write("\n" + json.dumps(told) + "\n")
+
+
+# ---- what the machine has --------------------------------------------------------------------------------------------
+
+
+def raylets() -> dict[str, int]:
+    """{address of a node: process id of its raylet}."""
+    found = {}
+    for pid, words in commands():
+        if words[0].endswith("/raylet"):
+            (ip,) = (word.partition("=")[2] for word in words if word.startswith("--node_ip_address="))
+            found[ip] = pid
+    return found
+
+
+def commands() -> list[tuple[int, list[str]]]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if words[0]:
+                found.append((int(path.parent.name), words))
+    return found
+
+
+def actors(ip: str | None = None) -> list[int]:
+    """Process ids of the actors of runs, on one node or on all."""
+    nodes = raylets()
+    found = [pid for pid, words in commands() if words[0].startswith("ray::_Actor")]
+    return [pid for pid in found if ip is None or parent(pid) == nodes.get(ip)]
+
+
+def parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def tables() -> set[str]:
+    return {path.name for path in SHM.glob("relive-train-*")}
+
+
+def groups() -> list[str]:
+    """Placement groups of runs that are not removed."""
+    from ray.util.placement_group import placement_group_table
+
+    from relive.fleet.draws.pace import Wait
+    from relive.fleet.ray import join
+
+    join(ADDRESS, Wait(10.0))
+    named = (one for one in placement_group_table().values() if one["name"].startswith("relive-train/"))
+    return [one["name"] for one in named if one["state"] != "REMOVED"]
+
+
+def left(before: set[str]) -> list[object]:
+    """Actors, tables and placement groups that a run left. Ray ends processes a moment later than it says so."""
+    ends = time.monotonic() + 10.0
+    while time.monotonic() < ends and (actors() or groups()):
+        time.sleep(0.1)
+    return [len(actors()), sorted(tables() - before), groups()]
+
+
+def wait(until: Callable[[], Any], run: Run, timeout_s: float = 240.0) -> Any:
+    ends = time.monotonic() + timeout_s
+    while not (found := until()):
+        if time.monotonic() > ends or run.process.poll() is not None:
+            raise RuntimeError(f"it did not come to that: {run.text}")
+        time.sleep(0.1)
+    return found
+
+
+def last(run: Run, pattern: str) -> int:
+    """The last number of its output that the pattern finds; -1 before there is one."""
+    found = re.findall(pattern, run.text)
+    return int(found[-1].replace(",", "")) if found else -1
+
+
+def num_steps(run: Run) -> int:
+    return last(run, r"steps ([\d,]+) \(")
+
+
+def connected(run: Run) -> int:
+    return last(run, r"remote actors (\d+)")
+
+
+def more_steps(run: Run) -> Callable[[], bool]:
+    before = num_steps(run)
+    return lambda: num_steps(run) > before + 50
+
+
+def started(folder: Path, name: str, *arguments: str) -> Run:
+    run_dir = ["--run-dir", str(folder / name)] if "--resume" not in arguments else []
+    return Run("dqn", ["--cluster", "ray", *run_dir, *arguments], folder / f"{name}{len(arguments)}.log")
+
+
+def ended(run: Run, timeout_s: float = 300.0) -> int:
+    code: int = run.process.wait(timeout_s)
+    if code:
+        sys.stderr.write(run.text[-4000:])
+    return code
+
+
+def nodes(*ips: str) -> None:
+    """Starts nodes that do not run, and lets the programs that follow find them."""
+    for ip in ips:
+        if ip not in raylets():
+            start_node(os.environ["RAY_TMPDIR"], ip)
+    os.environ["RAY_ADDRESS"] = ADDRESS
+
+
+# ---- scenarios -------------------------------------------------------------------------------------------------------
+
+
+def without_a_cluster(folder: Path) -> Any:
+    run = started(folder, "none", "--actors", "2", *SMALL)
+    return [run.process.wait(120), run.text, (folder / "none").exists()]
+
+
+def refused(folder: Path) -> Any:
+    """An environment that fails, one that no node has, and a process that dies: the run ends, and says why."""
+    nodes(HEAD)
+    before, told = tables(), {}
+    for name in ("Faulty", "Deadly"):
+        run = started(folder, name, "--actors", "1", "--env", f"train.worlds:{name}-v0", *SMALL)
+        told[name] = [run.process.wait(300), run.text[-3000:]]
+    told["left"] = left(before)
+    return told
+
+
+def solves(folder: Path) -> Any:
+    """CartPole on one Ray node, and without Ray."""
+    nodes(HEAD)
+    before = tables()
+    told: dict[str, Any] = {}
+    usual = ["--actors", "2", "--max-steps", "60000", "--stop-return", "195", "--max-minutes", "8"]
+    for name, more in (("ray", ["--cluster", "ray"]), ("alone", [])):
+        run_dir = folder / f"solves-{name}"
+        run = Run("dqn", [*usual, *more, "--run-dir", str(run_dir)], folder / f"solves-{name}.log")
+        code = ended(run, 600.0)
+        result = json.loads((run_dir / "result.json").read_text())
+        told[name] = [code, result["ending"], result["num_steps"], sum(result["returns"]) / len(result["returns"])]
+    told["left"] = left(before)
+    return told
+
+
+def killed(folder: Path) -> Any:
+    """SIGKILL of an actor, of a node, and of the learner; then --resume on the same cluster."""
+    nodes(HEAD, OTHER)
+    before, told = tables(), {}
+    run = started(folder, "killed", "--actors", "4", "--actors-per-node", "2", "--max-minutes", "20", *SMALL)
+    wait(lambda: connected(run) == 4 and num_steps(run) > 300, run)
+    told["placed"] = [len(actors(HEAD)), len(actors(OTHER))]
+
+    os.kill(actors(OTHER)[0], signal.SIGKILL)
+    wait(lambda: last(run, r"actor restarts (\d+)") == 1 and connected(run) == 4, run)
+    wait(more_steps(run), run)
+    told["after an actor"] = [len(actors(HEAD)), len(actors(OTHER)), last(run, r"actor restarts (\d+)")]
+
+    raylet = raylets()[OTHER]
+    for pid in [raylet, *(pid for pid, _ in commands() if parent(pid) == raylet)]:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    wait(lambda: connected(run) == 2, run)
+    wait(more_steps(run), run)
+    told["after a node"] = [len(actors(HEAD)), len(actors(OTHER)), last(run, r"actor restarts (\d+)") >= 3]
+    nodes(OTHER)
+    wait(lambda: connected(run) == 4, run)
+    wait(more_steps(run), run)
+    told["with the node again"] = [len(actors(HEAD)), len(actors(OTHER))]
+
+    wait(lambda: (folder / "killed" / "save" / "CURRENT").exists(), run)
+    num_before = num_steps(run)
+    run.process.kill()
+    run.process.wait(30)
+    told["after the learner"] = [left(before)[0], left(before)[2], len(tables() - before)]
+    more = started(folder, "resumed", "--resume", str(folder / "killed"), "--max-steps", str(num_before + 2_000))
+    told["resumed"] = ended(more)
+    result = json.loads((folder / "killed" / "result.json").read_text())
+    told["result"] = [result["num_sessions"], result["num_steps"] >= num_before + 2_000, result["num_updates"] > 100]
+    told["left"] = left(before)
+    return told
+
+
+def stopped(folder: Path) -> Any:
+    """SIGTERM, whose handler Ray would replace: a checkpoint, and nothing left."""
+    nodes(HEAD)
+    before = tables()
+    run = started(folder, "stopped", "--actors", "1", *SMALL)
+    wait(lambda: num_steps(run) > 200, run)
+    run.process.terminate()
+    code = run.process.wait(60)
+    return [code, (folder / "stopped" / "save" / "CURRENT").exists(), left(before)]
+
+
+def too_many(folder: Path) -> Any:
+    """More actors than the nodes have room for: Ctrl-C ends the wait, and the run says what it waits for."""
+    nodes(HEAD)
+    before = tables()
+    run = started(folder, "many", "--actors", "8", "--actors-per-node", "1", *SMALL)
+    code = run.process.wait(300)
+    return [code, run.text[-2000:], left(before)]
+
+
+def measured(folder: Path) -> Any:
+    """Steps a second of 4 actors on one node and of 8 actors on two, with an environment that waits 2 ms a step."""
+    nodes(HEAD, OTHER)
+    told: dict[str, Any] = {"4": [], "8": []}
+    for _ in range(3):
+        for number in (4, 8):
+            per_node = ["--actors", str(number), "--actors-per-node", "4"]
+            run = started(folder, f"m{number}-{len(told[str(number)])}", *per_node, "--max-minutes", "10", *WAITING)
+            wait(lambda run=run, number=number: connected(run) == number, run)  # type: ignore[misc]
+            began, first = time.monotonic(), num_steps(run)
+            time.sleep(15.0)
+            told[str(number)].append((num_steps(run) - first) / (time.monotonic() - began))
+            told["placed"] = [len(actors(HEAD)), len(actors(OTHER))]
+            run.process.send_signal(signal.SIGINT)
+            run.process.wait(60)
+    return told
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
