@@ -37,7 +37,7 @@ class StreamingWriter(Closing):
     - Some errors are known only to the server: SeamMismatch, MissingNext, a full table, a deadline of the limiter, a
       server that is gone. A later call raises such an error as Unacknowledged.
     - After Unacknowledged, the steps before the failed step are stored. The failed step and all steps sent after it
-      are not stored, and are not sent again.
+      are not stored, and are not sent again. The call that raises it stores nothing of its own: call again.
     - The writer is then usable again. If the stream broke, the writer uses new lanes, because the old lanes were cut.
     - A step is acknowledged when the server has stored it. flush() waits for the acknowledgement, and so does a read of
       a call's keys.
@@ -98,7 +98,8 @@ class StreamingWriter(Closing):
 
             Raises:
                 ReliveError: The errors of Writer.append that the client can detect.
-                Unacknowledged: Steps of an earlier call were not stored.
+                Unacknowledged: Steps of earlier calls were not stored, or the stream broke and the lanes are new. This
+                    step is not stored either.
                 DeadlineExceeded: There was no room by the deadline.
                 WriterClosed: The writer is closed.
             """
