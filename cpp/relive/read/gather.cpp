@@ -79,20 +79,7 @@ void copy_each(const Region& r, const Listed& listed, const ColumnLayout& column
     run([num_bytes](std::byte* to, const std::byte* from) { stream_bytes(to, from, num_bytes); });
     return end_stream();
   }
-  if (num_bytes == 1) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 1); });
-  if (num_bytes == 4) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 4); });
-  if (num_bytes == 8) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 8); });
-  const auto run_words = [&]<size_t kWord, size_t kWords>() {
-    run([num_bytes](std::byte* to, const std::byte* from) { copy_words<kWord, kWords>(to, from, num_bytes); });
-  };
-  if (num_bytes > 4 && num_bytes < 8) return run_words.template operator()<4, 2>();
-  if (num_bytes > 8 && num_bytes < 16) return run_words.template operator()<8, 2>();
-  if (num_bytes >= 16 && num_bytes <= 32) return run_words.template operator()<16, 2>();
-  if (num_bytes > 32 && num_bytes <= 48) return run_words.template operator()<16, 3>();
-  if (num_bytes > 48 && num_bytes <= 64) return run_words.template operator()<16, 4>();
-  if (num_bytes > 64 && num_bytes <= 96) return run_words.template operator()<32, 3>();
-  if (num_bytes > 96 && num_bytes <= 128) return run_words.template operator()<32, 4>();
-  run([num_bytes](std::byte* to, const std::byte* from) { copy_bytes(to, from, num_bytes); });
+  with_copy(num_bytes, run);
 }
 
 // A step column at the bootstrap row: zeros if the episode has ended, or if its next step is not written yet.

@@ -62,24 +62,32 @@ struct SequenceRows {
   }
   uint32_t episode_step(uint32_t t) const { return w.episode_step - w.lead + t; }
 
-  // Calls each(base, row in it, slot) for rows [begin, begin + count) of the window, in order.
+  // Calls each(base, row in it, slot) for rows [begin, begin + count) of the window, in order; crosses: for all steps.
   template <class Each>
   void for_each(int64_t begin, uint32_t count, Each&& each) const {
-    if (crosses) {
-      return for_each_step([&](int64_t offset) {
-        const Run run = run_at(r, w, runs, offset);
-        const auto row = static_cast<uint32_t>(offset & (r.page_len - 1));
-        each(run.base, row, r.slot_of(run.page, row));
-      });
-    }
-    for (int64_t offset = first + begin; count > 0;) {
-      const Run run = run_at(r, w, runs, offset);
+    for_each_piece(begin, count, [&](const Run& run, uint32_t row, uint32_t num_rows) {
+      for (uint32_t k = 0; k < num_rows; ++k) each(run.base, row + k, r.slot_of(run.page, row + k));
+    });
+  }
+  // The same rows in pieces of one page: calls each(run, first row in it, number of rows).
+  template <class Each>
+  void for_each_piece(int64_t begin, uint32_t count, Each&& each) const {
+    int64_t offset = crosses ? first : first + begin;
+    uint32_t left = crosses ? num_steps : count;
+    while (left > 0 && !(crosses && offset > last)) {
       const auto row = static_cast<uint32_t>(offset & (r.page_len - 1));
-      const uint32_t here = std::min(count, r.page_len - row);
-      for (uint32_t k = 0; k < here; ++k) each(run.base, row + k, r.slot_of(run.page, row + k));
-      offset += here;
-      count -= here;
+      uint32_t here = std::min(left, r.page_len - row);
+      if (crosses) here = steps_from(offset, static_cast<uint32_t>(std::min<int64_t>(here, last - offset + 1)));
+      if (here > 0) each(run_at(r, w, runs, offset), row, here);
+      offset += here > 0 ? here : 1;  // crosses: past a tail
+      left -= here;
     }
+  }
+  // The number of rows from here on, at most `most`, that come before the next tail. All of them lie in one page.
+  uint32_t steps_from(int64_t offset, uint32_t most) const {
+    uint32_t count = 0;
+    while (count < most && !is_tail(offset + count)) ++count;
+    return count;
   }
   bool is_tail(int64_t offset) const {
     return r.is_tail(run_at(r, w, runs, offset).page, static_cast<uint32_t>(offset & (r.page_len - 1)));
