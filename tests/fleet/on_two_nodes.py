@@ -90,7 +90,9 @@ def start_node(folder: str, ip: str) -> None:
         options += ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={folder}"]
     else:
         options.append(f"--address={ADDRESS}")
-    done = subprocess.run([ray, "start", *options], capture_output=True, text=True, timeout=120)
+    # By default, Ray's workers are of the lowest priorities: next to other tests they would hardly start.
+    usual = {**os.environ, "RAY_worker_niceness": "0"}
+    done = subprocess.run([ray, "start", *options], capture_output=True, text=True, timeout=120, env=usual)
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
 

@@ -114,7 +114,7 @@ def left(before: set[str]) -> list[object]:
     return [len(actors()), sorted(tables() - before), groups()]
 
 
-def wait(until: Callable[[], Any], run: Run, timeout_s: float = 240.0) -> Any:
+def wait(until: Callable[[], Any], run: Run, timeout_s: float = 600.0) -> Any:
     ends = time.monotonic() + timeout_s
     while not (found := until()):
         if time.monotonic() > ends or run.process.poll() is not None:

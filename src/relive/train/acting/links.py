@@ -7,7 +7,8 @@ Rules for a broken link:
       truncated, and no transition joins states that did not follow each other.
   L3  While the link is broken, steps wait in a bounded number of blocks. When these are full no step is taken.
   L4  `heard_s` is the time at which the run last said which parameters are the newest. Nothing else makes parameters
-      fresh: a link that still takes rows but gives no answers counts as broken.
+      fresh: a link that still takes rows but gives no answers counts as broken. An actor that gets its parameters from
+      another process of its node asks the run for news, too (node_parameters.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from relive.core.ending import start_thread
 from relive.core.protocol import ReplayWriter
 from relive.errors import DeadlineExceeded, ReliveError, ServiceUnavailable, TableClosed, Unacknowledged
 from relive.service import Published, RemoteParameters, RemoteTable, Streaming, StreamingWriter
+from relive.service.parameters.sets import MAX_VERSION
+from relive.train.acting.node_parameters import NodeParameters
 
 HELD_S = 3600.0  # the longest delay of a block by the limiter: evaluations take minutes
 STREAMING = Streaming(max_rows=64, max_in_flight=8, held_s=HELD_S)
@@ -173,6 +176,7 @@ class Feed(Closing):
         poll_s: float,
         tell: Callable[[int], dict[str, Any]],
         heard: Callable[[Published], None],
+        node: NodeParameters | None = None,
     ) -> None:
         """Starts the thread.
 
@@ -181,11 +185,12 @@ class Feed(Closing):
             first: The first parameters, pulled before.
             poll_s: Seconds that a pull waits. With no new version, the run answers as often as that.
             tell: tell(version) returns the note of the next pull; the thread calls it.
-            heard: The thread calls it with each version that comes.
+            heard: Called with each version that comes.
+            node: The parameters that the actors of this node share, which the feed closes; None: it shares none.
         """
         self._parameters = parameters
         self._poll_s = poll_s
-        self._tell, self._heard = tell, heard
+        self._tell, self._heard, self._node = tell, heard, node
         self._newest = first
         self.version = 0
         self.heard_s = time.monotonic()
@@ -201,6 +206,10 @@ class Feed(Closing):
 
     def poll(self) -> dict[str, NDArray[np.float32]] | None:
         """Returns the newest parameters; None if they are those of the last poll."""
+        shared = None if self._node is None else self._node.poll()
+        if shared is not None and shared.version > self._newest.version:
+            self._newest = shared
+            self._heard(shared)
         newest = self._newest
         if newest.version == self.version:
             return None
@@ -215,11 +224,16 @@ class Feed(Closing):
         """Ends the thread: at once if the handle of the table is closed, else when its pull is over."""
         self._stopped.set()
         self._thread.join(2 * self._poll_s + 5.0)
+        if self._node is not None:
+            self._node.close()
 
     def _pull_all(self) -> None:
         while not self._stopped.is_set():
+            # A follower pulls news and reports alone: its leader gets the parameters.
+            follows = self._node is not None and self._node.follows()
+            above = MAX_VERSION if follows else self._newest.version
             try:
-                found = self._parameters.pull(self._newest.version, self._poll_s, note=self._tell(self.version))
+                found = self._parameters.pull(above, self._poll_s, note=self._tell(self.version))
             except TableClosed:
                 return
             except (ServiceUnavailable, DeadlineExceeded):
@@ -231,6 +245,8 @@ class Feed(Closing):
             if found is not None:
                 self._newest = found
                 self._heard(found)
+            if self._node is not None:
+                self._node.heard(found)
             self.heard_s = time.monotonic()
             self.finished = self._parameters.finished
             if self.finished and found is None:

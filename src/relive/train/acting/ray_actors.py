@@ -13,7 +13,8 @@ Protocol:
       question fails until the actor is up again, and is asked again with each look.
   R4  Each failed call to act is a death. The third one in a row without a step that the run heard of ends the run. An
       error of the environment ends the run at once.
-  R5  An actor that lost its node waits for another node that has room for its bundle. The run goes on without it.
+  R5  The actors of a node fetch each version of the parameters once together (node_parameters.py).
+  R6  An actor that lost its node waits for another node that has room for its bundle. The run goes on without it.
 """
 
 from __future__ import annotations
@@ -135,8 +136,10 @@ class _Actor:
 
     def act(self, seed: int) -> _Failure | None:
         """Acts until the run has ended. Returns the failure if it ended before."""
+        # Two nodes of a test are one machine: the name is that of Ray's node.
+        shared = f"{self._options.shared} {ray.get_runtime_context().get_node_id()}"
         try:
-            acted = act(self._address, replace(self._options, seed=seed))
+            acted = act(self._address, replace(self._options, seed=seed, shared=shared))
         except EnvironmentRaised as problem:
             return _Failure(str(problem), problem.step, problem.traceback)
         except ReliveError as problem:
@@ -183,6 +186,7 @@ class RayActors(Part):
         self._config, self._served = config, served
         with explained("train()"):
             join(config.cluster.address, Wait(_JOIN_S))
+        self._name = f"relive-train/{os.getpid()}-{secrets.token_hex(8)}"  # of the placement group
         self._group: Any = None
         self._placing = Wait(_PLACED_S)
         self._is_placed = False
@@ -207,10 +211,9 @@ class RayActors(Part):
         Raises ClusterFailed.
         """
         bundles, strategy, self._bundle_of = placed(len(self._hired), self._config.cluster)
-        name = f"relive-train/{os.getpid()}-{secrets.token_hex(3)}"
         self._placing = Wait(_PLACED_S)
         with explained("train()"):
-            self._group = placement_group(bundles, strategy, name=name)
+            self._group = placement_group(bundles, strategy, name=self._name)
             for one in self._hired:
                 self._make(one)
 
@@ -225,7 +228,8 @@ class RayActors(Part):
         )
         tls = None if cluster.ca is None else ClientTLS(cluster.ca)
         access = Access(tls, None if cluster.token_file is None else Path(cluster.token_file))
-        one.handle = made.remote(_reachable(self._served.address), ActOptions(access=access, name=one.name))
+        options = ActOptions(access=access, name=one.name, shared=self._name)
+        one.handle = made.remote(_reachable(self._served.address), options)
         one.ask()
 
     def watch(self) -> None:

@@ -37,6 +37,7 @@ from relive.service.wire.access import OPEN
 from relive.train.acting.actor import ActorTask, acting_with
 from relive.train.acting.environments import describe, make_environments
 from relive.train.acting.links import Feed, StreamedTable
+from relive.train.acting.node_parameters import NodeParameters
 from relive.train.acting.serving import FORMAT, RETURNS_TOLD, ActorReport
 from relive.train.config import TrainConfig
 from relive.train.errors import EnvironmentRaised
@@ -62,6 +63,8 @@ class ActOptions:
         patience_s: Seconds without the run after which the actor ends.
         access: The actor's certificates and token; by default the token of RELIVE_TOKEN or RELIVE_TOKEN_FILE.
         name: Name of the actor in its reports, for a run that follows this actor.
+        shared: Name by which the actors of this machine get parameters once together (node_parameters.py); None: each
+            gets them for itself.
     """
 
     env_id: str | None = None
@@ -70,6 +73,7 @@ class ActOptions:
     patience_s: float = 300.0
     access: Access = OPEN
     name: str = ""
+    shared: str | None = None
 
     def __post_init__(self) -> None:
         require(self.num_envs is None or self.num_envs >= 1, "envs", ">= 1", self.num_envs)
@@ -174,11 +178,13 @@ class _LinkLost(Exception):
 class _Visit(Closing):
     """One handle on the table of the run, and everything that depends on it. Its thread acts; the feed has a thread."""
 
-    def __init__(self, table: RemoteTable, first: Published, run: _RunDescription, acted: Acted, name: str) -> None:
+    def __init__(
+        self, table: RemoteTable, first: Published, run: _RunDescription, acted: Acted, options: ActOptions
+    ) -> None:
         """Takes the table over. Raises TooManyLanes, and the errors of making the environments."""
         self._limit_s = run.config.serving.max_staleness_s
         self._table, self._acted = table, acted
-        self._name = f"{name}/{secrets.token_hex(8)}"
+        self._name = f"{options.name}/{secrets.token_hex(8)}"
         self._scoreboard = Scoreboard(1)
         self._lanes = StreamedTable(table)
         envs = make_environments(run.env_id, run.num_envs)
@@ -188,7 +194,9 @@ class _Visit(Closing):
             envs.close()
             self._scoreboard.close()
             raise
-        self._feed = Feed(table.parameters, first, min(_POLL_S, self._limit_s / 3), self._report, self._heard)
+        poll_s = min(_POLL_S, self._limit_s / 3)
+        node = None if options.shared is None else NodeParameters(options.shared, first, 2 * poll_s)
+        self._feed = Feed(table.parameters, first, poll_s, self._report, self._heard, node)
         environment = replace(
             run.config.environment, env_id=run.env_id, num_envs_per_actor=run.num_envs, seed=_own_seed(acted.seed)
         )
@@ -352,7 +360,7 @@ class _RemoteActor:
         if first is None:
             return table.parameters.finished
         run = _RunDescription(first, table, self._options)
-        with _Visit(table, first, run, self._acted, self._options.name) as visit:
+        with _Visit(table, first, run, self._acted, self._options) as visit:
             again = "again " if self._acted.num_visits > 1 else ""
             self._say(
                 f"acting {again}for {self._address}: {run.config.agent.name} on {run.env_id}, {run.num_envs}"

@@ -125,10 +125,20 @@ class ParameterBoard:
 
     def __init__(self, layout: ParameterLayout, *, first_version: int = 0) -> None:
         self._layout = layout
-        self._block = SharedBlock(_SLOT_HEADER_BYTES + 2 * _slot_bytes(layout.num_values))
+        self._block = SharedBlock(self.num_bytes_of(layout))
         self._slots: _Slots | None = _Slots(self._block, layout.num_values)
         self._staging = np.zeros(layout.num_values, np.float32)
         self.version = first_version
+
+    @staticmethod
+    def num_bytes_of(layout: ParameterLayout) -> int:
+        """Returns the size of a board."""
+        return _SLOT_HEADER_BYTES + 2 * _slot_bytes(layout.num_values)
+
+    @property
+    def block(self) -> SharedBlock:
+        """The memory of the board, for a reader that this process did not start."""
+        return self._block
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_layout": self._layout, "_block": self._block}

@@ -30,6 +30,17 @@ class SharedBlock:
         self.num_bytes = num_bytes
         self._memory = mmap.mmap(fd, num_bytes)
 
+    @classmethod
+    def of_file(cls, fd: int, num_bytes: int) -> SharedBlock:
+        """Maps the block of another process, and owns its descriptor, which came over a socket."""
+        block = cls.__new__(cls)
+        block._open(fd, num_bytes)
+        return block
+
+    def fileno(self) -> int:
+        """Returns the descriptor of the memory."""
+        return self._fd
+
     def array(self, dtype: DTypeLike, shape: tuple[int, ...], offset: int = 0) -> NDArray[Any]:
         """Returns a writable view that begins at byte `offset`."""
         # frombuffer counts as a user of the memory, so that close() cannot unmap it; np.ndarray alone does not.
@@ -52,9 +63,7 @@ class SharedBlock:
 
 
 def _restore(descriptor: Any, num_bytes: int) -> SharedBlock:
-    block = SharedBlock.__new__(SharedBlock)
-    block._open(descriptor.detach(), num_bytes)
-    return block
+    return SharedBlock.of_file(descriptor.detach(), num_bytes)
 
 
 def _anonymous_file() -> int:
