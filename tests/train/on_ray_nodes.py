@@ -32,7 +32,7 @@ SMALL = (
 )  # fmt: skip
 WAITING = (
     *SMALL, "--env", "train.worlds:Waiting-v0", "--set", "replay.updates_per_step=0.001",
-    "--set", "evaluation.period_updates=1_000_000",
+    "--set", "evaluation.period_updates=1_000_000", "--set", "serving.max_staleness_s=6",
 )  # fmt: skip
 
 
@@ -262,15 +262,27 @@ def measured(folder: Path) -> Any:
     for _ in range(3):
         for number in (4, 8):
             per_node = ["--actors", str(number), "--actors-per-node", "4"]
-            run = started(folder, f"m{number}-{len(told[str(number)])}", *per_node, "--max-minutes", "10", *WAITING)
+            run = started(folder, f"m{number}-{len(told[str(number)])}", *per_node, "--max-minutes", "20", *WAITING)
             wait(lambda run=run, number=number: connected(run) == number, run)  # type: ignore[misc]
-            began, first = time.monotonic(), num_steps(run)
-            time.sleep(15.0)
-            told[str(number)].append((num_steps(run) - first) / (time.monotonic() - began))
+            told[str(number)].append(rate(run, 20.0))
+            sys.stderr.write(f"{number} actors: {told[str(number)][-1]:,.0f} steps a second\n")
             told["placed"] = [len(actors(HEAD)), len(actors(OTHER))]
             run.process.send_signal(signal.SIGINT)
             run.process.wait(60)
     return told
+
+
+def rate(run: Run, seconds: float) -> float:
+    """Steps a second between two lines of its output that are so far apart, by the times that they have."""
+
+    def line() -> tuple[float, int]:
+        time_s, steps = re.findall(r"^ *([\d.]+) s  steps ([\d,]+)", run.text, re.MULTILINE)[-1]
+        return float(time_s), int(steps.replace(",", ""))
+
+    first_s, first = line()
+    wait(lambda: line()[0] >= first_s + seconds, run)
+    last_s, last_steps = line()
+    return (last_steps - first) / (last_s - first_s)
 
 
 if __name__ == "__main__":

@@ -354,7 +354,7 @@ def test_a_run_on_a_ray_node_reaches_the_mark_of_a_run_without_ray() -> None:
     with found_on_nodes("solves") as told:
         for name in ("ray", "alone"):
             code, ending, num_steps, mean = told["solves"][name]
-            assert code == 0 and ending == "solved" and mean >= 195.0, (name, num_steps, mean)
+            assert code == 0 and ending == "reached its return" and mean >= 195.0, (name, num_steps, mean)
         assert told["solves"]["left"] == NOTHING
 
 
