@@ -140,7 +140,7 @@ class TableStats:
     slow_draws: int  # batches for whose last items all pages were pinned
     completed: int  # steps whose late columns complete() filled
     completions_stale: int  # steps that were gone when complete() came
-    incomplete_items: int  # items that left before all their late columns were filled, other than by delete()
+    incomplete_items: int  # items that left with late columns missing, other than by delete() or abandon()
     dropped_groups: int  # groups of episodes that left before they had all members
     recoveries: int  # processes that died while they owned the lock
     swept: int  # dead participants
