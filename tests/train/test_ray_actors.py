@@ -249,6 +249,18 @@ def test_three_deaths_without_a_step_end_the_run(played: Played) -> None:
     assert (raised.value.actor, raised.value.num_deaths, raised.value.exit_code) == (0, 3, None)
 
 
+def test_a_step_between_deaths_begins_a_new_count(played: Played) -> None:
+    heard = Heard()
+    actors = part(heard)
+    for has_stepped in (False, False, True, False, False):
+        played.answer(("10.0.0.8", 77))
+        actors.watch()
+        heard.num_steps += has_stepped
+        played.answer(is_gone())
+        actors.watch()
+    assert actors.num_restarts == 5
+
+
 def test_an_error_of_the_environment_ends_the_run_at_once(played: Played) -> None:
     actors = part()
     played.answer(("10.0.0.8", 77))

@@ -151,6 +151,19 @@ def test_an_actor_finds_out_what_the_run_is_and_acts_until_it_ends() -> None:
         wait(lambda: run.run.num_connected == 0)
 
 
+def test_a_run_follows_the_actors_that_it_named() -> None:
+    with served() as run:
+        run.run.follow("actor-0")
+        run.run.follow("actor-1")
+        run.publish()
+        with acting(run.run.address, name="actor-1") as (named, _), acting(run.run.address) as (other, _):
+            wait(lambda: run.run.num_connected == 2)
+            run.wait_for_steps(100)
+            run.run.finish()
+        assert run.run.steps_of("actor-0") == 0 and run.run.steps_of("actor-1") == named[0].num_steps > 0
+        assert run.scoreboard.num_steps == named[0].num_steps + other[0].num_steps
+
+
 def test_seeds_say_what_an_actor_sees() -> None:
     seen = []
     for seed in (1, 1, 2):
