@@ -50,7 +50,7 @@ CASES = {
     "c51_iqn": Case("--steps 2400 --eval-every 600 --hidden 64 --algorithm c51", above=60.0),
     "dqn_per": Case("--steps 2600 --eval-every 500", above=60.0),
     "her_sac": Case("--steps 4000 --eval-every 1000 --radius 0.15", above=0.3),
-    "impala": Case("--steps 8000 --eval-every 2000", above=60.0),
+    "impala": Case("--steps 24000 --eval-every 3000 --learning-rate 3e-3", above=60.0),
     "jax_sac": Case("--steps 1500", above=-800.0, needs=("jax", "optax")),
     "masac": Case("--steps 2400 --eval-every 800", above=-35.0, needs=("mpe2", "pettingzoo")),
     "offline": Case("--steps 600 --eval-every 200 --data-episodes 30 --batch-size 128", above=-900.0),
@@ -64,7 +64,7 @@ CASES = {
         needs=("minigrid",),
     ),
     "sac": Case("--steps 1500", above=-800.0),
-    "served": Case("--steps 3000 --eval-every 500 --hidden 64 --batch-size 64", above=50.0, needs=("pyarrow",)),
+    "served": Case("--steps 6000 --eval-every 500 --hidden 64 --batch-size 64", above=50.0, needs=("pyarrow",)),
     "tiers": Case("--steps 4000 --eval-every 500", above=0.0),
     "decision_transformer": Case(
         "--steps 40 --eval-every 20 --episodes 60 --window 8 --width 32 --layers 1 --learning-rate 3e-3",
