@@ -17,7 +17,6 @@ Results: benchmarks/results/capacity.json, .md and .png.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -29,8 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.machine import describe
-from benchmarks.run import RESULTS, save
-from benchmarks.studies.runner import Job, finished, python, run_jobs
+from benchmarks.run import save
+from benchmarks.studies.command import Study, main
+from benchmarks.studies.runner import Job, finished, python
 from benchmarks.studies.statistics import interval
 from benchmarks.tables import aligned, markdown_table
 
@@ -241,36 +241,11 @@ def report(worlds: Sequence[World], out: Path) -> str:
     return aligned(lines)
 
 
-def main() -> int:
-    """Runs and reports."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", default=",".join(WORLDS), help="agents, by commas")
-    parser.add_argument("--seeds", type=int, help="so many of each, in place of five")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the steps of a run")
-    parser.add_argument("--report", action="store_true", help="run nothing, tell what is finished")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one is not None:
-        agent, num_steps, setting, seed = json.loads(arguments.one)
-        print(json.dumps(run(replace(WORLDS[agent], num_steps=num_steps), Setting(*setting), seed)))
-        return 0
-    names = arguments.worlds.split(",")
-    for name in names:
-        if name not in WORLDS:
-            sys.exit(f"worlds: some of {list(WORLDS)}, not {name!r}")
-    worlds = [replace(WORLDS[name], num_steps=round(WORLDS[name].num_steps * arguments.scale)) for name in names]
-    if arguments.seeds is not None:
-        worlds = [replace(world, num_seeds=arguments.seeds) for world in worlds]
-    failed: list[str] = []
-    if not arguments.report:
-        try:
-            failed = run_jobs(jobs_of(worlds), arguments.out / "capacity")
-        except KeyboardInterrupt:
-            print("stopped; the same command goes on", flush=True)
-    print(report(worlds, arguments.out))
-    return 1 if failed else 0
+def one(told: Any) -> dict[str, Any]:
+    """The run that the command line of a job names."""
+    agent, num_steps, setting, seed = told
+    return run(replace(WORLDS[agent], num_steps=num_steps), Setting(*setting), seed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Study("capacity", __doc__ or "", WORLDS, one, jobs_of, report)))

@@ -8,20 +8,20 @@ where runs do not get there. Every finished run stays in benchmarks/results/prio
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.machine import describe
-from benchmarks.run import RESULTS, save
-from benchmarks.studies.runner import Job, finished, python, run_jobs
+from benchmarks.run import save
+from benchmarks.studies.command import Study, main
+from benchmarks.studies.runner import Job, finished, python
 from benchmarks.studies.statistics import interval, median_with_none
 from benchmarks.tables import aligned, markdown_table
 
@@ -155,35 +155,11 @@ def report(worlds: Sequence[World], out: Path) -> str:
     return aligned(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", default=",".join(WORLDS), help="environments, by commas")
-    parser.add_argument("--seeds", type=int, help="so many of each, in place of ten")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the steps after which a run gives up")
-    parser.add_argument("--report", action="store_true", help="run nothing, tell what is finished")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one is not None:
-        world, draws, seed = json.loads(arguments.one)
-        print(json.dumps(run(World(**world), draws, seed)))
-        return 0
-    names = arguments.worlds.split(",")
-    for name in names:
-        if name not in WORLDS:
-            sys.exit(f"worlds: one of {list(WORLDS)}, not {name!r}")
-    worlds = [replace(WORLDS[name], num_steps=round(WORLDS[name].num_steps * arguments.scale)) for name in names]
-    if arguments.seeds is not None:
-        worlds = [replace(world, num_seeds=arguments.seeds) for world in worlds]
-    failed: list[str] = []
-    if not arguments.report:
-        try:
-            failed = run_jobs(jobs_of(worlds), arguments.out / "priorities")
-        except KeyboardInterrupt:
-            print("stopped; the same command goes on", flush=True)
-    print(report(worlds, arguments.out))
-    return 1 if failed else 0
+def one(told: Any) -> dict[str, Any]:
+    """The run that the command line of a job names."""
+    world, draws, seed = told
+    return run(World(**world), draws, seed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Study("priorities", __doc__ or "", WORLDS, one, jobs_of, report)))

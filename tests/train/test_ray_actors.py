@@ -305,6 +305,20 @@ def test_a_part_that_never_started_stops_and_a_stopped_one_has_no_actor(played: 
     assert played.killed == 1
 
 
+def test_an_error_at_the_end_of_one_actor_keeps_no_group(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, removed = [], []
+
+    def failing(handle: Any, no_restart: bool) -> None:
+        tried.append(handle)
+        raise is_gone()
+
+    actors = part()
+    monkeypatch.setattr(ray_actors.ray, "kill", failing)
+    monkeypatch.setattr(ray_actors, "remove_placement_group", removed.append)
+    actors.stop()
+    assert len(tried) == 1 and removed == [played]
+
+
 # ---- on nodes --------------------------------------------------------------------------------------------------------
 
 

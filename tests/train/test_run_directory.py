@@ -139,6 +139,13 @@ def test_a_table_that_a_killed_session_left_is_removed_unless_a_process_is_attac
     relive.remove(name)
 
 
+def test_a_note_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / f"..table.{os.getpid()}").mkdir()  # the name of the new file is taken
+    with pytest.raises(OSError, match="table"):
+        note_table(tmp_path, "train-1-a")
+    assert not (tmp_path / ".table").exists()
+
+
 def test_a_note_that_no_run_wrote_removes_no_table(tmp_path: Path, shm_name: Callable[[], str]) -> None:
     name = shm_name()
     leave_a_table(name)

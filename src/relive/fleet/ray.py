@@ -508,9 +508,11 @@ def join(address: str | None, wait: Wait) -> None:
 def _own_handler_of_sigterm() -> Iterator[None]:
     """Keeps the handler that the program has for SIGTERM, which ray.init would replace. Ray's stays if it has none."""
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if callable(before) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _check_reached(address: str, timeout_s: float) -> None:

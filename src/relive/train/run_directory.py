@@ -175,9 +175,13 @@ def remove_left_table(folder: Path) -> None:
 
 
 def note_table(folder: Path, name: str) -> None:
-    """Notes the name of the session's shared table; "": the table is not shared."""
+    """Notes the name of the session's shared table; "": the table is not shared.
+
+    Raises:
+        OSError: The note cannot be written. The error names the file.
+    """
     if name:
-        (folder / _TABLE_FILE).write_text(f"{name}\n", encoding="utf-8")
+        write_whole(folder / _TABLE_FILE, f"{name}\n".encode())
 
 
 def forget_table(folder: Path) -> None:

@@ -302,15 +302,18 @@ class RayActors(Part):
         if self._group is None:
             return
         group, self._group = self._group, None
-        with uninterrupted(), suppress(RayError):
+        with uninterrupted():
             owed = [one.owed for one in self._hired if one.acts and one.owed is not None]
-            if owed and not in_a_hurry():
-                ray.wait(owed, num_returns=len(owed), timeout=_LEAVE_S)
+            with suppress(RayError):
+                if owed and not in_a_hurry():
+                    ray.wait(owed, num_returns=len(owed), timeout=_LEAVE_S)
             for one in self._hired:
-                if one.handle is not None:
-                    ray.kill(one.handle, no_restart=True)
-            remove_placement_group(group)
-            _wait_until_removed(group)
+                with suppress(RayError):  # an error of one actor must keep neither the others nor the group
+                    if one.handle is not None:
+                        ray.kill(one.handle, no_restart=True)
+            with suppress(RayError):
+                remove_placement_group(group)
+                _wait_until_removed(group)
 
 
 def _wait_until_removed(group: Any) -> None:
