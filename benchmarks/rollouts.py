@@ -33,6 +33,7 @@ KINDS = {
 }
 OTHER = "TransferQueue, its SimpleStorage"
 SHAPES = ("8 a call", "1 a call")
+HEADS = {"8 a call": "8 rollouts a call of a writer", "1 a call": "One rollout a call of a writer"}
 LIMIT_S = 900
 FACTOR, WAKE_MS = 5.0, 5.0  # the marks
 
@@ -109,7 +110,7 @@ def report(found: dict[str, Any]) -> str:
     lines += ["16 processes write 1,024 rollouts of 2,000 tokens (26 kB each), with late rewards. 2 processes read",
               "batches of 4 groups of 8. Each figure is a median, with the lowest and the highest.", ""]  # fmt: skip
     for shape in SHAPES:
-        lines += [f"## {shape.split()[0]} rollouts a call of a writer", ""]
+        lines += [f"## {HEADS[shape]}", ""]
         lines += ["| contestant | rows/s | MB/s | reward to batch, p99 ms | rows read of 1,024 | mixed groups |"]
         lines += ["|---|---:|---:|---:|---:|---:|"]
         for kind, one in kinds.items():
