@@ -235,6 +235,44 @@ def killed(folder: Path) -> Any:
     return told
 
 
+def hosts() -> list[int]:
+    """Process ids of the other hosts of runs."""
+    return [pid for pid, words in commands() if words[0].startswith("ray::_Host")]
+
+
+def on_hosts(folder: Path) -> Any:
+    """A learner, actors and a table on each of two nodes; SIGKILL of the other host; then --resume."""
+    nodes(HEAD, OTHER)
+    before, told = tables(), {}
+    two = ["--set", "topology=hosts(2)", "--actors", "1", "--set", "checkpoint.table=always"]
+    run = started(folder, "hosts", *two, "--max-minutes", "20", *SMALL)
+    wait(lambda: last(run, r"updates ([\d,]+)") > 50, run)
+    other = raylets()[OTHER]
+    told["placed"] = [parent(pid) == other for pid in hosts()]
+    told["tables"] = len(tables() - before)
+    wait(lambda: (folder / "hosts-host1" / "save" / "CURRENT").exists(), run)
+    os.kill(hosts()[0], signal.SIGKILL)
+    told["killed"] = [run.process.wait(120), "HostGone" in run.text or "lost the others" in run.text]
+    told["groups"] = left(before)[2]
+    resume = ["--resume", str(folder / "hosts"), "--max-steps", str(num_steps(run) + 1_000)]
+    told["resumed"] = ended(started(folder, "hosts-again", *resume))
+    told["sessions"] = json.loads((folder / "hosts" / "result.json").read_text())["num_sessions"]
+    told["left"] = [*left(before), len(hosts())]
+    return told
+
+
+def host_that_fails(folder: Path) -> Any:
+    """The other host cannot make its directory; before that, there is no node for it."""
+    before = tables()
+    nodes(HEAD)
+    alone = started(folder, "alone", "--set", "topology=hosts(2)", "--actors", "1", *SMALL)
+    told = [alone.process.wait(300), alone.text[-2000:]]
+    nodes(OTHER)
+    (folder / "fails-host1").write_text("in the way")
+    run = started(folder, "fails", "--set", "topology=hosts(2)", "--actors", "1", *SMALL)
+    return [*told, run.process.wait(200), run.text[-2000:], [*left(before), len(hosts())]]
+
+
 def stopped(folder: Path) -> Any:
     """SIGTERM, whose handler Ray would replace: a checkpoint, and nothing left."""
     nodes(HEAD)

@@ -30,6 +30,7 @@ from relive.errors import DeadlineExceeded, InvalidConfig  # noqa: E402
 from relive.train import ActorsKeepDying, EnvironmentRaised, TrainConfig, preset, tune  # noqa: E402
 from relive.train.acting import ray_actors  # noqa: E402
 from relive.train.acting.ray_actors import RayActors, placed  # noqa: E402
+from relive.train.learners.meeting import starts_hosts  # noqa: E402
 from relive.train.sections import ClusterConfig  # noqa: E402
 
 PROGRAM = Path(__file__).with_name("on_ray_nodes.py")
@@ -43,6 +44,8 @@ def test_the_options_of_a_cluster_survive_their_way() -> None:
     config = preset("dqn", "CartPole-v1", {**RAY, "acting.num_actors": 8, "cluster.actors_per_node": "4"})
     assert TrainConfig.from_tree(config.to_tree()) == config
     assert (config.num_actors, config.num_actors_here, config.is_served) == (8, 0, True)
+    hosts = preset("dqn", "CartPole-v1", {**RAY, "topology": "hosts(2)"})
+    assert (hosts.num_actors_here, hosts.is_served) == (2, False), "each host has actors of its own"
     alone = preset("dqn", "CartPole-v1")
     assert (alone.num_actors_here, alone.is_served) == (2, False)
 
@@ -51,7 +54,9 @@ def test_the_options_of_a_cluster_survive_their_way() -> None:
     ("settings", "named"),
     [
         ({"topology": "inline"}, "cluster.kind"),
-        ({"topology": "hosts(2)"}, "cluster.kind"),
+        ({"topology": "hosts(2)", "cluster.actors_per_node": 2}, "cluster.actors_per_node"),
+        ({"topology": "hosts(2)", "cluster.token_file": "token"}, "cluster.token_file"),
+        ({"topology": "hosts(2)", "cluster.ca": "ca.pem"}, "cluster.ca"),
         ({"topology": "central"}, "cluster.kind"),
         ({"topology": "double"}, "cluster.kind"),
         ({"topology": "learners(2, sync)", "acting.inline": True}, "cluster.kind"),
@@ -72,6 +77,16 @@ def test_options_that_do_not_fit_are_refused(settings: dict[str, object], named:
 @pytest.mark.parametrize("topology", ["actors(4)", "learners(2, sync)", "learners(2, async)"])
 def test_learners_of_this_machine_may_have_actors_on_a_cluster(topology: str) -> None:
     assert preset("dqn", "CartPole-v1", {**RAY, "topology": topology}).num_actors_here == 0
+
+
+def test_a_host_that_was_given_a_number_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    hosts = {**RAY, "topology": "hosts(2)"}
+    assert starts_hosts(preset("dqn", "CartPole-v1", hosts))
+    assert not starts_hosts(preset("dqn", "CartPole-v1", RAY))
+    assert not starts_hosts(preset("dqn", "CartPole-v1", {"topology": "hosts(2)"}))
+    monkeypatch.setenv("RANK", "1")
+    assert not starts_hosts(preset("dqn", "CartPole-v1", hosts))
 
 
 def test_the_tuner_refuses_a_cluster() -> None:
@@ -371,6 +386,23 @@ def test_an_actor_a_node_and_the_learner_are_killed() -> None:
         assert (actors, groups, num_tables) == (0, [], 1), "its table waits for the next session"
         assert found["resumed"] == 0 and found["result"] == [2, True, True]
         assert found["left"] == NOTHING
+
+
+@needs_shared_memory
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_ray_starts_the_hosts_of_a_run_which_is_resumed_after_one_is_killed() -> None:
+    with found_on_nodes("on_hosts", "host_that_fails") as told:
+        found = told["on_hosts"]
+        assert found["placed"] == [True], "the other host is on the other node"
+        assert found["tables"] == 2, "each host has a table of its own"
+        assert found["killed"] == [1, True] and found["groups"] == []
+        assert found["resumed"] == 0 and found["sessions"] == 2
+        assert found["left"] == [*NOTHING, 0]
+        no_room, said, failed, why, left = told["host_that_fails"]
+        assert no_room == 1 and "1 nodes besides this one" in said and "Traceback" not in said
+        assert failed == 1 and "host 1: " in why and "fails-host1" in why and "Traceback" not in why
+        assert left == [*NOTHING, 0]
 
 
 @needs_shared_memory

@@ -79,7 +79,7 @@ class Assembly:
     def actors(self) -> Part:
         """See PartMaker."""
         config = self._session.config
-        if config.cluster.kind is not None:
+        if config.acts_on_cluster:
             return self._ray_actors()
         return self.inline_actors() if config.acting.inline else self._actor_pool(None)
 

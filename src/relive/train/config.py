@@ -119,9 +119,12 @@ class TrainConfig:
         expected = f"none where topology = {self.topology}"
         require(is_read or staleness is None, "learning.max_gradient_staleness", expected, staleness)
         kind, on_hosts = self.cluster.kind, self.topology.num_hosts > 1
-        acts_apart = not self.acts_inline and closing is None and not on_hosts
-        expected = "none where topology is inline, central, double or hosts, or with acting.inline"
+        acts_apart = on_hosts or (not self.acts_inline and closing is None)
+        expected = "none where topology is inline, central or double, or with acting.inline"
         require(kind is None or acts_apart, "cluster.kind", expected, kind)
+        for name in ("actors_per_node", "token_file", "ca") if on_hosts else ():
+            expected = f"none where topology = {self.topology}: each host has actors of its own"
+            require(getattr(self.cluster, name) is None, f"cluster.{name}", expected, getattr(self.cluster, name))
         may_have_none = self.serving.address is not None and not self.acts_inline and closing is None and kind is None
         has_some = self.num_actors >= 1 or may_have_none
         require(has_some, "acting.num_actors", ">= 1, or 0 of a run that is served (serving.address)", self.num_actors)
@@ -149,12 +152,17 @@ class TrainConfig:
     @property
     def num_actors_here(self) -> int:
         """Number of those that are processes of this machine, or act in this process: none if they act on a cluster."""
-        return 0 if self.cluster.kind is not None else self.num_actors
+        return 0 if self.acts_on_cluster else self.num_actors
+
+    @property
+    def acts_on_cluster(self) -> bool:
+        """Whether the actors are actors of a cluster. With several hosts they are processes of their hosts."""
+        return self.cluster.kind is not None and self.topology.num_hosts == 1
 
     @property
     def is_served(self) -> bool:
         """Whether actors reach the run through the service."""
-        return self.serving.address is not None or self.cluster.kind is not None
+        return self.serving.address is not None or self.acts_on_cluster
 
     @property
     def gradient_staleness(self) -> int:

@@ -7,9 +7,11 @@ if the checkpoint has it. Else it fills a new table.
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import final
@@ -23,7 +25,7 @@ from relive.train.assembly import Assembly
 from relive.train.config import TrainConfig, path_of
 from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
-from relive.train.learners.meeting import host_number, meeting
+from relive.train.learners.meeting import host_number, meeting, starts_hosts
 from relive.train.learners.numerics import learner_numerics
 from relive.train.run_directory import (
     CONFIG_FILE,
@@ -104,7 +106,8 @@ def train(
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
-    resumes, host = resume, host_number(config.topology.num_hosts)
+    aside = not resume and (run_dir is None if moving_aside is None else moving_aside)
+    resumes, host = resume, 0 if starts_hosts(config) else host_number(config.topology.num_hosts)
     if host:  # the first host shows progress for all
         folder, console = folder.with_name(f"{folder.name}-host{host}"), None
         resume = resume and (folder / CONFIG_FILE).exists()  # else this host is new, and gets the state of the first
@@ -121,9 +124,10 @@ def train(
         with learner_numerics(learner_threads(config)):
             setup = prepare(config)
             # Before anything is made: a host that ends while it waits, or has other options, leaves nothing.
-            met = stack.enter_context(meeting(config, setup.spaces, setup.device, stopping, resumes))
+            with _hosts_started(stack, config, folder, resumes, aside, stopping, say) as waits:
+                met = stack.enter_context(meeting(config, setup.spaces, setup.device, waits, resumes))
             setup = replace(setup, met=met)
-            if not resume and (run_dir is None if moving_aside is None else moving_aside):
+            if aside:
                 move_aside(folder, console)
             stack.enter_context(alone_in(folder))
             progress, saved = _begun(setup, folder, resume, stopping)
@@ -135,6 +139,37 @@ def train(
         result = run.result(ending if final or host else Ending.STOPPED, final, time.monotonic() - began_s)
         run.finish(result)
     return result
+
+
+@contextmanager
+def _hosts_started(
+    stack: ExitStack,
+    config: TrainConfig,
+    run_dir: Path,
+    resume: bool,
+    aside: bool,
+    stopping: Callable[[], bool],
+    say: Callable[[str], None],
+) -> Iterator[Callable[[], bool]]:
+    """Starts the other hosts if this process has to; the stack ends them. In the block the hosts meet.
+
+    Yields:
+        Whether the meeting is to be given up.
+
+    Raises:
+        HostGone: Another host ended before the hosts had met.
+    """
+    if not starts_hosts(config):
+        yield stopping
+        return
+    ray_hosts = importlib.import_module("relive.train.learners.ray_hosts")  # needs the extra `ray`
+    others = stack.enter_context(ray_hosts.with_other_hosts(config, run_dir, resume, aside, stopping, say))
+    try:
+        yield lambda: stopping() or others.failed()
+    except KeyboardInterrupt:
+        if others.failure is not None:
+            raise others.lost() from None
+        raise
 
 
 def with_streams_of(setup: Setup, host: int, session: int) -> Setup:

@@ -231,6 +231,8 @@ class ServingConfig:
 class ClusterConfig:
     """The cluster on whose nodes the actors of a run act. The learner stays in the process that calls `train`.
 
+    With topology hosts(n), the cluster has the other hosts, each with a learner and actors of its own.
+
     Attributes:
         kind: "ray": the actors are actors of Ray, which places them on the nodes of its cluster and restarts them;
             None: they are processes of this machine.

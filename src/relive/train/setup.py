@@ -253,7 +253,7 @@ def _check_capacity(config: TrainConfig, index: Index) -> None:
 
 def _address_of(config: TrainConfig) -> str | None:
     """Returns the address at which the run is served; None: nowhere. Joins the cluster if the run acts on one."""
-    if config.cluster.kind is None:
+    if not config.acts_on_cluster:
         return config.serving.address
     cluster = importlib.import_module("relive.train.acting.ray_actors")  # needs the extra `ray`
     address: str = cluster.serving_address(config)

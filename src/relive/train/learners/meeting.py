@@ -92,6 +92,12 @@ def host_number(count: int) -> int:
     return number
 
 
+def starts_hosts(config: TrainConfig) -> bool:
+    """Whether this process starts the other hosts of the run on a cluster: it was given no number of a host."""
+    on_cluster = config.cluster.kind is not None and config.topology.num_hosts > 1
+    return on_cluster and "RANK" not in os.environ and not dist.is_initialized()
+
+
 def equal_options(config: TrainConfig, spaces: Spaces, device: str) -> dict[str, object]:
     """Returns {path: value} of the options that are equal on all hosts of a run, and of the spaces of its environment.
 
