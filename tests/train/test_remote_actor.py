@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ WORLD = "train.worlds:Counting-v0"
 class Served:
     """A run that never learns: its table, its server, its agent."""
 
-    def __init__(self, address: str = "grpc://127.0.0.1:0", **settings: Any) -> None:
+    def __init__(self, address: str = "grpc://127.0.0.1:0", table: Any = None, **settings: Any) -> None:
         chosen: dict[str, Any] = {
             "serving.address": address, "acting.num_actors": 0, "replay.min_size": 40_000, "agent.n_step": 1,
             "serving.max_staleness_s": 2.0, "agent.network.hidden": (16,), "environment.num_envs_per_actor": 3,
@@ -45,7 +46,7 @@ class Served:
         }  # fmt: skip
         self.config = preset("dqn", WORLD, chosen)
         self.agent = prepare(self.config).agent
-        self.table = make_table(self.config, self.agent)
+        self.table = table or make_table(self.config, self.agent)
         self.scoreboard = Scoreboard(1)
         self.run = ServedRun(self.config, self.table, self.scoreboard)
         self.version = 0
@@ -77,8 +78,8 @@ def wait(until: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 @contextmanager
-def served(**settings: Any) -> Iterator[Served]:
-    one = Served(**settings)
+def served(table: Any = None, **settings: Any) -> Iterator[Served]:
+    one = Served(table=table, **settings)
     try:
         yield one
     finally:
@@ -202,10 +203,10 @@ def test_what_does_not_fit_is_refused() -> None:
         assert isinstance(refusal(f"grpc://127.0.0.1:{run.port}"), errors.InvalidConfig)
 
         wrong = {name: value[..., :1] for name, value in run.agent.parameters().items()}
-        about = {"format": 1, "config": run.config.to_tree(), "num_steps": 0}
+        about = {"format": 2, "config": run.config.to_tree(), "session": "", "num_steps": 0}
         with connect(address) as remote:
             for version, (parameters, said) in enumerate(
-                ((wrong, about), (run.agent.parameters(), {**about, "format": 2}), (run.agent.parameters(), {}),
+                ((wrong, about), (run.agent.parameters(), {**about, "format": 1}), (run.agent.parameters(), {}),
                  (run.agent.parameters(), {**about, "config": {"agent": {"name": "nobody"}}})), 10,
             ):  # fmt: skip
                 remote.parameters.publish(parameters, version, said)
@@ -251,15 +252,18 @@ def test_a_configuration_survives_its_way() -> None:
 # ---- what is counted -----------------------------------------------------------------------------------------------
 
 
-def note(actor: str, steps: int, returns: list[float], wait_s: float = 0.0) -> dict[str, Any]:
-    last = returns[-3:]
-    return ActorReport(actor, steps, len(returns), wait_s, 1, tuple(last), tuple([1] * len(last))).to_note()
+def notes_for(session: str) -> Callable[..., dict[str, Any]]:
+    def note(actor: str, steps: int, returns: list[float], wait_s: float = 0.0) -> dict[str, Any]:
+        last = tuple(returns[-3:])
+        return ActorReport(actor, steps, len(returns), wait_s, 1, last, (1,) * len(last), session).to_note()
+
+    return note
 
 
 def test_deeds_are_counted_once() -> None:
     """Notes that come twice, late, or from a second actor; and notes that are none."""
     with served() as run:
-        hear, board = run.run._hear, run.scoreboard
+        hear, board, note = run.run._hear, run.scoreboard, notes_for(run.run.session)
         hear(1, note("a", 10, [1.0]))
         hear(1, note("a", 10, [1.0]))  # again: its answer was lost
         hear(2, note("b", 5, []))
@@ -279,6 +283,9 @@ def test_deeds_are_counted_once() -> None:
                 hear(2, {**good, **changed})
         with pytest.raises(errors.InvalidConfig):
             hear(2, {})
+        with pytest.raises(errors.FormatMismatch, match="connect again") as refused:
+            hear(2, notes_for("of yesterday")("a", 1_000, [1.0]))
+        assert refused.value.replaced
         assert board.num_steps == 35
 
 
@@ -382,6 +389,28 @@ def test_another_run_at_the_same_address_is_another_visit() -> None:
             assert any("acting again" in line and "parameters 6" in line for line in said)
             wait(lambda: second.table.stats().num_lanes == 0)
             check_what_follows_what(second.table)
+
+
+def test_a_session_that_goes_on_with_the_saved_table_counts_no_step_again(tmp_path: Path) -> None:
+    """The handle fits the loaded table. The sums of the actor are those of the earlier session."""
+    with served() as first:
+        first.publish()
+        with Proxy(first.port) as proxy:
+            with acting(proxy.address + "/run", seed=0, patience_s=60.0) as (came, _):
+                first.wait_for_steps(300)
+                first.table.save(tmp_path / "save")
+                with served(table=relive.load(tmp_path / "save")) as second:
+                    num_saved = len(second.table)
+                    second.publish()
+                    proxy.aim(second.port)
+                    proxy.cut()
+                    wait(lambda: second.scoreboard.num_steps > 0)
+                    second.wait_for_steps(100)
+                    second.run.finish()
+                    wait(lambda: second.table.stats().num_lanes == 0)
+                    assert second.scoreboard.num_steps <= len(second.table) - num_saved
+            (acted,) = came
+            assert isinstance(acted, Acted) and acted.finished and acted.num_visits == 2
 
 
 # ---- streaming under a limiter -------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.NoSuchTable("/dev/shm/relive-pong"),
     errors.NotARegion("/dev/shm/relive-pong", "magic"),
     errors.FormatMismatch("format version", 1, 2),
+    errors.FormatMismatch("uuid of table 't'", "0a", "0b", replaced=True),
     errors.InUse("/dev/shm/relive-pong", [4242, 4243]),
     errors.SystemFailure("mmap", 12),
     errors.TooManyLanes(8, 3),

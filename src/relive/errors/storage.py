@@ -74,14 +74,21 @@ class NotARegion(ReliveError, ValueError):
 
 @final
 class FormatMismatch(ReliveError, ValueError):
-    """The region has another format version, ABI or layout."""
+    """The region has another format version, ABI or layout; or an address has another table or run than before.
 
-    def __init__(self, what: str, expected: object, got: object) -> None:
+    replaced: whether another table or run is at the address of a handle. The handle is of no use any more.
+    """
+
+    def __init__(self, what: str, expected: object, got: object, replaced: bool = False) -> None:
         self.what = what
         self.expected = plain(expected)
         self.got = plain(got)
+        self.replaced = replaced
         super().__init__(
-            f"the region's {what} is {shown(self.got)}, this build reads {shown(self.expected)}; use the relive"
+            f"the {what} was {shown(self.expected)} and is {shown(self.got)} now: this handle is of an earlier one at"
+            " this address; connect again"
+            if replaced
+            else f"the region's {what} is {shown(self.got)}, this build reads {shown(self.expected)}; use the relive"
             " version that made it, or make it again"
         )
 

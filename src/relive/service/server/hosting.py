@@ -170,7 +170,7 @@ class Hosted:
             if name == "uuid" and told is not None and told == self._saved_uuid:
                 continue  # its keys name the same rows here, and no key that it got after the save comes again
             if told is not None and told != mine:
-                raise FormatMismatch(f"table {self.name!r} {name}", told, mine)
+                raise FormatMismatch(f"{name} of table {self.name!r}", told, mine, replaced=True)
         spec = field(request, "spec", (str, type(None)))
         if spec is not None and spec != self.table.spec.to_json():
             raise InvalidConfig(f"spec of table {self.name!r}", spec, self.table.spec.to_json())

@@ -8,7 +8,8 @@ Rules, for a *visit*: one handle on the table of the run, and everything that de
 
   V1  If a link breaks and comes back within serving.max_staleness_s, acting goes on; the lanes are cut (links.py).
   V2  After max_staleness_s without news, acting stops and the visit ends: its connection may be open and dead. The
-      visit also ends if the address has another table by now, because the learner was killed and resumed.
+      visit also ends if the address has another session of the run by now, because the learner was killed and
+      resumed. That session has a new table, or the saved one.
   V3  After a visit the actor begins another one, with new environments and new seeds, until patience_s have passed
       without news.
   V4  The actor ends when the run says that it has ended.
@@ -185,6 +186,7 @@ class _Visit(Closing):
         self._limit_s = run.config.serving.max_staleness_s
         self._table, self._acted = table, acted
         self._name = f"{options.name}/{secrets.token_hex(8)}"
+        self._session = str(first.about["session"])
         self._scoreboard = Scoreboard(1)
         self._lanes = StreamedTable(table)
         envs = make_environments(run.env_id, run.num_envs)
@@ -257,7 +259,14 @@ class _Visit(Closing):
         is_number = np.isfinite(returns)
         returns, lengths = returns[is_number], lengths[is_number]
         report = ActorReport(
-            self._name, num_steps, num_episodes, wait_s, version, tuple(returns.tolist()), tuple(lengths.tolist())
+            self._name,
+            num_steps,
+            num_episodes,
+            wait_s,
+            version,
+            tuple(returns.tolist()),
+            tuple(lengths.tolist()),
+            self._session,
         )
         return report.to_note()
 

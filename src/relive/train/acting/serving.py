@@ -1,9 +1,10 @@
 """Serves a run to actors of other machines: its table, its parameters and its options, at one address.
 
   learner   publishes each version of the parameters here as well, with the facts that an actor needs: FORMAT, the
-            options of the run, and its environment steps so far
+            options of the run, the session, and its environment steps so far
   actor     pulls the parameters, streams rows into the table, and reports with each pull what it has done. A report has
-            sums since the actor began: a repeated pull counts nothing twice, an unanswered one loses nothing.
+            sums since its visit began: a repeated pull counts nothing twice, an unanswered one loses nothing. A
+            report for an earlier session of the run is refused, because its steps were counted there.
 
 The steps and episodes of all these actors are counted in one row of the scoreboard.
 """
@@ -11,6 +12,7 @@ The steps and episodes of all these actors are counted in one row of the scorebo
 from __future__ import annotations
 
 import math
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -21,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive import Table
-from relive.errors import InvalidConfig
+from relive.errors import FormatMismatch, InvalidConfig
 from relive.service import Door, ServerTLS, serve_behind
 from relive.train.config import TrainConfig
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.parts import Part
 from relive.train.sections import ServingConfig, where_to_serve
 
-FORMAT = 1  # of the facts that are published with the parameters; an actor refuses another format
+FORMAT = 2  # of the facts that are published with the parameters; an actor refuses another format
 RETURNS_TOLD = 64  # returns of the last episodes in a report
 _MOST_REMEMBERED = 4096  # actors whose sums are kept; with more of them, the longest silent ones are forgotten
 
@@ -36,7 +38,7 @@ _MOST_REMEMBERED = 4096  # actors whose sums are kept; with more of them, the lo
 @final
 @dataclass(frozen=True)
 class ActorReport:
-    """The report of an actor, sent with a pull. Its numbers are sums since the actor began.
+    """The report of an actor, sent with a pull. Its numbers are sums since the visit began.
 
     Attributes:
         actor: Name of the actor, its own choice.
@@ -46,6 +48,7 @@ class ActorReport:
         version: Version of the parameters that it acts with.
         returns: Returns of its last episodes.
         lengths: Lengths of the same episodes.
+        session: Session of the run in which the visit began.
     """
 
     actor: str
@@ -55,6 +58,7 @@ class ActorReport:
     version: int
     returns: tuple[float, ...] = ()
     lengths: tuple[int, ...] = ()
+    session: str = ""
 
     def to_note(self) -> dict[str, Any]:
         """Returns the report as JSON can hold it."""
@@ -72,6 +76,7 @@ class ActorReport:
                 int(note["version"]),
                 tuple(float(value) for value in note["returns"]),
                 tuple(int(value) for value in note["lengths"]),
+                str(note["session"])[:64],
             )
         except (KeyError, TypeError, ValueError, OverflowError) as problem:
             raise InvalidConfig("note of an actor", "its sums", repr(problem)) from None
@@ -96,6 +101,7 @@ class ServedRun(Part):
 
     Attributes:
         address: The address of the run, grpc://host:port/name.
+        session: A name of this session, made at random. A session that resumes the run has another one.
     """
 
     def __init__(self, config: TrainConfig, table: Table, scoreboard: Scoreboard, address: str | None = None) -> None:
@@ -116,6 +122,7 @@ class ServedRun(Part):
         server_address, name = where_to_serve(address)
         self._scoreboard, self._row = scoreboard, scoreboard.num_actors - 1
         self._tree = config.to_tree()
+        self.session = secrets.token_hex(8)
         self._changed = threading.Lock()
         self._closed = False
         self._connected: set[int] = set()  # streams that have sent a report
@@ -141,7 +148,12 @@ class ServedRun(Part):
 
     def publish(self, parameters: Mapping[str, NDArray[np.float32]], version: int) -> None:
         """Publishes the next version for actors of other machines. Cost: a copy and a checksum."""
-        about = {"format": FORMAT, "config": self._tree, "num_steps": self._scoreboard.num_steps}
+        about = {
+            "format": FORMAT,
+            "config": self._tree,
+            "session": self.session,
+            "num_steps": self._scoreboard.num_steps,
+        }
         self._store.publish(parameters, version, about)
 
     def finish(self) -> None:
@@ -157,6 +169,8 @@ class ServedRun(Part):
     def _hear(self, stream: int, note: dict[str, Any] | None) -> None:
         """Takes the report of a stream; None: the stream has ended. The threads of the streams call it."""
         report = None if note is None else ActorReport.from_note(note)
+        if report is not None and report.session != self.session:
+            raise FormatMismatch("session of the run", report.session, self.session, replaced=True)
         with self._changed:
             if self._closed:
                 return
