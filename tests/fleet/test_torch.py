@@ -215,6 +215,27 @@ def test_a_late_rank_does_not_end_the_one_that_gave_up(ranks: Any) -> None:
     assert answers(group) == [expected, expected]
 
 
+def give_up_and_leave(pipe: Any) -> Any:
+    """Rank 1 never makes the second call. It does not end before it is told. The end of a program leaves, too."""
+    exchange = TorchExchange()
+    exchange.all_gather(b"", 60.0)
+    if exchange.rank == 1:
+        return "waits"
+    told = give_up(exchange, b"x")
+    del exchange
+    distributed.destroy_process_group()
+    return told
+
+
+def test_a_rank_that_gave_up_ends_although_the_other_one_never_comes(ranks: Any) -> None:
+    group = ranks(2, give_up_and_leave)
+    assert [one.answer() for one in group] == ["DeadlineExceeded", "waits"]
+    group[0].pipe.send(None)
+    group[0].process.join(30)
+    assert group[0].process.exitcode == 0
+    group[1].pipe.send(None)
+
+
 def give_up_a_broadcast(pipe: Any) -> Any:
     exchange = TorchExchange()
     if exchange.rank == 0:

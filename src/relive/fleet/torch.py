@@ -19,11 +19,14 @@ Protocol:
 - The store is in one process, of the launcher or of rank 0. While that process is stopped or hangs, a call of the store
   does not return, and no timeout of torch ends it. A thread of its own makes each call (`_Notes`), so no rank waits for
   the store longer than until its deadline.
+- gloo's destructor of a group waits for every posted call. While a call is given up, `_Calls` keeps a reference that no
+  interpreter drops, so the process can end: its kernel closes the connections, and the other ranks hear it.
 - All exchanges of a process over one group make one sequence of calls (`_Calls`), because the group has one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import queue
 import threading
@@ -199,6 +202,7 @@ class _Calls:
         self._room = 64
         self._num_calls = 0
         self._unfinished: _Posted | None = None
+        self._is_kept = False  # whether the group has a reference more, because a call is given up
         self._lost = ""  # why no call is possible any more
 
     def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
@@ -247,6 +251,21 @@ class _Calls:
         return self._unfinished
 
     def _wait(self, posted: _Posted, ends: float, timeout_s: float) -> None:
+        try:
+            self._wait_until(posted, ends, timeout_s)
+        except BaseException:
+            self._keep_group(True)
+            raise
+        self._keep_group(False)
+
+    def _keep_group(self, keeps: bool) -> None:
+        """Takes a reference to the group, or gives it back."""
+        if keeps != self._is_kept:
+            change = ctypes.pythonapi.Py_IncRef if keeps else ctypes.pythonapi.Py_DecRef
+            change(ctypes.py_object(self._group))
+            self._is_kept = keeps
+
+    def _wait_until(self, posted: _Posted, ends: float, timeout_s: float) -> None:
         try:
             self._wait_in_slices(posted.work, ends, timeout_s)
         except RuntimeError as error:  # a connection has ended, or the store
