@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -127,6 +127,8 @@ class GroupReader:
     ) -> None:
         if carries not in ("rows", "keys"):
             raise InvalidConfig("carries", "'rows' or 'keys'", carries)
+        if not all(hasattr(exchange, part) for part in ("rank", "world", "all_gather", "broadcast")):
+            raise InvalidConfig("exchange", "one with broadcasts, such as TorchExchange()", exchange)
         self._exchange = exchange
         self._leader = integer("leader", leader, 0, exchange.world - 1)
         self.is_leader = exchange.rank == self._leader
@@ -173,6 +175,8 @@ class GroupReader:
             RanksDisagree: a rank has a reader with another leader or another carries. Nothing was drawn.
             RankLost: a rank ended, or an earlier call was given up. End all ranks, and start the group again.
         """
+        if isinstance(columns, (str, bytes)) or not (columns is None or isinstance(columns, Iterable)):
+            raise InvalidConfig("columns", "a list of names, or None", columns)
         names = None if columns is None else tuple(columns)
         asked = _Asked(integer("num_items", num_items, 1, 2**31 - 1), names, index, where)
         usual_s = _USUAL_S if self._table is None else self._table.timeout_s
@@ -212,7 +216,7 @@ class GroupReader:
         """Tells the other ranks about an error that the block raises."""
         try:
             yield
-        except ReliveError as error:
+        except Exception as error:  # such as a MemoryError: the others would wait for this rank
             with suppress(ReliveError):
                 self._heads(asked, wait, 0, error)
             raise
@@ -268,7 +272,7 @@ class GroupReader:
             drawn = held.draw(num_items, wait, keys_only=True)
         return self._gives_keys(held.asked, drawn, wait)
 
-    def _heads(self, asked: _Asked, wait: Wait, num_bytes: int = 0, error: ReliveError | None = None) -> int:
+    def _heads(self, asked: _Asked, wait: Wait, num_bytes: int = 0, error: Exception | None = None) -> int:
         """Exchanges the heads of all ranks. Returns the number of bytes that the leader sends.
 
         Raises the same error on all ranks if the call failed on one rank.

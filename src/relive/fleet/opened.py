@@ -26,9 +26,15 @@ def is_address(name: object) -> bool:
 
 def checked_path(path: str | None) -> str | None:
     """Returns how shards at addresses are read. Raises InvalidConfig."""
-    if path not in (None, "mapped", "service", "nixl"):
+    if path is not None and not (isinstance(path, str) and path in ("mapped", "service", "nixl")):
         raise InvalidConfig("path", "None, 'mapped', 'service' or 'nixl'", path)
     return path
+
+
+def check_access(access: object) -> None:
+    """Refuses what is no Access of the service, which may be not installed. Raises InvalidConfig."""
+    if access is not None and not (hasattr(access, "tls") and hasattr(access, "token")):
+        raise InvalidConfig("access", "relive.service.Access(tls, token), or None", access)
 
 
 def mapped_shard(path: str, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard:

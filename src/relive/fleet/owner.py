@@ -204,7 +204,7 @@ class ShardOwner(Closing):
         shown = storage.name if name is None and isinstance(storage, SharedMemory) else str(name)
         nixl = importlib.import_module("relive.fleet.onesided.nixl")
         self._server = service.serve_behind(
-            {shown: self.table}, address, door or service.Door(), service.ServerOptions(saves=saves)
+            {shown: self.table}, address, service.Door() if door is None else door, service.ServerOptions(saves=saves)
         )
         if door is not None and door.offers and nixl.is_installed():
             self._region = nixl.SharedRegion(self.table.core)

@@ -92,7 +92,7 @@ class SavedShards:
             DamagedSave: The blob is damaged.
             StorageFull: It does not fit into memory.
         """
-        if name not in self._blobs:
+        if not isinstance(name, str) or name not in self._blobs:
             raise InvalidConfig("name of a blob", f"one of {list(self._blobs)}", name)
         shown = f"{BESIDE}/{self.number}/{name}"
         try:

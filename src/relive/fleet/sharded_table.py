@@ -25,7 +25,7 @@ from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import FleetCore
 from relive.fleet.drawing import Drawn
 from relive.fleet.mapped import MappedShard
-from relive.fleet.opened import checked_path, is_address, mapped_shard, shard_at
+from relive.fleet.opened import check_access, checked_path, is_address, mapped_shard, shard_at
 from relive.fleet.saving import SavesShards
 from relive.fleet.shards import Shard, Shards
 from relive.reading.batch import Batch
@@ -100,6 +100,7 @@ def attach(
     names = list(names)
     if exchange is not None and not (hasattr(exchange, "world") and hasattr(exchange, "all_gather")):
         raise InvalidConfig("exchange", "an Exchange, such as TorchExchange(), or None", exchange)
+    check_access(access)
     asked = checked_path(path)
     shards: list[Shard] = []
     try:
@@ -179,6 +180,12 @@ class ShardedTable(SavesShards):
             InvalidConfig: the shards are not alike, or two shards have the same number.
             NotOverShards: an index does not work over several shards.
         """
+        if not isinstance(tables, Iterable):
+            raise InvalidConfig("tables", "a list of relive.Table", tables)
+        tables = list(tables)
+        for table in tables:
+            if not isinstance(table, Table):
+                raise InvalidConfig("one of the tables", "a relive.Table of this process", table)
         return cls([MappedShard(table, None) for table in tables], local, root_age=root_age)
 
     # ---- writing ---------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 import numpy.typing as npt
 
+from relive.checks.values import timeout
 from relive.errors import DeadlineExceeded, InvalidConfig, MissingPackage
 from relive.errors.extras import install_command
 from relive.fleet.errors import RankLost
@@ -84,6 +85,9 @@ class TorchExchange:
         if not distributed.is_initialized():
             expected = "torch.distributed.init_process_group() before, as torchrun's programmes do"
             raise InvalidConfig("torch.distributed", expected, "not initialised")
+        outside: Any = distributed.GroupMember.NON_GROUP_MEMBER
+        if group is not None and group is not outside and not isinstance(group, distributed.ProcessGroup):
+            raise InvalidConfig("group", "a ProcessGroup of torch.distributed, or None", group)
         if distributed.get_rank(group) < 0:
             raise InvalidConfig("group", "one that this rank is in", f"rank {distributed.get_rank()}, which is not")
         backend = distributed.get_backend_config(group)
@@ -112,7 +116,9 @@ class TorchExchange:
         Blocks:
             At most timeout_s. Ctrl-C ends the wait.
         """
-        return self._calls.all_gather(mine, timeout_s)
+        if not isinstance(mine, bytes):
+            raise InvalidConfig("bytes of this rank", "bytes", mine)
+        return self._calls.all_gather(mine, timeout(timeout_s))
 
     def broadcast(self, given: npt.NDArray[np.uint8] | None, num_bytes: int, source: int, timeout_s: float) -> Bytes:
         """Sends bytes of rank `source` to all ranks of the group.
@@ -132,7 +138,7 @@ class TorchExchange:
         Blocks:
             At most timeout_s. Ctrl-C ends the wait. The source may return before the other ranks have all bytes.
         """
-        return self._calls.broadcast(given, num_bytes, source, timeout_s)
+        return self._calls.broadcast(given, num_bytes, source, timeout(timeout_s))
 
 
 @final

@@ -15,6 +15,7 @@ from typing import Any, final
 import pyarrow.flight as flight
 
 from relive.checks.names import names_arguments
+from relive.checks.values import integer
 from relive.core.closing import Closing
 from relive.core.ending import at_end
 from relive.errors import CannotListen, InvalidConfig, NoSuchTable
@@ -84,6 +85,12 @@ def serve(
 
 def serve_behind(tables: Mapping[str, Table], address: str, door: Door, options: ServerOptions | None = None) -> Server:
     """Serves tables as serve() does, behind a door that was made before."""
+    if not isinstance(tables, Mapping):
+        raise InvalidConfig("tables", '{"name": table}', tables)
+    if options is not None and not isinstance(options, ServerOptions):
+        raise InvalidConfig("options of a server", "a ServerOptions, or None", options)
+    if not isinstance(door, Door):
+        raise InvalidConfig("door of a server", "a Door", door)
     for name, table in tables.items():
         if not isinstance(name, str) or not name or "/" in name:
             raise InvalidConfig("name of a served table", "text without '/', not empty", name)
@@ -203,6 +210,7 @@ class Server(Closing):
         """
         if self._metrics is not None:
             raise InvalidConfig("metrics of a server", "one port", self._metrics.port)
+        port = integer("port of the metrics", port, 0, 65_535)
         metrics = importlib.import_module("relive.service.server.metrics")
         try:
             made = metrics.Metrics(self._hosted, self._guard, self._memory, port, host)
@@ -225,7 +233,7 @@ class Server(Closing):
         Raises:
             NoSuchTable: No table is served under this name.
         """
-        hosted = self._hosted.get(name)
+        hosted = self._hosted.get(name) if isinstance(name, str) else None
         if hosted is None:
             raise NoSuchTable(str(name)[:200])
         return hosted.parameters
