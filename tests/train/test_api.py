@@ -187,6 +187,17 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         _ = relive.train.nothing  # type: ignore[attr-defined]
 
 
+def test_a_program_without_the_guard_of_spawn_is_told_so(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from relive.train import preset, train\n"
+        "config = preset('dqn', 'CartPole-v1', {'acting.num_actors': 1, 'limits.max_steps': 1_000})\n"
+        f"train(config, {str(tmp_path / 'run')!r})\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and 'under `if __name__ == "__main__":`' in done.stderr
+
+
 def test_every_public_name_is_there() -> None:
     assert all(getattr(relive.train, name).__name__ == name for name in relive.train.__all__)
     assert set(relive.train.__all__) == set(relive.train._HOMES)

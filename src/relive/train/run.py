@@ -8,6 +8,7 @@ if the checkpoint has it. Else it fills a new table.
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -87,8 +88,9 @@ def train(
         HostsDiffer: The hosts of the run were told different options.
         HostGone: Another host of the run did not come, or ended.
         InvalidConfig: The directory has a run already (without resume) or none (with resume); another run uses it, or
-            lies in it or above it; the address is taken; the table cannot hold replay.min_size items; or the agent
-            cannot act in the environment. A refused run leaves no directory.
+            lies in it or above it; the address is taken; the table cannot hold replay.min_size items; the agent cannot
+            act in the environment; or a program without the guard calls it in a process of the run. A refused run
+            leaves no directory.
         StorageFull: /dev/shm is too small for the table. Making the table may raise other errors, too.
         MissingPackage: An option needs an extra that is not installed.
         NonFiniteLoss: Learning has led to nan or infinity. The last good checkpoint stays.
@@ -103,6 +105,7 @@ def train(
     Blocks:
         As long as the run takes, which config.limits bounds.
     """
+    _check_guard()
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
@@ -139,6 +142,13 @@ def train(
         result = run.result(ending if final or host else Ending.STOPPED, final, time.monotonic() - began_s)
         run.finish(result)
     return result
+
+
+def _check_guard() -> None:
+    """Raises InvalidConfig in a process of spawn that imports the program again: the call has no guard."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself finds it out
+        expected = 'under `if __name__ == "__main__":`, because each process of a run imports the program again'
+        raise InvalidConfig("call of train()", expected, "one that an import of the file makes")
 
 
 @contextmanager
