@@ -148,6 +148,24 @@ def test_a_learner_that_is_killed_and_resumed(tmp_path: Path) -> None:
     assert result["num_sessions"] == 2 and result["num_steps"] >= 6000
 
 
+def test_two_ctrl_c_end_an_actor_whose_run_hangs(tmp_path: Path) -> None:
+    address = f"grpc://127.0.0.1:{free_port()}"
+    with run_of(tmp_path, "--actors", "0", "--serve", address, *SMALL) as run:
+        with actors_of(tmp_path, f"{address}/run") as (actor,):
+            wait_for(run, r"remote actors 1\b")
+            os.kill(run.pid, signal.SIGSTOP)
+            try:
+                time.sleep(1.0)  # until rows are under way that get no answer
+                for _ in range(2):
+                    actor.process.send_signal(signal.SIGINT)
+                    time.sleep(0.3)
+                assert actor.process.wait(60) == 130, actor.text
+            finally:
+                os.kill(run.pid, signal.SIGCONT)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.process.wait(60) == 130, run.text
+
+
 def test_what_the_command_refuses(tmp_path: Path) -> None:
     for arguments, words in (
         (["train", "dqn", "--actors", "0", "--run-dir", str(tmp_path / "a")], "serving.address"),

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -289,12 +289,12 @@ class _Visit(Closing):
         """Ends the visit: sends open rows for a little while, sends the last report, closes links and environments."""
         lanes = self._lanes.opened
         try:
-            self._recorded.close()
-        except Unacknowledged as problem:  # rows that were sent before are refused while their lanes end
-            self._acted.num_lost += problem.num_steps
+            with self._counting_lost():  # rows that were sent before are refused while their lanes end
+                self._recorded.close()
         finally:
             self._send_last_report()
-            self._table.close()
+            with self._counting_lost():  # a second Ctrl-C has cut the first close short
+                self._table.close()
             self._feed.close()
             num_steps, num_episodes, _ = self._scoreboard.totals_of(0)
             self._acted.num_steps += num_steps
@@ -303,6 +303,13 @@ class _Visit(Closing):
                 self._acted.num_lost += lanes.num_lost
                 self._acted.num_cuts += lanes.num_cuts
             self._scoreboard.close()
+
+    @contextlib.contextmanager
+    def _counting_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except Unacknowledged as problem:
+            self._acted.num_lost += problem.num_steps
 
     def _send_last_report(self) -> None:
         if self._feed.silent_s() > self._limit_s or self._feed.problem is not None:
