@@ -83,7 +83,10 @@ STUDIES = {
         {"by-return": "--steps 400 --eval-every 100", "uniform": "--steps 400 --eval-every 100 --return-exponent 0"},
         "0.9 of the data's best tenth",
     ),
-    "grpo": Study({"replay": "--steps 60000", "no-replay": "--steps 60000 --replays 0"}, "0.9"),
+    "grpo": Study(
+        {"replay": "--steps 240000 --eval-every 8000", "no-replay": "--steps 240000 --eval-every 8000 --replays 0"},
+        "0.9",
+    ),
     "mat": Study({"mat": "--steps 40000", "independent": "--steps 40000 --independent"}, "above independent PPO"),
 }
 

@@ -37,11 +37,11 @@ import relive
 class Settings(frame.Settings):
     """The settings of GRPO."""
 
-    steps: int = 60_000  # generated tokens
+    steps: int = 240_000  # generated tokens
     digits: int = 1  # of the two numbers of a sum
     lanes: int = 128  # rollouts under way
     group_size: int = 8
-    groups: int = 16  # of an update
+    groups: int = 64  # of an update; fewer make noisier steps
     budget: int = 2  # tokens of a rollout between two updates
     replays: int = 2  # updates with earlier groups after each update with new ones; 0: no replay
     decay: float = 0.9  # of a group's probability for each update since
@@ -50,7 +50,7 @@ class Settings(frame.Settings):
     clip_high: float = 0.28
     width: int = 128
     layers: int = 5
-    learning_rate: float = 3e-4
+    learning_rate: float = 5e-4
     warm_reward: float = 0.1  # of the examples' policy
     judge_s: float = 0.02  # the checker's time for its work of one round
 
