@@ -238,6 +238,85 @@ def test_what_a_missed_draw_took_elsewhere_goes_back(start: Any, shm_name: Any) 
         assert rest == 50 - 1 - 20, "a draw that was made again took no use twice"
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_an_item_whose_uses_are_counted_is_confirmed_before_it_is_handed_out(
+    start: Any, shm_name: Any, is_over: bool
+) -> None:
+    """Its line is another thread's just then, and ends before it could carry what became of the draw."""
+    owners = start()
+    address = owners.own(0, config_of(shm_name(), relive.Index(max_times_sampled=1)))
+    with attach([address], path="service") as table:
+        fill(table, 0, 0, 20)
+        draws = table.held_draws()
+        held = draws.draw(DrawRequest(0, 8), 5.0)
+        part = held.hold._drawn.held[0]
+        line = part._lent._line
+        part._shard._lines._idle.remove(line)
+        line.acquire()
+        if is_over:
+            line.drop()
+            settled(owners, address)  # its draw has gone back
+            with pytest.raises(errors.ServiceUnavailable):
+                held.hold.commit()
+        else:
+            held.hold.commit()
+            line.drop()
+        settled(owners, address)
+        rest = table.sample(20 if is_over else 12, timeout_s=10.0).item_keys
+        drawn = rest.tolist() if is_over else [*rest.tolist(), *held.item_keys.tolist()]
+        assert len(set(drawn)) == len(drawn) == 20, "an item is handed out twice"
+        draws.close()
+
+
+def test_a_batch_whose_owner_falls_silent_as_it_is_handed_out_is_given_to_nobody(start: Any, shm_name: Any) -> None:
+    near, far = start(), start()
+    index = relive.Index(max_times_sampled=1)
+    addresses = [near.own(0, config_of(shm_name(), index)), far.own(1, config_of(shm_name(), index))]
+    with attach(addresses, path="service") as table:
+        for shard in range(2):
+            fill(table, shard, 20 * shard, 20)
+        draws = table.held_draws()
+        held = draws.draw(DrawRequest(0, 20), 5.0)
+        stop_process(far.process.pid)
+        try:
+            with pytest.raises(errors.ServiceUnavailable, match="handed out"):
+                held.hold.commit()
+        finally:
+            os.kill(far.process.pid, signal.SIGCONT)
+        wait_for(table, ["live", "live"])
+        for owner, address in zip((near, far), addresses, strict=True):
+            settled(owner, address)
+        rest = table.stats().indexes["default"].num_items
+        drawn = table.sample(rest, timeout_s=10.0).item_keys.tolist()
+        assert len(set(drawn)) == rest and 20 <= rest <= 40
+        draws.close()
+
+
+def test_batches_ahead_of_an_owner_that_fell_silent_are_handed_out_once_or_never(start: Any, shm_name: Any) -> None:
+    near, far = start(), start()
+    index = relive.Index(sampler=relive.Fifo(), max_times_sampled=1)
+    addresses = [near.own(0, config_of(shm_name(), index)), far.own(1, config_of(shm_name(), index))]
+    drawn: list[int] = []
+    with attach(addresses, path="service", timeout_s=5.0) as table:
+        for shard in range(2):
+            fill(table, shard, 100 * shard, 60)
+        with table.batches(6, prefetch=3) as batches:
+            for number in range(16):
+                if number == 2:
+                    assert eventually(lambda: len(batches._bringer.ready) == 3)
+                    stop_process(far.process.pid)
+                if number == 6:
+                    os.kill(far.process.pid, signal.SIGCONT)
+                    wait_for(table, ["live", "live"])
+                try:
+                    drawn += next(batches).item_keys.tolist()
+                except errors.ServiceUnavailable:
+                    assert 2 <= number < 10
+        while (left := table.num_items()) > 0:
+            drawn += table.sample(min(left, 6)).item_keys.tolist()
+    assert len(set(drawn)) == len(drawn) >= 90, "an item is handed out twice"
+
+
 @pytest.mark.forms(1)
 @pytest.mark.parametrize("first_dies", [False, True])
 def test_uses_are_counted_in_all_shards_or_in_none(start: Any, shm_name: Any, first_dies: bool) -> None:

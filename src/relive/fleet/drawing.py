@@ -145,14 +145,19 @@ class Drawing:
     def commit(self, drawn: Drawn) -> None:
         """Counts the draw as handed out, in every shard or in none.
 
-        If the uses of a part went back because its stream ended, the other parts go back, too. Only a stream that ends
-        between the check of all parts and the commit of this one leaves the parts before it counted.
+        Where uses are counted, each owner confirms its part: no item is handed out before. If the uses of a part went
+        back because its stream ended, the other parts go back, too. Only a stream that ends, or an owner that falls
+        silent, between the check of all parts and the confirmation leaves other parts counted. Their items count as
+        drawn, and nobody gets them.
 
         A signal's handler that raises leaves no draw half counted: all parts are counted, and then the error goes on.
 
         Raises:
             TableClosed: the table was closed, which gave back all draws in flight.
-            ServiceUnavailable: the uses of a part went back. The draw is over.
+            ServiceUnavailable: the uses of a part went back, or its owner did not answer. The draw is over.
+
+        Blocks:
+            Where uses are counted: until the owners at addresses answer, at most the handle's timeout.
         """
         if self._shards.closed:
             raise TableClosed()
@@ -160,6 +165,8 @@ class Drawing:
             if len(drawn.held) > 1:
                 for part in drawn.held:
                     part.check()
+            for part in drawn.held:
+                part.ask_commit()
             for part in drawn.held:
                 part.commit()
         except ServiceUnavailable:

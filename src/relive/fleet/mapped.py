@@ -253,6 +253,9 @@ class _MappedPart:
     def check(self) -> None:
         """Does nothing: a mapped shard keeps what is in flight."""
 
+    def ask_commit(self) -> None:
+        """Does nothing: commit() waits for nothing."""
+
     def commit(self) -> None:
         self._number = None  # it is used up
         if self._hold is not None:

@@ -347,19 +347,22 @@ class _FleetHold:
     def __init__(self, fleet: FleetCore, drawn: Drawn) -> None:
         self._fleet = fleet
         self._drawn = drawn
+        self._problem: ServiceUnavailable | None = None
         self.is_over = False
 
     def commit(self, was_late: bool = False) -> None:
-        """Counts the draw in each shard, or in none. After an error the draw went back.
+        """Counts the draw in each shard, or in none. After an error the draw is over.
 
-        Raises TableClosed and ServiceUnavailable.
+        Raises TableClosed and ServiceUnavailable; the same again in a later call.
         """
+        if self._problem is not None:
+            raise self._problem
         if self.is_over:
             return
         try:
             self._fleet.drawing.commit(self._drawn)
-        except ServiceUnavailable:
-            self.is_over = True
+        except ServiceUnavailable as problem:
+            self._problem, self.is_over = problem, True
             raise
         self.is_over = True
 

@@ -130,8 +130,15 @@ class Part(Protocol):
         """Raises the error of commit(), as far as it can be known before, and counts nothing."""
         ...
 
+    def ask_commit(self) -> None:
+        """Begins what commit() would wait for, so that several shards are waited for once. Raises as commit()."""
+        ...
+
     def commit(self) -> None:
-        """Counts the items as handed out. Raises ServiceUnavailable if their uses went back."""
+        """Counts the items as handed out.
+
+        Raises ServiceUnavailable if their uses went back, or if the shard does not answer: then they may be counted.
+        """
         ...
 
     def give_back(self) -> None:

@@ -231,7 +231,12 @@ class Batches(Closing):
     def _hand_out(self, was_late: bool) -> Batch:
         bringer = self._bringer
         taken = bringer.ready[0]
-        taken.hold.commit(was_late)
+        try:
+            taken.hold.commit(was_late)
+        except ReliveError:  # the draw is over: its batch is nobody's
+            bringer.ready.popleft()
+            bringer.wanted.ring()
+            raise
         bringer.ready.popleft()
         bringer.wanted.ring()
         if bringer.ready or bringer.error is not None:

@@ -312,7 +312,8 @@ class _TimedPart:
         self._part = part
         self._tells = tells
         self._begun_s = begun_s
-        self.check, self.commit, self.give_back = part.check, part.commit, part.give_back
+        self.check, self.ask_commit, self.commit = part.check, part.ask_commit, part.commit
+        self.give_back = part.give_back
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Takes the part, and reports the time."""
@@ -367,6 +368,10 @@ class _PeerPart:
     def check(self) -> None:
         for part in self._parts:
             part.check()
+
+    def ask_commit(self) -> None:
+        for part in self._parts:
+            part.ask_commit()
 
     def commit(self) -> None:
         for part in self._parts:

@@ -403,6 +403,7 @@ class RemotePart:
         self._lent: Lent | None = None
         self._num_lost = 0
         self._is_taken = False
+        self._confirming: Pending | None = None
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Waits for the answer."""
@@ -430,10 +431,34 @@ class RemotePart:
         if self._lent is not None and self._counts_uses and not self._lent.is_there():
             raise self._gone_back()
 
+    def ask_commit(self) -> None:
+        """Asks the owner to count the draw, if uses are counted. Raises ServiceUnavailable if it does not answer."""
+        if self._lent is not None and self._counts_uses and self._confirming is None:
+            shard, lent = self._shard, self._lent
+            self._confirming = self._told(lambda: lent.ask_confirm(shard._lines, cutoff(shard.core.timeout_s)))
+
     def commit(self) -> None:
-        """Counts the draw. Raises as check()."""
-        if self._lent is not None and not self._lent.commit(self._num_lost) and self._counts_uses:
+        """Counts the draw. Raises as check(), and ServiceUnavailable if the owner does not answer."""
+        if self._lent is None:
+            return
+        if not self._counts_uses:
+            self._lent.commit(self._num_lost)
+            return
+        self.ask_commit()
+        lent, pending = self._lent, self._confirming
+        assert pending is not None
+        self._confirming = None
+        if not self._told(lambda: lent.confirmed(pending)):
             raise self._gone_back()
+        self._lent = None
+
+    def _told(self, call: Callable[[], Value]) -> Value:
+        """Makes a call about the count. Raises ServiceUnavailable if the owner does not answer."""
+        try:
+            return self._shard.answered(call)
+        except Missed:
+            reason = "no answer as a batch was handed out: its items went back, or count as drawn"
+            raise ServiceUnavailable(self._shard.address, 0.0, reason) from None
 
     @property
     def _counts_uses(self) -> bool:
@@ -458,5 +483,9 @@ class RemotePart:
                 except ServiceUnavailable as error:
                     if not error.is_there:
                         self._shard.fails(error)
+        if self._confirming is not None:  # another shard has failed meanwhile
+            self._confirming.hurry(time.monotonic() + SILENCE_S)
+            with contextlib.suppress(ServiceUnavailable):
+                self.commit()
         if self._lent is not None:
             self._lent.give_back()

@@ -42,12 +42,16 @@ class Line:
     once. Otherwise the thread that has the lock sends it, with its next message or when it releases the lock. No thread
     waits for this.
 
+    A ticket may be lost with the stream. A draw whose uses are counted is therefore confirmed by a request of its own,
+    which may take another stream of the shard (`Lent.ask_confirm`).
+
     A signal's handler that raises may lose a line between two steps of its user. The stream then ends when the line is
     collected, and the shard takes back the draws in flight in it.
     """
 
-    def __init__(self, connection: Connection, stream: Exchange) -> None:
+    def __init__(self, connection: Connection, stream: Exchange, session: int) -> None:
         self.stream = stream
+        self.session = session  # the number by which other streams name this one
         self.is_over = False
         self.is_confirmed = True  # the shard received all settled tickets: an answer came after them
         self._connection = connection
@@ -135,6 +139,16 @@ class Lent:
             return not self._line.is_over
         return self._line.settle("done", (self._ticket, num_lost) if num_lost else self._ticket)
 
+    def ask_confirm(self, lines: Lines, ends: float) -> Pending:
+        """Asks the shard to count the draw, and to answer whether it was still in flight."""
+        return lines.ask({"op": "confirm", "session": self._line.session, "ticket": self._ticket}, ends)
+
+    def confirmed(self, pending: Pending) -> bool:
+        """Waits for that answer. Without an answer the draw is not settled here."""
+        is_counted = pending.take().header.get("there") is True
+        self._collected.detach()
+        return is_counted
+
     def give_back(self) -> None:
         """Gives the draw back."""
         if self._collected.detach():
@@ -204,7 +218,7 @@ class Lines:
         Returns it with the shard's greeting. Raises ServiceUnavailable, FormatMismatch.
         """
         stream, hello = self.connection.open("shard", {}, ends)
-        line = Line(self.connection, stream)
+        line = Line(self.connection, stream, framing.whole(hello, "session", 0, 1 << 62))
         line.acquire()
         return line, hello
 

@@ -147,6 +147,7 @@ class Hosted:
         self.life: Any = None  # relive.service.server.life.Life: removes tables, and drains the server
         self.offers: dict[str, Offer] = {}  # further facts about the table, which clients request by name
         self._numbers = itertools.count(1)
+        self.lending: dict[int, Any] = {}  # sessions of shards that have draws in flight, by their number
         self._applied_by: dict[int, Applied] = {}
         self._selections: dict[tuple[Any, ...], HostedSelection] = {}
 

@@ -4,12 +4,16 @@ A fleet makes each draw from several shards. A shard counts its part of the draw
 parts; otherwise that part goes back. Each draw therefore has a ticket. A message lists the tickets of the draws that
 were handed out ("done") and of the draws that go back ("back"), in any order, because the draws of several threads
 share one stream. Draws without a settlement go back when the stream ends.
+
+If uses are counted, a ticket that is lost with its stream would let items be handed out twice. Such a draw is settled
+by "confirm". It has an answer, and comes on any stream of the client: the stream of the draw may be busy, or over.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -58,6 +62,7 @@ class ShardSession(Session):
         "roots": "read",
         "draw": "read",
         "settle": "read",
+        "confirm": "read",
         "layout": "read",
         "offer": "read",  # the server has offers only if its Door says so
         "filled": "read",
@@ -68,6 +73,7 @@ class ShardSession(Session):
         super().__init__(pipe, hosted, options, permit)
         self._lent: dict[int, _Lent] = {}
         self._next_ticket = 0
+        self._number = hosted.next_number()
 
     @property
     def _core(self) -> CoreTable:
@@ -77,7 +83,12 @@ class ShardSession(Session):
         """Returns the shard's number, the form of its keys, and the path of its file for a client on the same host."""
         geometry = self._core.geometry
         told = {name: int(geometry[name]) for name in ("shard", "slot_bits", "num_slots", "format_version")}
-        return told | {"path": self.hosted.table.path, "offers": sorted(self.hosted.offers)}
+        self.hosted.lending[self._number] = self
+        return told | {
+            "path": self.hosted.table.path,
+            "offers": sorted(self.hosted.offers),
+            "session": self._number,
+        }
 
     def handle(self, header: Header, body: Bytes) -> None:
         """Settles the draws that the message lists, then answers the message.
@@ -95,6 +106,8 @@ class ShardSession(Session):
             self._root(header)
         elif op == "draw":
             self._draw(header)
+        elif op == "confirm":
+            self._confirm(header)
         elif op == "layout":
             self.pipe.send(layout_of(self._core))
         elif op == "offer":
@@ -141,6 +154,18 @@ class ShardSession(Session):
                 if lent is not None:
                     settle(lent, lost)
 
+    def _confirm(self, header: Header) -> None:
+        """Counts a draw of a session, and answers whether it was still in flight."""
+        session = self.hosted.lending.get(framing.whole(header, "session", 0, 1 << 62))
+        self.pipe.send({"there": session is not None and session.confirm(framing.whole(header, "ticket", 0, 1 << 62))})
+
+    def confirm(self, ticket: int) -> bool:
+        """Counts a draw. Returns whether it was in flight. The threads of other streams call it."""
+        lent = self._lent.pop(ticket, None)
+        if lent is not None:
+            self._commit(lent, 0)
+        return lent is not None
+
     def _commit(self, lent: _Lent, lost: Any) -> None:
         """Counts the draw, except items that were removed before their rows were read and so not handed out."""
         if lent.hold is None or self.hosted.table.closed:
@@ -172,14 +197,10 @@ class ShardSession(Session):
 
     def end(self) -> None:
         """Gives back the draws that were not settled, the newest first."""
-        lent, self._lent = list(self._lent.values()), {}
-        if self.hosted.table.closed:
-            return  # a closed table has given every draw back
-        for one in reversed(lent):
-            try:
-                self._give_back(one)
-            except TableClosed:
-                return
+        self.hosted.lending.pop(self._number, None)
+        while self._lent and not self.hosted.table.closed:  # a closed table has given every draw back
+            with suppress(KeyError, TableClosed):  # KeyError: another stream has just confirmed the last one
+                self._give_back(self._lent.popitem()[1])
 
 
 def layout_of(core: CoreTable) -> Mapping[str, Any]:
