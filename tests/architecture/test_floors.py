@@ -68,7 +68,8 @@ CORE_USERS = {"config", "core", "saving", "reading", "table", "gpu", "service", 
 
 # Loaded only when a program asks for them: they are made of classes of other libraries.
 LOADED_ALONE = {SOURCE / "fleet" / name for name in ("torch.py", "ray.py")} | {SOURCE / "over" / "loading.py"}
-LOADED_ALONE |= {SOURCE / "train" / "acting" / "ray_actors.py", SOURCE / "train" / "learners" / "ray_hosts.py"}
+LOADED_ALONE |= {SOURCE / "train" / "acting" / name for name in ("ray_actors.py", "ray_shards.py")}
+LOADED_ALONE |= {SOURCE / "train" / "learners" / "ray_hosts.py"}
 
 
 def modules() -> list[Path]:

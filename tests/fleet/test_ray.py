@@ -261,9 +261,9 @@ ENDS = """
 import sys
 from fleet.tools import config_of
 from relive.fleet import ShardOwner
-from relive.fleet.ray import _ShardActor
+from relive.fleet.ray import ShardActor
 
-actor = object.__new__(_ShardActor)
+actor = object.__new__(ShardActor)
 actor._owner = ShardOwner(0, config_of(sys.argv[1]))
 actor.close(sys.argv[2])
 """

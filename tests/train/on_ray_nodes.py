@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -83,6 +84,13 @@ def actors(ip: str | None = None) -> list[int]:
     return [pid for pid in found if ip is None or parent(pid) == nodes.get(ip)]
 
 
+def shards(ip: str | None = None) -> list[int]:
+    """Process ids of the owners of shards of runs, on one node or on all."""
+    nodes = raylets()
+    found = [pid for pid, words in commands() if words[0].startswith("ray::_RunShard")]
+    return [pid for pid in found if ip is None or parent(pid) == nodes.get(ip)]
+
+
 def parent(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -109,9 +117,9 @@ def groups() -> list[str]:
 def left(before: set[str]) -> list[object]:
     """Actors, tables and placement groups that a run left. Ray ends processes a moment later than it says so."""
     ends = time.monotonic() + 10.0
-    while time.monotonic() < ends and (actors() or groups()):
+    while time.monotonic() < ends and (actors() or shards() or groups()):
         time.sleep(0.1)
-    return [len(actors()), sorted(tables() - before), groups()]
+    return [len(actors() + shards()), sorted(tables() - before), groups()]
 
 
 def wait(until: Callable[[], Any], run: Run, timeout_s: float = 600.0) -> Any:
@@ -162,6 +170,13 @@ def nodes(*ips: str) -> None:
     os.environ["RAY_ADDRESS"] = ADDRESS
 
 
+def kill_node(ip: str) -> None:
+    raylet = raylets()[ip]
+    for pid in [raylet, *(pid for pid, _ in commands() if parent(pid) == raylet)]:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
 # ---- scenarios -------------------------------------------------------------------------------------------------------
 
 
@@ -210,10 +225,7 @@ def killed(folder: Path) -> Any:
     wait(more_steps(run), run)
     told["after an actor"] = [len(actors(HEAD)), len(actors(OTHER)), last(run, r"actor restarts (\d+)")]
 
-    raylet = raylets()[OTHER]
-    for pid in [raylet, *(pid for pid, _ in commands() if parent(pid) == raylet)]:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    kill_node(OTHER)
     wait(lambda: connected(run) == 2, run)
     wait(more_steps(run), run)
     told["after a node"] = [len(actors(HEAD)), len(actors(OTHER)), last(run, r"actor restarts (\d+)") >= 3]
@@ -271,6 +283,165 @@ def host_that_fails(folder: Path) -> Any:
     (folder / "fails-host1").write_text("in the way")
     run = started(folder, "fails", "--set", "topology=hosts(2)", "--actors", "1", *SMALL)
     return [*told, run.process.wait(200), run.text[-2000:], [*left(before), len(hosts())]]
+
+
+def counted(before: set[str]) -> dict[int, list[int]]:
+    """{shard: its steps ever, its items drawn, its steps} of the run that has begun since."""
+    import relive
+
+    found = {}
+    for name in tables() - before:
+        with relive.attach(name.removeprefix("relive-"), read_only=True) as table:
+            told = table.stats()
+            (index,) = told.indexes.values()
+            found[int(name.rpartition("-")[2])] = [told.appended, index.sampled, len(table)]
+    return found
+
+
+def nodes_of_shards(before: set[str]) -> dict[int, str]:
+    """{shard: the node of the process that owns it}."""
+    from relive.core.attached import attached_pids
+
+    found = {}
+    for name in tables() - before:
+        pids = attached_pids(str(SHM / name))
+        (found[int(name.rpartition("-")[2])],) = (ip for ip in (HEAD, OTHER) if set(shards(ip)) & set(pids))
+    return found
+
+
+def writing(before: set[str]) -> dict[str, list[list[int]]]:
+    """{node: for each of its actors, the shards that it maps}."""
+    from relive.core.attached import attached_pids
+
+    maps = {int(name.rpartition("-")[2]): attached_pids(str(SHM / name)) for name in tables() - before}
+    return {
+        ip: [sorted(number for number, pids in maps.items() if pid in pids) for pid in actors(ip)]
+        for ip in (HEAD, OTHER)
+    }
+
+
+def sharded(folder: Path) -> Any:
+    """Two shards: SIGKILL of an actor, of a shard's owner, of a node, and of the learner; then --resume."""
+    nodes(HEAD, OTHER)
+    before, told = tables(), {}
+    two = ("--actors", "4", "--actors-per-node", "2", "--shards", "2")
+    run = started(folder, "sharded", *two, "--max-minutes", "20", *SMALL)
+    wait(lambda: connected(run) == 4 and num_steps(run) > 500, run)
+    shard_of = {ip: number for number, ip in nodes_of_shards(before).items()}
+    told["placed"] = [len(actors(HEAD)), len(actors(OTHER)), len(shards(HEAD)), len(shards(OTHER))]
+    told["maps"] = [writing(before)[ip] == [[shard_of[ip]]] * 2 for ip in (HEAD, OTHER)]
+    told["written and drawn"] = [min(counted(before)[number]) > 50 for number in (0, 1)]
+
+    os.kill(actors(OTHER)[0], signal.SIGKILL)
+    wait(lambda: last(run, r"actor restarts (\d+)") == 1 and connected(run) == 4, run)
+    wait(more_steps(run), run)
+    wait(lambda: writing(before)[OTHER] == [[shard_of[OTHER]]] * 2, run)
+    told["after an actor"] = [len(actors(HEAD)), len(actors(OTHER)), last(run, r"actor restarts (\d+)")]
+
+    (owner,) = shards(OTHER)
+    num_kept = counted(before)[shard_of[OTHER]][0]
+    os.kill(owner, signal.SIGKILL)
+    wait(lambda: shards(OTHER) not in ([], [owner]), run)
+    wait(more_steps(run), run)
+    wait(lambda: counted(before)[shard_of[OTHER]][0] > num_kept, run)
+    told["after an owner"] = [len(actors()), last(run, r"actor restarts (\d+)"), len(shards(OTHER))]
+
+    kill_node(OTHER)
+    wait(lambda: connected(run) == 2, run)
+    for _ in range(3):
+        wait(more_steps(run), run)
+    told["after a node"] = [len(actors(HEAD)), len(actors(OTHER)), len(shards())]
+    drawn = counted(before)[shard_of[HEAD]][1]
+    wait(lambda: counted(before)[shard_of[HEAD]][1] > drawn, run)
+    nodes(OTHER)
+    wait(lambda: connected(run) == 4, run)
+    wait(more_steps(run), run)
+    told["with the node again"] = [len(actors(HEAD)), len(actors(OTHER)), len(shards()), writing(before)[OTHER]]
+
+    num_before = num_steps(run)
+    run.process.kill()
+    run.process.wait(30)
+    told["after the learner"] = left(before)
+    more = ("--resume", str(folder / "sharded"), "--max-steps", str(num_before + 2_000))
+    told["resumed"] = ended(started(folder, "resumed", *more))
+    result = json.loads((folder / "sharded" / "result.json").read_text())
+    told["result"] = [result["num_sessions"], result["num_steps"] >= num_before + 2_000, result["num_updates"] > 100]
+    told["left"] = left(before)
+    return told
+
+
+def shards_solve(folder: Path) -> Any:
+    """CartPole with a shard on each of two nodes."""
+    nodes(HEAD, OTHER)
+    before = tables()
+    arguments = ("--actors", "2", "--actors-per-node", "1", "--shards", "2", "--max-steps", "60000")
+    run = started(folder, "shards-solve", *arguments, "--stop-return", "195", "--max-minutes", "8")
+    wait(lambda: connected(run) == 2 and len(nodes_of_shards(before)) == 2, run)
+    wait(lambda: all(min(one) > 100 for one in counted(before).values()) and len(counted(before)) == 2, run)
+    code = ended(run, 600.0)
+    result = json.loads((folder / "shards-solve" / "result.json").read_text())
+    mean = sum(result["returns"]) / len(result["returns"])
+    return [code, result["ending"], result["num_steps"], mean, left(before)]
+
+
+def shards_end(folder: Path) -> Any:
+    """Ctrl-C, an error of an environment, too few nodes, and an owner that hangs: nothing is left."""
+    nodes(HEAD)
+    before, told = tables(), {}
+    one = ("--actors", "1", "--shards", "1")
+    run = started(folder, "interrupted", *one, *SMALL)
+    wait(lambda: num_steps(run) > 200, run)
+    run.process.send_signal(signal.SIGINT)
+    told["interrupted"] = [run.process.wait(60), (folder / "interrupted" / "checkpoint.pt").exists(), left(before)]
+    run = started(folder, "faulty", *one, "--env", "train.worlds:Faulty-v0", *SMALL)
+    told["faulty"] = [run.process.wait(120), "the world ends at step 150" in run.text, left(before)]
+    run = started(folder, "waits", "--actors", "1", "--shards", "2", *SMALL)
+    with contextlib.suppress(RuntimeError):
+        wait(lambda: False, run, 10.0)
+    told["waits"] = [run.process.poll(), left(before)]
+    run.process.send_signal(signal.SIGINT)
+    told["waits no more"] = [run.process.wait(20), left(before)]
+    run = started(folder, "hangs", *one, *SMALL)
+    wait(lambda: num_steps(run) > 200, run)
+    os.kill(shards()[0], signal.SIGSTOP)
+    run.process.send_signal(signal.SIGINT)
+    told["hangs"] = [run.process.wait(90), left(before)]
+    return told
+
+
+def shards_by_hand(folder: Path) -> Any:
+    """Two learners of one update; `relive act` joins a run with a shard by hand, and streams its rows to the shard."""
+    nodes(HEAD)
+    before = tables()
+    arguments = (
+        "--actors",
+        "1",
+        "--shards",
+        "1",
+        "--set",
+        "topology=learners(2, sync)",
+        "--serve",
+        "grpc://127.0.0.1:7575",
+    )
+    run = started(folder, "by-hand", *arguments, *SMALL)
+    wait(lambda: connected(run) == 1 and num_steps(run) > 200, run)
+    log = folder / "act.log"
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "relive.cli", "act", "grpc://127.0.0.1:7575/run"]
+        act = subprocess.Popen(command, stdout=output, stderr=output)
+    wait(lambda: connected(run) == 2, run)
+    wait(more_steps(run), run)
+    lanes = [len(writing(before)[HEAD]), [len(one) for one in writing(before)[HEAD]]]
+    run.process.send_signal(signal.SIGINT)
+    code = run.process.wait(60)
+    act.send_signal(signal.SIGINT)
+    return [
+        code,
+        lanes,
+        act.wait(60),
+        int(re.findall(r"([\d,]+) steps, ", log.read_text())[-1].replace(",", "")) > 50,
+        left(before),
+    ]
 
 
 def stopped(folder: Path) -> Any:

@@ -67,6 +67,11 @@ def test_the_options_of_a_cluster_survive_their_way() -> None:
         ({"cluster.kind": "slurm"}, "cluster.kind"),
         ({"cluster.kind": None, "cluster.actors_per_node": 2}, "cluster.actors_per_node"),
         ({"cluster.kind": None, "cluster.address": "head:6379"}, "cluster.address"),
+        ({"cluster.kind": None, "cluster.shards": 2}, "cluster.shards"),
+        ({"cluster.shards": 0}, "cluster.shards"),
+        ({"cluster.shards": 2, "topology": "learners(2, async)"}, "cluster.shards"),
+        ({"cluster.shards": 2, "checkpoint.table": "always"}, "checkpoint.table"),
+        ({"cluster.shards": 2, "checkpoint.table": "end"}, "checkpoint.table"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(settings: dict[str, object], named: str) -> None:

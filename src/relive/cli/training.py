@@ -74,6 +74,9 @@ def _add_options(parser: argparse.ArgumentParser, agent: str, entry: Entry) -> N
         help="ray: the actors run on the nodes of a Ray cluster. Needs the extra ray.")  # fmt: skip
     add("--actors-per-node", dest="cluster.actors_per_node", metavar="N", type=at_least(1),
         help="Most actors on a node of the cluster (default: as many as have room).")  # fmt: skip
+    add("--shards", dest="cluster.shards", metavar="N", type=at_least(1),
+        help="Divide the table into N shards on nodes of the cluster. An actor writes to the shard of its node"
+        " (default: one table, on this machine).")  # fmt: skip
     add("--serve", dest="serving.address", metavar="ADDRESS",
         help="grpc://HOST:PORT where actors of other machines connect (`relive act`).")  # fmt: skip
     add("--tokens", dest="serving.tokens", metavar="FILE", help="File of the actors' tokens (`relive token new`).")

@@ -63,6 +63,7 @@ class MappedShard(Shard):
         super().__init__(
             table, table.core, shard_of(table), (geometry["uuid"], geometry["slot_bits"], geometry["num_slots"])
         )
+        self.table: Table = table
         self.core: CoreTable = table.core
         self.watch = watch
         self._stalled_until = 0.0

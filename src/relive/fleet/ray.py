@@ -91,7 +91,7 @@ _GONE = "its actor was ended; stop the fleet (--keep leaves its memory), and sta
 
 
 @final
-class _ShardActor:
+class ShardActor:
     """Owns one shard on its node, serves it to other hosts, and reports where it is."""
 
     def __init__(self, number: int, num_shards: int, config: TableConfig, port: int, door: Door | None) -> None:
@@ -183,7 +183,7 @@ def _actors(name: str) -> dict[int, Any]:
     return found
 
 
-def _answer(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
+def answer_of(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
     """Asks an actor for its report until it answers.
 
     Raises DeadlineExceeded, and FleetFailed if the actor is gone for good.
@@ -261,7 +261,7 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
                 raise wait.exceeded(f"{config.num_shards} nodes with {config.bundle} free each", f"{nodes} nodes")
         for number in range(config.num_shards):
             actors[number] = _made(config, number, group)
-        return [_answer(config.name, number, actor, wait) for number, actor in actors.items()]
+        return [answer_of(config.name, number, actor, wait) for number, actor in actors.items()]
     except BaseException:
         _end(config.name, actors, group, "new", Wait(_CLOSE_S))
         raise
@@ -281,7 +281,7 @@ def _reserved(config: FleetConfig) -> Any:
 
 
 def _made(config: FleetConfig, number: int, group: Any) -> Any:
-    made = ray.remote(_ShardActor).options(
+    made = ray.remote(ShardActor).options(
         name=_actor_name(config.name, number),
         namespace=NAMESPACE,
         lifetime="detached",
@@ -337,7 +337,7 @@ def connect(
     actors = _actors(name)
     if not actors:
         raise NoSuchFleet(name) if _group(name) is None else FleetFailed(name, 0, _WAITS)
-    reports = [_answer(name, number, actor, wait) for number, actor in actors.items()]
+    reports = [answer_of(name, number, actor, wait) for number, actor in actors.items()]
     for number in _missing(reports):
         raise FleetFailed(name, number, _GONE)
     here = ray.util.get_node_ip_address()
@@ -367,7 +367,7 @@ def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> lis
     reports = []
     for number, actor in _actors(name).items():
         try:
-            reports.append(_answer(name, number, actor, wait))
+            reports.append(answer_of(name, number, actor, wait))
         except (DeadlineExceeded, FleetFailed) as error:
             reports.append(ShardReport(number, str(error)))
     if not reports:
@@ -439,7 +439,7 @@ def _not_ended(name: str, group: Any, removes: bool, wait: Wait) -> list[int]:
     tasks = {}
     for number in (int(bundle) for bundle, node in placed.items() if node):
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-        made = ray.remote(_end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
+        made = ray.remote(end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
         tasks[made.remote(f"{name}-{number}", removes, wait.left_s)] = number
     done = ray.wait(list(tasks), num_returns=len(tasks), timeout=wait.left_s)[0] if tasks else []
     ended = set()
@@ -450,8 +450,14 @@ def _not_ended(name: str, group: Any, removes: bool, wait: Wait) -> list[int]:
     return sorted(set(tasks.values()) - ended)
 
 
-def _end_here(name: str, removes: bool, timeout_s: float) -> bool:
+def end_here(name: str, removes: bool, timeout_s: float, actor: str = ShardActor.__name__) -> bool:
     """Ends a shard of this node. Kills an actor that does not end, because Ray cannot kill one that hangs.
+
+    Args:
+        name: name of the shard's shared memory.
+        removes: whether its memory goes with its last handle.
+        timeout_s: timeout in seconds.
+        actor: name of the actor's class.
 
     Returns whether the shard has no owner any more, and its memory is gone or disappears with its last handle.
     """
@@ -461,7 +467,7 @@ def _end_here(name: str, removes: bool, timeout_s: float) -> bool:
         if wait.waited_s >= _LOCK_S:
             for pid in attached_pids(path):
                 with suppress(OSError):
-                    if _ShardActor.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    if actor.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                         os.kill(pid, signal.SIGKILL)
         wait.pause()
         return not wait.is_over

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.checks.values import integer
+from relive.config.index import Index
 from relive.config.table_config import TableConfig
 from relive.core.distinct import distinct
 from relive.core.request import DrawRequest
@@ -40,6 +41,7 @@ __all__ = [
     "Shards",
     "Short",
     "State",
+    "check_indexes",
 ]
 
 State: TypeAlias = Literal["live", "dead", "stalled", "replaced"]
@@ -316,9 +318,8 @@ class Shards:
         for shard in self._shards:
             self._check_alike(shard)
             self._check_saved(shard)
-        if len(self) > 1:
-            _check_indexes(self._shards[0].table)
         indexes = self._shards[0].table.config.index
+        check_indexes(indexes, len(self))
         self.sharings = [sharing_of(name, index.drawn_by, len(self)) for name, index in indexes.items()]
 
     def __len__(self) -> int:
@@ -423,8 +424,11 @@ class Shards:
                 raise InvalidConfig(f"limiter of index {name!r} in shard {shard.number}", expected_limiter, own)
 
 
-def _check_indexes(table: TableHandle) -> None:
-    for name, index in table.config.index.items():
+def check_indexes(indexes: Mapping[str, Index], num_shards: int) -> None:
+    """Raises NotOverShards if an index does not work over so many shards."""
+    if num_shards == 1:
+        return
+    for name, index in indexes.items():
         if index.items.one_table_only is not None:
             what, reason, instead = index.items.one_table_only
             raise NotOverShards(f"index {name!r} with {what}", reason, instead)
@@ -434,3 +438,4 @@ def _check_indexes(table: TableHandle) -> None:
                 "shards do not know what others gave a batch, nor how much of their mass is left",
                 "draw with replacement, or from one table",
             )
+        sharing_of(name, index.drawn_by, num_shards)

@@ -16,6 +16,7 @@ from relive.agents.functional import Functional
 from relive.train.acting.actor_pool import ActorPool
 from relive.train.acting.inference_pool import InferencePool
 from relive.train.acting.inline import InlineActors
+from relive.train.learners.batch_ahead import SLICE_S
 from relive.train.learners.compiled_updates import PackageRequest
 from relive.train.learners.group import GroupOptions, LearnerGroup
 from relive.train.learners.host_group import HostGroup
@@ -28,6 +29,8 @@ from relive.train.setup import Session, Setup
 
 if TYPE_CHECKING:
     from relive.train.acting.serving import ServedRun
+
+_REMOTE_SLICE_S = 1.0  # for rows of shards on other nodes, which come over a network
 
 
 @final
@@ -101,7 +104,7 @@ class Assembly:
         assert self.served is not None  # a run whose actors act on a cluster has an address
         # Loaded here: it needs the extra `ray`, which other runs do not need.
         cluster = importlib.import_module("relive.train.acting.ray_actors")
-        actors: Part = cluster.RayActors(self._session.config, self.served)
+        actors: Part = cluster.RayActors(self._session.config, self.served, self._session.shards)
         return actors
 
     def inline_actors(self) -> Part:
@@ -109,7 +112,7 @@ class Assembly:
         one = self._session
         watch = one.profiling.watch
         policy = one.agent.policy()
-        actors = InlineActors(one.config, policy, one.table, one.board, one.scoreboard, watch, one.ends_s)
+        actors = InlineActors(one.config, policy, one.whole_table, one.board, one.scoreboard, watch, one.ends_s)
         self._act = actors.step
         return actors
 
@@ -170,7 +173,10 @@ class Assembly:
     ) -> DrawnUpdates:
         one = self._session
         timed, number = one.profiling.timed, one.config.num_drawn
-        return DrawnUpdates(self.agent, self.table, number, timed, update=update, helper=helper, act=self._act)
+        slice_s = SLICE_S if one.shards is None else _REMOTE_SLICE_S
+        return DrawnUpdates(
+            self.agent, self.table, number, timed, update=update, helper=helper, act=self._act, slice_s=slice_s
+        )
 
     # ---- serving ---------------------------------------------------------------------------------------------------
 
@@ -181,7 +187,9 @@ class Assembly:
             return None
         # Loaded here: it needs pyarrow, which runs without an address do not need.
         serving = importlib.import_module("relive.train.acting.serving")
-        served: ServedRun = serving.ServedRun(one.config, one.table, one.scoreboard, one.address)
+        shards = one.shards
+        table, facts = (one.whole_table, dict) if shards is None else (shards.served_table, shards.facts)
+        served: ServedRun = serving.ServedRun(one.config, table, one.scoreboard, one.address, facts)
         self._say(f"serving actors of other machines; start one with: relive act {served.address}")
         return served
 

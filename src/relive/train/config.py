@@ -122,9 +122,14 @@ class TrainConfig:
         acts_apart = on_hosts or (not self.acts_inline and closing is None)
         expected = "none where topology is inline, central or double, or with acting.inline"
         require(kind is None or acts_apart, "cluster.kind", expected, kind)
-        for name in ("actors_per_node", "token_file", "ca") if on_hosts else ():
+        for name in ("actors_per_node", "shards", "token_file", "ca") if on_hosts else ():
             expected = f"none where topology = {self.topology}: each host has actors of its own"
             require(getattr(self.cluster, name) is None, f"cluster.{name}", expected, getattr(self.cluster, name))
+        shards, saved = self.cluster.shards, self.checkpoint.table
+        expected = f"none where topology = {self.topology}: its learners draw from one table"
+        require(shards is None or not self.topology.learns_apart, "cluster.shards", expected, shards)
+        expected = "'never' with cluster.shards: shards are not saved, and a resumed run fills new ones"
+        require(shards is None or saved == "never", "checkpoint.table", expected, saved)
         may_have_none = self.serving.address is not None and not self.acts_inline and closing is None and kind is None
         has_some = self.num_actors >= 1 or may_have_none
         require(has_some, "acting.num_actors", ">= 1, or 0 of a run that is served (serving.address)", self.num_actors)
@@ -214,6 +219,8 @@ def preset(agent: str, env_id: str, settings: Mapping[str, object] | None = None
         InvalidConfig: An agent or an option is unknown (the error names the nearest one), or a value is impossible.
     """
     settings = dict(settings or {})
+    if str(settings.get("cluster.shards", "none")).lower() != "none":
+        settings = {"checkpoint.table": "never", **settings}
     env_id = str(settings.pop("environment.env_id", env_id))  # the presets are those of the environment that is set
     kind = config_class(agent)
     config = TrainConfig(agent=kind(), environment=EnvironmentConfig(env_id))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive import Table
 from relive.agents.agent import Agent
+from relive.table.handle import TableHandle
 from relive.train.acting.environments import evaluation_seeds
 from relive.train.config import TrainConfig
 from relive.train.errors import NonFiniteLoss, ReplicasDiffer
@@ -57,7 +57,7 @@ class Parts:
         served: Serves actors of other machines; None where the run has no address.
     """
 
-    table: Table
+    table: TableHandle
     board: ParameterBoard
     scoreboard: Scoreboard
     acting: Part
@@ -333,6 +333,8 @@ class Learner:
         if not self._stopping() and not at_once:
             self._parts.acting.watch()
             self._parts.learning.watch()
+            if self._parts.served is not None and self._parts.served.is_outdated:
+                self._publish()
         shows = self._parts.reporter.wants or at_once
         if shows or self._parts.listeners:
             now = self._snapshot(is_counted)

@@ -34,10 +34,9 @@ from relive.train.run_directory import (
     forget_table,
     move_aside,
     note_table,
-    remove_left_table,
 )
 from relive.train.settings import changed, options
-from relive.train.setup import Setup, check_saved_table, learner_threads, open_session, prepare
+from relive.train.setup import Setup, check_saved_table, learner_threads, open_session, prepare, remove_left
 from relive.train.signals import owning, stop_signals
 from relive.train.watching.callbacks import Callback, Listeners
 from relive.train.watching.checkpoint import Found, Progress, joint_checkpoint, joint_names, newest_checkpoint
@@ -302,8 +301,8 @@ class _Run:
         """Makes the parts of the run, and learns until something ends it."""
         config, run_dir = self._config, self._run_dir
         with owning() as stack:
-            opening = open_session(self._streams, self._progress, run_dir / PROFILE_FILE, self._saved)
-            remove_left_table(run_dir)
+            opening = open_session(self._streams, self._progress, run_dir / PROFILE_FILE, self._saved, stopping)
+            remove_left(config, run_dir)
             stack.callback(forget_table, run_dir)  # after the session has closed its table
             session = stack.enter_context(opening)
             note_table(run_dir, session.table_name)
@@ -314,7 +313,8 @@ class _Run:
             reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir, resumed_at))
             reporter.options({option.path: option.value for option in options(config)})
             joint = None if self._setup.met is None else self._setup.met.saves
-            checkpoints = Checkpoints(run_dir, config, session.table, reporter.say, joint)
+            saved_table = None if session.shards is not None else session.whole_table
+            checkpoints = Checkpoints(run_dir, config, saved_table, reporter.say, joint)
             stack.callback(checkpoints.close)
             made = Assembly(session, stack, reporter.say, self._keep_choice)
             scoreboard, profiling = session.scoreboard, session.profiling

@@ -12,7 +12,8 @@ Protocol:
   - Some network file systems have no such locks. There no run is refused for a lock, and two runs in one directory do
     not find each other.
   - A session notes the name of its shared table in `.table`, and removes the note when the table is gone. A session
-    that is killed leaves both. The next one removes the table, unless a process is attached.
+    that is killed leaves both. The next one removes the table, unless a process is attached. Shards on the nodes of a
+    cluster have the noted name and their number.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ __all__ = [
     "TABLE_PREFIX",
     "alone_in",
     "forget_table",
+    "left_table",
     "move_aside",
     "naming",
     "note_table",
@@ -168,10 +170,19 @@ def move_aside(folder: Path, console: Console) -> None:
 
 def remove_left_table(folder: Path) -> None:
     """Removes the shared table that a killed session of this run left on this machine, if no process is attached."""
-    with contextlib.suppress(OSError, ValueError, ReliveError):
-        name = (folder / _TABLE_FILE).read_text(encoding="utf-8").strip()
-        if name.startswith(TABLE_PREFIX):  # the file may be one that no run wrote
+    with contextlib.suppress(ReliveError):
+        name = left_table(folder)
+        if name is not None:
             remove(name)
+
+
+def left_table(folder: Path) -> str | None:
+    """Returns the name of the table that a killed session noted; None: there is no such note."""
+    try:
+        name = (folder / _TABLE_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return name if name.startswith(TABLE_PREFIX) and "/" not in name else None  # the file may be one that no run wrote
 
 
 def note_table(folder: Path, name: str) -> None:

@@ -11,6 +11,7 @@ from relive.agents.config import require
 
 _MOST_ENVS = 4096  # the seeds of an actor's environments lie next to each other
 _MOST_ACTORS = 1024  # as of a topology
+_MOST_SHARDS = 1024
 _MOST_EPISODES = 4096  # of an evaluation, whose environments step together
 _MOST_RATIO = 1e6
 _MOST_CPUS = 4096  # of an actor
@@ -239,6 +240,8 @@ class ClusterConfig:
         address: HOST:PORT of the cluster; None: RAY_ADDRESS, else the cluster of this machine.
         actors_per_node: Most actors on a node; None: Ray spreads them over the nodes that have room.
         cpus_per_actor: CPUs that Ray reserves for each actor.
+        shards: Number of shards of the table, each on a node of its own. An actor writes to the shard of its node.
+            None: one table, on the learner's node.
         token_file: File of the actors' token, a path that every node has; None: the actors show no token.
         ca: File of the authorities that signed the certificate of the run, a path that every node has; None: those of
             the system.
@@ -248,18 +251,21 @@ class ClusterConfig:
     address: str | None = None
     actors_per_node: int | None = None
     cpus_per_actor: float = 1.0
+    shards: int | None = None
     token_file: str | None = None
     ca: str | None = None
 
     def __post_init__(self) -> None:
         require(self.kind in (None, "ray"), "cluster.kind", "'ray', or none", self.kind)
-        given = {"address": self.address, "actors_per_node": self.actors_per_node}
+        given = {"address": self.address, "actors_per_node": self.actors_per_node, "shards": self.shards}
         given |= {"token_file": self.token_file, "ca": self.ca}
         for name, value in given.items():
             require(self.kind is not None or value is None, f"cluster.{name}", "none without cluster.kind", value)
         each = self.actors_per_node
         fits = each is None or 1 <= each <= _MOST_ACTORS
         require(fits, "cluster.actors_per_node", f"in [1, {_MOST_ACTORS}], or none", each)
+        fits = self.shards is None or 1 <= self.shards <= _MOST_SHARDS
+        require(fits, "cluster.shards", f"in [1, {_MOST_SHARDS}], or none", self.shards)
         fits = 0.0 <= self.cpus_per_actor <= _MOST_CPUS
         require(fits, "cluster.cpus_per_actor", f"in [0, {_MOST_CPUS}]", self.cpus_per_actor)
 

@@ -7,11 +7,11 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 from urllib.parse import urlsplit
 
 import torch
@@ -22,6 +22,9 @@ from relive import saved as describe_save
 from relive.agents.agent import Agent, Spaces
 from relive.config.storage import Storage
 from relive.errors import DamagedSave, InvalidConfig
+from relive.fleet.errors import NotOverShards
+from relive.fleet.shards import check_indexes
+from relive.table.handle import TableHandle
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig
 from relive.train.learners.meeting import HostMeeting
@@ -29,11 +32,14 @@ from relive.train.learners.numerics import threads_of
 from relive.train.memory.parameters import ParameterBoard, ParameterLayout
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import INFERENCE, LEARNER, SERVER, actor_name, learner_name
-from relive.train.run_directory import TABLE_PREFIX
+from relive.train.run_directory import TABLE_PREFIX, left_table, remove_left_table
 from relive.train.sections import where_to_serve
 from relive.train.signals import owning
 from relive.train.watching.checkpoint import Found, Progress
 from relive.train.watching.profile import Profiling
+
+if TYPE_CHECKING:
+    from relive.train.acting.ray_shards import RunShards
 
 
 @dataclass(frozen=True)
@@ -65,23 +71,33 @@ class Session(Setup):
     """A run that has begun: the same, and the memory that its parts share. `open_session` owns the memory.
 
     Attributes:
-        table: The table.
+        table: The table of the learner.
         board: The parameters for the actors.
         scoreboard: Counters of the actors.
         profiling: Counts the time of the processes.
         ends_s: Time on time.monotonic() at which the run reaches its time limit.
+        shards: The shards that the table is made of; None: it is one table.
     """
 
-    table: Table
+    table: TableHandle
     board: ParameterBoard
     scoreboard: Scoreboard
     profiling: Profiling
     ends_s: float
+    shards: RunShards | None = None
+
+    @property
+    def whole_table(self) -> Table:
+        """The table of a run that has one table."""
+        assert isinstance(self.table, Table)
+        return self.table
 
     @property
     def table_name(self) -> str:
-        """The name by which other processes attach the table; "" if it is not shared."""
-        return Path(self.table.path or "").name.removeprefix("relive-")
+        """The name by which other processes attach the table, or the first part of that of each shard; "": none."""
+        if self.shards is not None:
+            return self.shards.name
+        return Path(self.whole_table.path or "").name.removeprefix("relive-")
 
 
 def prepare(config: TrainConfig) -> Setup:
@@ -96,14 +112,21 @@ def prepare(config: TrainConfig) -> Setup:
     spaces, device = describe(config.environment.env_id), chosen_device(config.device)
     agent = config.slice.make(spaces, seed=config.environment.seed, device=device)
     _check_capacity(config, agent.index(limiter_of(config)))
-    table_config(config, agent, LocalMemory())
+    wanted = table_config(config, agent, LocalMemory())
+    _check_over_shards(config, wanted)
     address = _address_of(config)
     _check_address(config, address)
     return Setup(config, spaces, device, learner_threads(config), agent, address, met=None)
 
 
 @contextmanager
-def open_session(setup: Setup, progress: Progress, profile: Path, saved: Found | None = None) -> Iterator[Session]:
+def open_session(
+    setup: Setup,
+    progress: Progress,
+    profile: Path,
+    saved: Found | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Iterator[Session]:
     """Makes the memory of a session, and gives it back at the end of the block, when all parts have stopped.
 
     Args:
@@ -112,10 +135,13 @@ def open_session(setup: Setup, progress: Progress, profile: Path, saved: Found |
         profile: The file for the profile of the session, if the run is profiled.
         saved: The save whose table the session goes on with; None: it fills a new one. The steps of the run are then
             those that this table has counted.
+        stopping: Whether the run is to stop; asked while the nodes of a cluster are waited for.
     """
     config = setup.config
     with owning() as stack:
-        table = stack.enter_context(make_table(config, setup.agent, saved))
+        shards = None if config.cluster.shards is None else stack.enter_context(_make_shards(setup, stopping))
+        table = make_table(config, setup.agent, saved) if shards is None else shards.table
+        stack.callback(table.close)
         if saved is not None:
             progress.num_steps = progress.steps_before_table + table.stats().appended
         profiling = stack.enter_context(_make_profiling(config, profile))
@@ -128,8 +154,22 @@ def open_session(setup: Setup, progress: Progress, profile: Path, saved: Found |
         stack.callback(lambda: profiling.acted(*scoreboard.steps_behind(config.num_actors_here)))
         ends_s = time.monotonic() + 60.0 * config.limits.max_minutes - progress.elapsed_s
         yield Session(
-            **vars(setup), table=table, board=board, scoreboard=scoreboard, profiling=profiling, ends_s=ends_s
+            **vars(setup),
+            table=table,
+            board=board,
+            scoreboard=scoreboard,
+            profiling=profiling,
+            ends_s=ends_s,
+            shards=shards,
         )
+
+
+def _make_shards(setup: Setup, stopping: Callable[[], bool]) -> RunShards:
+    """Starts the shards of the table on the nodes of the cluster. Raises the errors of RunShards."""
+    cluster = importlib.import_module("relive.train.acting.ray_shards")  # needs the extra `ray`
+    wanted = table_config(setup.config, setup.agent, LocalMemory())
+    shards: RunShards = cluster.RunShards(setup.config, wanted, stopping)
+    return shards
 
 
 def learner_threads(config: TrainConfig) -> int:
@@ -203,6 +243,15 @@ def make_table(config: TrainConfig, agent: Agent, saved: Found | None = None) ->
     return table
 
 
+def remove_left(config: TrainConfig, run_dir: Path) -> None:
+    """Removes the table that a killed session of this run left on this machine, or its shards on the cluster."""
+    name = left_table(run_dir)
+    remove_left_table(run_dir)
+    if name is not None and config.cluster.shards is not None:
+        cluster = importlib.import_module("relive.train.acting.ray_shards")  # needs the extra `ray`
+        cluster.remove_left_shards(name, config.cluster.shards)
+
+
 def check_saved_table(config: TrainConfig, agent: Agent, saved: Found) -> None:
     """Raises InvalidConfig if the table of a save is not one that this run would make.
 
@@ -218,14 +267,14 @@ def check_saved_table(config: TrainConfig, agent: Agent, saved: Found) -> None:
 
 
 def table_config(config: TrainConfig, agent: Agent, storage: Storage) -> TableConfig:
-    """Returns the configuration of the table of a run. Raises the errors of TableConfig."""
+    """Returns the configuration of the table of a run, or of each of its shards. Raises the errors of TableConfig."""
     # Twice the lanes in use: a dead actor's lanes stay taken until the next look for dead processes.
-    max_lanes = 2 * config.num_actors * config.environment.num_envs_per_actor
+    max_lanes = 2 * _lanes_of_actors(config)
     if config.is_served:
         max_lanes += config.serving.max_lanes
     return TableConfig(
         agent.spec(),
-        config.replay.capacity,
+        config.replay.capacity // (config.cluster.shards or 1),
         agent.index(limiter_of(config)),
         storage=storage,
         max_lanes=max_lanes,
@@ -240,15 +289,31 @@ def _check_capacity(config: TrainConfig, index: Index) -> None:
     those whose n-step return is open, and the newest one, whose next state comes with the next step. The configuration
     of a table checks the first two, for one lane.
     """
-    lanes = config.num_actors * config.environment.num_envs_per_actor
+    lanes, num_shards = _lanes_of_actors(config), config.cluster.shards or 1
     if config.is_served:
         lanes += config.serving.max_lanes
     kept_back, min_size = 1 + max(index.items.kept_back, index.sampler.reach), config.replay.min_size
     needed = 1 + (min_size - 1) * index.items.steps_apart + lanes * kept_back
-    if config.replay.capacity < needed:
+    if config.replay.capacity // num_shards < needed:
         arithmetic = f"replay.min_size = {min_size}, and in each of {lanes} lanes {kept_back} steps at which no item"
-        expected = f">= {needed} ({arithmetic} begins), or a smaller min_size"
+        each = "" if num_shards == 1 else f"each of {num_shards} shards has room for "
+        expected = f">= {needed * num_shards} ({each}{arithmetic} begins), or a smaller min_size"
         raise InvalidConfig("replay.capacity", expected, config.replay.capacity)
+
+
+def _lanes_of_actors(config: TrainConfig) -> int:
+    """Returns the lanes of the run's own actors, in the table or in each of its shards."""
+    lanes = config.num_actors * config.environment.num_envs_per_actor
+    return -(-lanes // (config.cluster.shards or 1))
+
+
+def _check_over_shards(config: TrainConfig, wanted: TableConfig) -> None:
+    """Raises InvalidConfig if the agent needs one table."""
+    try:
+        check_indexes(wanted.index, config.cluster.shards or 1)
+    except NotOverShards as problem:
+        expected = f"1 or none with {config.agent.name}: {problem}"
+        raise InvalidConfig("cluster.shards", expected, config.cluster.shards) from None
 
 
 def _address_of(config: TrainConfig) -> str | None:

@@ -105,6 +105,10 @@ class StreamedLanes:
             self._over_breaks(lambda: self._writer.set_policy_version(self._version))
             self._sent_version = self._version
 
+    def settle(self, timeout_s: float) -> None:
+        """Waits until the server has confirmed all rows, or the stream has broken. Raises as append."""
+        self._over_breaks(lambda: self._writer.flush(timeout_s))
+
     def close(self) -> None:
         """Waits a little for confirmations and cuts the lanes. Rows that are not confirmed by then count as lost."""
         try:

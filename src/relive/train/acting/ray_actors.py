@@ -25,7 +25,6 @@ import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias, final
 from urllib.parse import urlsplit
 
@@ -35,7 +34,7 @@ from relive.errors import MissingPackage, ReliveError
 from relive.errors.extras import install_command
 from relive.fleet.draws.pace import Wait
 from relive.fleet.ray import explained, join, reason
-from relive.service.wire.access import Access, ClientTLS
+from relive.train.acting.ray_shards import RunShards, access_of
 from relive.train.acting.remote_actor import ActOptions, act
 from relive.train.acting.serving import ServedRun
 from relive.train.child import END_S, Deaths
@@ -137,9 +136,10 @@ class _Actor:
     def act(self, seed: int) -> _Failure | None:
         """Acts until the run has ended. Returns the failure if it ended before."""
         # Two nodes of a test are one machine: the name is that of Ray's node.
-        shared = f"{self._options.shared} {ray.get_runtime_context().get_node_id()}"
+        node = ray.get_runtime_context().get_node_id()
+        shared = f"{self._options.shared} {node}"
         try:
-            acted = act(self._address, replace(self._options, seed=seed, shared=shared))
+            acted = act(self._address, replace(self._options, seed=seed, shared=shared, node=node))
         except EnvironmentRaised as problem:
             return _Failure(str(problem), problem.step, problem.traceback)
         except ReliveError as problem:
@@ -173,17 +173,18 @@ class _Hired:
 class RayActors(Part):
     """The actors of a run that are actors of Ray. See Part, and the protocol at the top of the file."""
 
-    def __init__(self, config: TrainConfig, served: ServedRun) -> None:
+    def __init__(self, config: TrainConfig, served: ServedRun, shards: RunShards | None = None) -> None:
         """Makes the part; it starts none.
 
         Args:
             config: Options of the run.
             served: The server of the run, in a process that has joined the cluster.
+            shards: The shards of the table, which the part watches; None: the run has one table.
 
         Raises:
             InvalidConfig: No cluster was found.
         """
-        self._config, self._served = config, served
+        self._config, self._served, self._shards = config, served, shards
         with explained("train()"):
             join(config.cluster.address, Wait(_JOIN_S))
         self._name = f"relive-train/{os.getpid()}-{secrets.token_hex(8)}"  # of the placement group
@@ -226,9 +227,7 @@ class RayActors(Part):
             max_task_retries=0,  # a death is counted before the actor acts again
             scheduling_strategy=where,
         )
-        tls = None if cluster.ca is None else ClientTLS(cluster.ca)
-        access = Access(tls, None if cluster.token_file is None else Path(cluster.token_file))
-        options = ActOptions(access=access, name=one.name, shared=self._name)
+        options = ActOptions(access=access_of(cluster), name=one.name, shared=self._name)
         one.handle = made.remote(_reachable(self._served.address), options)
         one.ask()
 
@@ -240,8 +239,11 @@ class RayActors(Part):
             EnvironmentRaised: The environment of an actor raised an error.
             ActorsKeepDying: An actor failed three times in a row before its first step.
             ClusterFailed: Ray could not do a call.
+            NoLiveShard: All shards of the table are lost.
         """
         with explained("train()"):
+            if self._shards is not None:
+                self._shards.watch()
             owing = {one.owed: one for one in self._hired if one.owed is not None}
             for answer in ray.wait(list(owing), num_returns=len(owing), timeout=0)[0] if owing else []:
                 self._heard(owing[answer])

@@ -8,8 +8,7 @@ Rules, for a *visit*: one handle on the table of the run, and everything that de
 
   V1  If a link breaks and comes back within serving.max_staleness_s, acting goes on; the lanes are cut (links.py).
   V2  After max_staleness_s without news, acting stops and the visit ends: its connection may be open and dead. The
-      visit also ends if the address has another session of the run by now, because the learner was killed and
-      resumed. That session has a new table, or the saved one.
+      The visit also ends if the shard that the actor writes to has had no owner for max_staleness_s (shard_rows.py).
   V3  After a visit the actor begins another one, with new environments and new seeds, until patience_s have passed
       without news.
   V4  The actor ends when the run says that it has ended.
@@ -21,6 +20,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -40,6 +40,7 @@ from relive.train.acting.environments import describe, make_environments
 from relive.train.acting.links import Feed, StreamedTable
 from relive.train.acting.node_parameters import NodeParameters
 from relive.train.acting.serving import FORMAT, RETURNS_TOLD, ActorReport
+from relive.train.acting.shard_rows import ShardFacts, ShardRows
 from relive.train.config import TrainConfig
 from relive.train.errors import EnvironmentRaised
 from relive.train.memory.scoreboard import Scoreboard
@@ -66,6 +67,7 @@ class ActOptions:
         name: Name of the actor in its reports, for a run that follows this actor.
         shared: Name by which the actors of this machine get parameters once together (node_parameters.py); None: each
             gets them for itself.
+        node: Ray's name of this node, whose shard the actor maps; "": it streams to a shard, if the run has shards.
     """
 
     env_id: str | None = None
@@ -75,6 +77,7 @@ class ActOptions:
     access: Access = OPEN
     name: str = ""
     shared: str | None = None
+    node: str = ""
 
     def __post_init__(self) -> None:
         require(self.num_envs is None or self.num_envs >= 1, "envs", ">= 1", self.num_envs)
@@ -188,14 +191,18 @@ class _Visit(Closing):
         self._name = f"{options.name}/{secrets.token_hex(8)}"
         self._session = str(first.about["session"])
         self._scoreboard = Scoreboard(1)
-        self._lanes = StreamedTable(table)
-        envs = make_environments(run.env_id, run.num_envs)
-        try:
+        facts = ShardFacts.from_about(first.about)
+        with ExitStack() as undo:
+            undo.callback(self._scoreboard.close)
+            self._shards: ShardRows | None = None
+            if facts is not None:
+                num_actors = run.config.num_actors
+                self._shards = undo.enter_context(ShardRows(facts, options.node, options.access, _CALL_S, num_actors))
+            self._lanes = self._shards or StreamedTable(table)
+            envs = make_environments(run.env_id, run.num_envs)
+            undo.callback(envs.close)
             self._recorded = record(envs, self._lanes, timeout_s=0.0)
-        except BaseException:
-            envs.close()
-            self._scoreboard.close()
-            raise
+            undo.pop_all()
         poll_s = min(_POLL_S, self._limit_s / 3)
         node = None if options.shared is None else NodeParameters(options.shared, first, 2 * poll_s)
         self._feed = Feed(table.parameters, first, poll_s, self._report, self._heard, node)
@@ -245,6 +252,8 @@ class _Visit(Closing):
             raise feed.problem
         if feed.silent_s() > self._limit_s:
             raise _LinkLost(f"nothing heard for {feed.silent_s():.1f} s: acting stops after {self._limit_s:g} s")
+        if self._shards is not None and self._shards.silent_s() > self._limit_s:
+            raise _LinkLost(f"shard {self._shards.number} has had no owner for {self._limit_s:g} s")
         return feed.finished
 
     @property
@@ -295,6 +304,8 @@ class _Visit(Closing):
             self._send_last_report()
             with self._counting_lost():  # a second Ctrl-C has cut the first close short
                 self._table.close()
+            if self._shards is not None:
+                self._shards.close()
             self._feed.close()
             num_steps, num_episodes, _ = self._scoreboard.totals_of(0)
             self._acted.num_steps += num_steps

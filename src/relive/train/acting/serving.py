@@ -15,7 +15,7 @@ import math
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -104,7 +104,14 @@ class ServedRun(Part):
         session: A name of this session, made at random. A session that resumes the run has another one.
     """
 
-    def __init__(self, config: TrainConfig, table: Table, scoreboard: Scoreboard, address: str | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        table: Table,
+        scoreboard: Scoreboard,
+        address: str | None = None,
+        facts: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         """Starts the server.
 
         Args:
@@ -112,6 +119,7 @@ class ServedRun(Part):
             table: The table of the run.
             scoreboard: Counters of the run. The server alone writes the last row.
             address: The address; None: that of the options.
+            facts: Returns further facts for the actors, which may change.
 
         Raises:
             InvalidConfig: The address has another form.
@@ -121,7 +129,8 @@ class ServedRun(Part):
         assert address is not None
         server_address, name = where_to_serve(address)
         self._scoreboard, self._row = scoreboard, scoreboard.num_actors - 1
-        self._tree = config.to_tree()
+        self._tree, self._facts = config.to_tree(), facts
+        self._told: Mapping[str, Any] = {}
         self.session = secrets.token_hex(8)
         self._changed = threading.Lock()
         self._closed = False
@@ -148,13 +157,20 @@ class ServedRun(Part):
 
     def publish(self, parameters: Mapping[str, NDArray[np.float32]], version: int) -> None:
         """Publishes the next version for actors of other machines. Cost: a copy and a checksum."""
+        self._told = self._facts()
         about = {
             "format": FORMAT,
             "config": self._tree,
             "session": self.session,
             "num_steps": self._scoreboard.num_steps,
+            **self._told,
         }
         self._store.publish(parameters, version, about)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the further facts have changed since they were published."""
+        return self._told != self._facts()
 
     def finish(self) -> None:
         """Tells the actors that the run has ended, so that they end as well."""

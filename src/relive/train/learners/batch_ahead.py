@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from relive import Batch, Table
+from relive import Batch
 from relive.agents.agent import Agent
 from relive.errors import DeadlineExceeded
+from relive.table.handle import TableHandle
 
 SLICE_S = 0.1
 _SOON_S = 0.02
@@ -17,14 +18,16 @@ T = TypeVar("T")
 
 
 @contextmanager
-def batches_of(table: Table, agent: Agent, num_items: int) -> Iterator[Callable[[], Batch]]:
-    """Gives a function that returns the next batch of num_items, or raises DeadlineExceeded after SLICE_S."""
+def batches_of(
+    table: TableHandle, agent: Agent, num_items: int, slice_s: float = SLICE_S
+) -> Iterator[Callable[[], Batch]]:
+    """Gives a function that returns the next batch of num_items, or raises DeadlineExceeded after slice_s."""
     columns = tuple(agent.columns)
     if agent.prefetch:
-        with table.batches(num_items, prefetch=agent.prefetch, columns=columns, timeout_s=SLICE_S) as batches:
+        with table.batches(num_items, prefetch=agent.prefetch, columns=columns, timeout_s=slice_s) as batches:
             yield lambda: next(batches)
     else:
-        yield lambda: table.sample(num_items, columns=columns, timeout_s=SLICE_S)
+        yield lambda: table.sample(num_items, columns=columns, timeout_s=slice_s)
 
 
 def or_none(take: Callable[[], T]) -> T | None:

@@ -16,9 +16,10 @@ from typing import TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive import Batch, Table
+from relive import Batch
 from relive.agents.agent import Agent, Items
 from relive.errors import DeadlineExceeded
+from relive.table.handle import TableHandle
 from relive.train.learners.batch_ahead import SLICE_S, batches_of, or_none
 from relive.train.learners.host_group import HostGroup
 from relive.train.learners.parameter_server import ParameterServer
@@ -95,13 +96,14 @@ class DrawnUpdates(Updates):
     def __init__(
         self,
         agent: Agent,
-        table: Table,
+        table: TableHandle,
         num_items: int,
         timed: Timed,
         *,
         update: Callable[[Items], NDArray[np.float64] | None] | None = None,
         helper: Part | None = None,
         act: Callable[[], None] | None = None,
+        slice_s: float = SLICE_S,
     ) -> None:
         """Makes the part.
 
@@ -114,9 +116,11 @@ class DrawnUpdates(Updates):
             helper: The part that `update` belongs to. It starts, is watched and stops with this one.
             act: Lets the actors of this process take a step if there is nothing to learn from; None: the actors are
                 processes.
+            slice_s: Seconds that a draw may take before it is given up and made again.
         """
         super().__init__(timed)
         self._agent, self._table, self._num_items = agent, table, num_items
+        self._slice_s = slice_s
         self._update = agent.update if update is None else timed("update", update)
         self._helper, self._act = helper or Part(), act
 
@@ -147,7 +151,7 @@ class DrawnUpdates(Updates):
         if self._act is not None:
             yield self._learning_from(self._timed("wait", self._drawn_or_acted))
         else:
-            with batches_of(self._table, self._agent, self._num_items) as take:
+            with batches_of(self._table, self._agent, self._num_items, self._slice_s) as take:
                 yield self._learning_from(self._counted(lambda: or_none(take)))
 
     def _learning_from(self, next_batch: Callable[[], Batch | None]) -> Callable[[], bool]:
@@ -178,7 +182,7 @@ class HostUpdates(DrawnUpdates):
     def __init__(
         self,
         agent: Agent,
-        table: Table,
+        table: TableHandle,
         num_items: int,
         timed: Timed,
         hosts: HostGroup,

@@ -19,7 +19,8 @@ from typing import Any, Protocol, TypeVar, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive import Batch, Table
+from relive import Batch
+from relive.table.handle import TableHandle
 from relive.train.memory.shared_block import SharedBlock
 
 PARTS = (
@@ -230,7 +231,7 @@ class _WatchedBatches:
 class _Reads:
     """Draws and gathers in two calls, so that each is timed by itself."""
 
-    def __init__(self, table: Table, stopwatch: Stopwatch) -> None:
+    def __init__(self, table: TableHandle, stopwatch: Stopwatch) -> None:
         self._table, self._stopwatch = table, stopwatch
         self._draw = stopwatch.timed("sample", table.draw)
         self._gather = stopwatch.timed("gather", table.gather)
@@ -250,10 +251,10 @@ class _Reads:
             yield cast(Iterator[Batch], _WatchedBatches(batches, self._stopwatch))
 
 
-def watched_table(table: Table, stopwatch: Stopwatch | None) -> Table:
+def watched_table(table: TableHandle, stopwatch: Stopwatch | None) -> TableHandle:
     """Returns the table with every call timed that a learner makes; without a stopwatch the table itself."""
     if stopwatch is None:
         return table
     parts = {"update_priorities": "priorities", "set_policy_version": "parameters", "stats": "report"}
     reads = _Reads(table, stopwatch)
-    return cast(Table, _Watched(table, stopwatch, parts, {"sample": reads.sample, "batches": reads.batches}))
+    return cast(TableHandle, _Watched(table, stopwatch, parts, {"sample": reads.sample, "batches": reads.batches}))

@@ -25,8 +25,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table as Grid
 
-from relive import Table
 from relive.errors import InvalidConfig
+from relive.table.handle import TableHandle
 from relive.train.config import path_of
 from relive.train.memory.stopwatch import (
     ACTOR,
@@ -323,13 +323,13 @@ class Profiling(AbstractContextManager["Profiling"]):
             path: The file that is written at the end.
         """
         self._path = path
-        self._table: Table | None = None
+        self._table: TableHandle | None = None
         self._remote_share = 0.0
         self.board = ProfileBoard((name, *others)) if wanted else None
         self._stopwatch = stopwatch_of(self.board, name)
         self.watch: Watch = watch_with(self._stopwatch)
 
-    def table(self, table: Table) -> Table:
+    def table(self, table: TableHandle) -> TableHandle:
         """Returns the table of the learner with its calls timed."""
         self._table = table
         return watched_table(table, self._stopwatch)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from relive import SamplesPerInsert, Table
+from relive import SamplesPerInsert
+from relive.table.handle import TableHandle
 from relive.train.errors import TooFewUpdates
 
 
@@ -12,7 +13,7 @@ from relive.train.errors import TooFewUpdates
 class ReplayRatio:
     """The items that came and that were drawn in one session. Make it before the first step of the session."""
 
-    def __init__(self, table: Table, batch_size: int) -> None:
+    def __init__(self, table: TableHandle, batch_size: int) -> None:
         self._table, self._batch_size = table, batch_size
         (index,) = table.stats().indexes.values()
         self._inserted_before, self._sampled_before = index.inserted, index.sampled  # of a table that was loaded

@@ -144,7 +144,7 @@ class Checkpoints:
         self,
         run_dir: Path,
         config: TrainConfig,
-        table: Table,
+        table: Table | None,
         say: Callable[[str], None],
         joint: JointSaves | None = None,
     ) -> None:
@@ -153,14 +153,14 @@ class Checkpoints:
         Args:
             run_dir: Directory of the run.
             config: Its options.
-            table: Its table.
+            table: Its table; None: it has shards, which are not saved.
             say: Shows a line.
             joint: Lets the hosts of the run save at one update; None: the run has one host.
         """
         self._run_dir, self._config, self._table, self._say = run_dir, config, table, say
         self._joint = joint
         self._folder, self._file = run_dir / SAVE_FOLDER, run_dir / CHECKPOINT_FILE
-        self._is_loaded = table.loaded is not None
+        self._is_loaded = table is not None and table.loaded is not None
         self._save: _TableSave | None = None
         self._began_s = time.monotonic()  # the newest checkpoint
         self._hurried_s = 0.0
@@ -238,6 +238,7 @@ class Checkpoints:
 
     def _open(self) -> _TableSave:
         """Begins a save. Raises FileNotFoundError if the run directory has gone: a save would make it again."""
+        assert self._table is not None
         self._run_dir.stat()
         self._began_s = time.monotonic()
         self._save = _TableSave(self._table, self._folder)
