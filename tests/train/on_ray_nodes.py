@@ -395,7 +395,7 @@ def shards_end(folder: Path) -> Any:
     told["interrupted"] = [run.process.wait(60), (folder / "interrupted" / "checkpoint.pt").exists(), left(before)]
     run = started(folder, "faulty", *one, "--env", "train.worlds:Faulty-v0", *SMALL)
     told["faulty"] = [run.process.wait(120), "the world ends at step 150" in run.text, left(before)]
-    run = started(folder, "waits", "--actors", "1", "--shards", "2", *SMALL)
+    run = started(folder, "waits", "--actors", "1", "--shards", "3", *SMALL)
     with contextlib.suppress(RuntimeError):
         wait(lambda: False, run, 10.0)
     told["waits"] = [run.process.poll(), left(before)]
@@ -413,17 +413,8 @@ def shards_by_hand(folder: Path) -> Any:
     """Two learners of one update; `relive act` joins a run with a shard by hand, and streams its rows to the shard."""
     nodes(HEAD)
     before = tables()
-    arguments = (
-        "--actors",
-        "1",
-        "--shards",
-        "1",
-        "--set",
-        "topology=learners(2, sync)",
-        "--serve",
-        "grpc://127.0.0.1:7575",
-    )
-    run = started(folder, "by-hand", *arguments, *SMALL)
+    served = ("--set", "topology=learners(2, sync)", "--serve", "grpc://127.0.0.1:7575")
+    run = started(folder, "by-hand", "--actors", "1", "--shards", "1", *served, *SMALL)
     wait(lambda: connected(run) == 1 and num_steps(run) > 200, run)
     log = folder / "act.log"
     with log.open("w") as output:
@@ -431,17 +422,12 @@ def shards_by_hand(folder: Path) -> Any:
         act = subprocess.Popen(command, stdout=output, stderr=output)
     wait(lambda: connected(run) == 2, run)
     wait(more_steps(run), run)
-    lanes = [len(writing(before)[HEAD]), [len(one) for one in writing(before)[HEAD]]]
-    run.process.send_signal(signal.SIGINT)
-    code = run.process.wait(60)
+    maps = writing(before)[HEAD]
     act.send_signal(signal.SIGINT)
-    return [
-        code,
-        lanes,
-        act.wait(60),
-        int(re.findall(r"([\d,]+) steps, ", log.read_text())[-1].replace(",", "")) > 50,
-        left(before),
-    ]
+    code = act.wait(60)
+    (steps,) = re.findall(r"([\d,]+) steps, ", log.read_text())
+    run.process.send_signal(signal.SIGINT)
+    return [maps, code, int(steps.replace(",", "")) > 50, run.process.wait(60), left(before)]
 
 
 def stopped(folder: Path) -> Any:

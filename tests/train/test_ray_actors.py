@@ -413,6 +413,41 @@ def test_ray_starts_the_hosts_of_a_run_which_is_resumed_after_one_is_killed() ->
 @needs_shared_memory
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
+def test_actors_write_to_the_shard_of_their_node_and_shards_end_with_the_run() -> None:
+    with found_on_nodes("sharded") as told:
+        found = told["sharded"]
+        assert found["placed"] == [2, 2, 1, 1] and found["maps"] == [True, True]
+        assert found["written and drawn"] == [True, True]
+        assert found["after an actor"] == [2, 2, 1], "it maps the shard of its node again"
+        assert found["after an owner"] == [4, 1, 1], "the actors wait for it, and go on"
+        assert found["after a node"] == [2, 0, 1]
+        assert found["with the node again"] == [2, 2, 1, [[], []]], "its shard is lost: they stream to the other one"
+        processes, memory, groups = found["after the learner"]
+        assert (processes, groups) == (0, []), "the shards end by themselves"
+        assert len(memory) == 1, "of the node that was lost"
+        assert found["resumed"] == 0 and found["result"] == [2, True, True]
+        assert found["left"] == NOTHING
+
+
+@needs_shared_memory
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_a_run_with_two_shards_reaches_the_mark_and_shards_leave_nothing_however_a_run_ends() -> None:
+    with found_on_nodes("shards_end", "shards_by_hand", "shards_solve") as told:
+        found = told["shards_end"]
+        assert found["interrupted"] == [130, True, NOTHING]
+        assert found["faulty"] == [1, True, NOTHING]
+        assert found["waits"] == [None, NOTHING] and found["waits no more"] == [130, NOTHING]
+        assert found["hangs"] == [130, NOTHING]
+        assert told["shards_by_hand"] == [[[0]], 130, True, 130, NOTHING]
+        code, ending, num_steps, mean, left = told["shards_solve"]
+        assert code == 0 and ending == "reached its return" and mean >= 195.0, (num_steps, mean)
+        assert left == NOTHING
+
+
+@needs_shared_memory
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
 def test_a_run_on_a_ray_node_reaches_the_mark_of_a_run_without_ray() -> None:
     with found_on_nodes("solves") as told:
         for name in ("ray", "alone"):
