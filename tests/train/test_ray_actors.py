@@ -30,6 +30,7 @@ from relive.errors import DeadlineExceeded, InvalidConfig  # noqa: E402
 from relive.train import ActorsKeepDying, EnvironmentRaised, TrainConfig, preset, tune  # noqa: E402
 from relive.train.acting import ray_actors  # noqa: E402
 from relive.train.acting.ray_actors import RayActors, placed  # noqa: E402
+from relive.train.acting.ray_shards import chosen_nodes  # noqa: E402
 from relive.train.learners.meeting import starts_hosts  # noqa: E402
 from relive.train.sections import ClusterConfig  # noqa: E402
 
@@ -119,6 +120,20 @@ def test_actors_of_other_nodes_get_an_address_that_leads_to_this_node(monkeypatc
     assert ray_actors._reachable("grpc://0.0.0.0:7070/run") == "grpc://10.0.0.7:7070/run"
     assert ray_actors._reachable("grpc+tls://[::]:7070/run") == "grpc+tls://10.0.0.7:7070/run"
     assert ray_actors._reachable("grpc+tls://head:7070/run") == "grpc+tls://head:7070/run"
+
+
+# ---- rule T1 ---------------------------------------------------------------------------------------------------------
+
+
+def test_shards_lie_on_the_nodes_with_the_most_cpus() -> None:
+    nodes = [
+        {"NodeID": name, "Alive": name != "gone", "NodeManagerAddress": f"10.0.0.{at}", "Resources": resources}
+        for at, (name, resources) in enumerate(
+            [("head", {}), ("small", {"CPU": 4.0}), ("gone", {"CPU": 64.0}), ("b", {"CPU": 8.0}), ("c", {"CPU": 8.0})]
+        )
+    ]
+    assert chosen_nodes(nodes, 2) == ["b", "c"]
+    assert chosen_nodes(nodes, 9) == ["b", "c", "small", "head"], "fewer than asked for"
 
 
 # ---- rules R3 and R4, with a Ray that is played ----------------------------------------------------------------------
