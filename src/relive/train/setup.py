@@ -205,6 +205,8 @@ def limiter_of(config: TrainConfig) -> SamplesPerInsert:
     """Returns the limiter of a run: it keeps updates_per_step, within a tolerance for either side to get ahead."""
     replay = config.replay
     samples_per_insert = replay.updates_per_step * config.agent.batch_size
+    # The limiter over shards may be overshot by a step of each actor.
+    num_rounds = 4.0 if config.cluster.shards is None else max(4.0, config.num_actors)
     return SamplesPerInsert(
         samples_per_insert,
         replay.min_size,
@@ -212,7 +214,7 @@ def limiter_of(config: TrainConfig) -> SamplesPerInsert:
         tolerance=max(
             0.1 * samples_per_insert * replay.min_size,
             4.0 * config.agent.batch_size,
-            4.0 * samples_per_insert * config.environment.num_envs_per_actor,
+            num_rounds * samples_per_insert * config.environment.num_envs_per_actor,
         ),
     )
 
@@ -249,7 +251,7 @@ def remove_left(config: TrainConfig, run_dir: Path) -> None:
     remove_left_table(run_dir)
     if name is not None and config.cluster.shards is not None:
         cluster = importlib.import_module("relive.train.acting.ray_shards")  # needs the extra `ray`
-        cluster.remove_left_shards(name, config.cluster.shards)
+        cluster.remove_left_shards(name)
 
 
 def check_saved_table(config: TrainConfig, agent: Agent, saved: Found) -> None:

@@ -18,6 +18,7 @@ Protocol:
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
 import secrets
@@ -144,36 +145,34 @@ def _removed(name: str, wait: Wait) -> bool:
             wait.pause()
 
 
-def _sweep_here(names: Sequence[str]) -> list[str]:
-    """A task of a node: ends these shards here, and removes their memory. Returns the names of which some is left."""
-    wait = Wait(_DETACH_S)
-    ended = [name for name in names if end_here(name, False, wait.left_s, _RunShard.__name__)]
-    return [name for name in names if not (name in ended and _removed(name, wait))]
+def _sweep_here(name: str) -> None:
+    """A task of a node: ends the shards of a session that are here, and removes their memory."""
+    wait, first = Wait(_DETACH_S), SharedMemory(f"{name}-").path
+    for path in glob.glob(f"{glob.escape(first)}*"):
+        shard = f"{name}-{path.removeprefix(first)}"
+        if end_here(shard, False, wait.left_s, _RunShard.__name__):
+            _removed(shard, wait)
 
 
 # ---- in the process that calls `train` -------------------------------------------------------------------------------
 
 
-def remove_left_shards(name: str, most: int) -> None:
-    """Removes the memory that shards of a killed session left on the nodes of the cluster (rule T3).
+def remove_left_shards(name: str) -> None:
+    """Removes the memory that shards of a session left on the nodes of the cluster (rule T3).
+
+    A node that does not answer in time keeps it.
 
     Args:
-        name: The name that the session noted.
-        most: The most shards that it may have had.
+        name: The name of the session's shards, which it noted.
 
     Blocks:
         At most 20 s.
     """
     with suppress(ReliveError), explained("train()"):
-        _sweep([f"{name}-{number}" for number in range(most)])
-
-
-def _sweep(names: Sequence[str]) -> None:
-    """Removes the memory of these shards on all nodes. A node that does not answer in time keeps it."""
-    task = ray.remote(_sweep_here)
-    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    asked = [task.options(max_retries=0, **_on(node)).remote(list(names)) for node in nodes]
-    ray.wait(asked, num_returns=len(asked), timeout=_SWEEP_S)
+        task = ray.remote(_sweep_here)
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        asked = [task.options(max_retries=0, **_on(node)).remote(name) for node in nodes]
+        ray.wait(asked, num_returns=len(asked), timeout=_SWEEP_S)
 
 
 def _go_on_unless(stopping: Callable[[], bool]) -> None:
@@ -342,9 +341,8 @@ class RunShards(Closing):
             for one in left:
                 with suppress(RayError):
                     ray.kill(one.actor, no_restart=True)
-            names = [f"{self.name}-{one.number}" for one in placed if one in left or one.lost is not None]
-            if names and not in_a_hurry():
-                _sweep(names)
+            if (left or any(one.lost is not None for one in placed)) and not in_a_hurry():
+                remove_left_shards(self.name)
 
     def _left(self, placed: Sequence[_Placed], wait: Wait) -> list[_Placed]:
         """Waits until the shards have ended. Returns those that have not."""
