@@ -325,7 +325,7 @@ def sharded(folder: Path) -> Any:
     nodes(HEAD, OTHER)
     before, told = tables(), {}
     two = ("--actors", "4", "--actors-per-node", "2", "--shards", "2")
-    run = started(folder, "sharded", *two, "--max-minutes", "20", *SMALL)
+    run = started(folder, "sharded", *two, "--max-minutes", "20", "--max-steps", "10000000", *SMALL)
     wait(lambda: connected(run) == 4 and num_steps(run) > 500, run)
     shard_of = {ip: number for number, ip in nodes_of_shards(before).items()}
     told["placed"] = [len(actors(HEAD)), len(actors(OTHER)), len(shards(HEAD)), len(shards(OTHER))]

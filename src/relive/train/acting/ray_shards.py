@@ -9,11 +9,12 @@ Protocol:
       the region. If the node is lost, the shard is lost for good: another node would begin with an empty region, which
       no open handle reads.
   T2  The shards end with the run. They are detached, so that Ray does not kill them before they have removed their
-      memory. Each looks whether the run's *leash* is there: an empty placement group that Ray removes when the process
-      that calls `train` ends, by whatever signal. A shard without a leash removes its memory and ends.
-  T3  Memory without an owner stays if a node was lost, or if a shard and the learner died at once. The end of the run
-      removes it from the nodes that are there. The next session (--resume) does that for a learner that was killed.
-  T4  The run publishes which shards are lost for good, and what these had counted. The run ends if all are lost.
+      memory. Each looks whether the run's *leash* is there: a placement group of one byte that Ray removes when the
+      process that calls `train` ends, by whatever signal. A shard without a leash removes its memory and ends.
+  T3  If Ray ends on a node and the machine goes on, the memory of its shard stays. The end of the run removes it from
+      the nodes that are there. The next session (--resume) does that for a learner that was killed.
+  T4  The run publishes which shards are lost for good, and what these had counted. A shard also counts as lost if its
+      region or its address is another one after a restart. The run ends if all are lost.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ class _RunShard:
         """Reports where the shard is, and how full it is."""
         return self._shard.report()
 
-    def ready(self) -> None:
-        """Answers."""
+    def address(self) -> str:
+        """Returns the address at which it serves the shard."""
+        return self._shard.report().address
 
     def end(self) -> None:
         """Removes the memory, and ends the process, soon."""
@@ -308,17 +310,16 @@ class RunShards(Closing):
         if one.shard.state == "replaced":  # its memory went with its owner
             return True
         if one.owed is None:
-            one.owed = one.actor.ready.remote()
+            one.owed = one.actor.address.remote()
         if not ray.wait([one.owed], timeout=0)[0]:
             return False
         owed, one.owed = one.owed, None
         try:
-            ray.get(owed)
+            return bool(ray.get(owed) != one.address)  # its port was taken while it was started again
         except (ActorDiedError, ActorUnschedulableError):
             return True
         except RayActorError:  # Ray is starting it
             return False
-        return False
 
     def close(self) -> None:
         """Closes the learner's handle, and ends all shards with their memory. A second call has no effect."""
