@@ -9,7 +9,7 @@ import pytest
 from processes.shm import needs_shared_memory
 
 import relive
-from fleet.tools import config_of
+from fleet.tools import config_of, fill
 from relive import errors
 from relive.fleet import Alone, GroupReader, ShardedTable, ShardOwner, attach, saved
 
@@ -43,6 +43,17 @@ def test_shards_opened_with_what_is_no_access_and_no_path(shm_name: Any, wrong: 
     for tables in (wrong, [wrong], []):
         with pytest.raises(errors.InvalidConfig):
             ShardedTable.over(tables)
+
+
+@pytest.mark.parametrize("wrong", [-1, None, 1.5, 2**64, "x", True])
+def test_a_wrong_number_of_a_draw_changes_nothing(shm_name: Any, wrong: Any) -> None:
+    name = shm_name()
+    with ShardOwner(0, config_of(name)) as owner, attach([name]) as table:
+        fill(table, 0, 0, 20)
+        for one in (table, owner.table):
+            with pytest.raises(errors.InvalidConfig, match="next draw"):
+                one.number_draws(wrong)
+        assert table.next_draw == 0 and table.sample(4).num_items == 4
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=repr)

@@ -178,6 +178,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         lambda: relive.train.play_run(tmp_path, video=3),  # type: ignore[arg-type]
         lambda: relive.train.train(resume=True),
         lambda: relive.train.train(),
+        lambda: relive.train.train(small(device="meta"), tmp_path / "run"),
+        lambda: relive.train.train(small(device="mps"), tmp_path / "run"),
         lambda: load_policy(tmp_path),
     ):
         with pytest.raises(InvalidConfig):

@@ -81,6 +81,15 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
+def test_an_empty_path_and_two_directories_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="agents are written in torch")
+    done = relive_command("train", "dqn", "--run-dir", "")
+    assert done.returncode == 2 and "expected a path" in done.stderr
+    both = ("--resume", str(tmp_path / "a"), "--run-dir", str(tmp_path / "b"))
+    done = relive_command("train", "dqn", *both)
+    assert done.returncode == 1 and "none beside --resume" in done.stderr
+
+
 def test_a_run_goes_on_with_its_own_agent_only(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="agents are written in torch")
     from relive.train.config import preset

@@ -166,6 +166,25 @@ def test_a_run_that_goes_on_is_not_moved_aside(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run.1").iterdir()] == ["config.json"] and not folder.exists()
 
 
+def test_the_directory_in_which_the_program_works_is_not_moved_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "thesis.txt").write_text("a user's file")
+    for place in (tmp_path, tmp_path / "below"):
+        monkeypatch.chdir(place)
+        with pytest.raises(InvalidConfig, match="work in"):
+            relive.train.train(small(), tmp_path, moving_aside=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["below", "thesis.txt"]
+
+
+def test_a_run_whose_table_does_not_fit_leaves_no_directory(tmp_path: Path) -> None:
+    config = relive.train.preset("dqn", "CartPole-v1", {"topology": "actors", "replay.capacity": 4_000_000_000})
+    with pytest.raises(relive.errors.StorageFull):
+        relive.train.train(config, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_that_was_moved_under_its_run_takes_no_lock_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first, second = alone_in(folder), alone_in(folder)

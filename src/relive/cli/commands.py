@@ -15,6 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeAlias
 
 from relive.errors import MissingPackage
@@ -28,6 +29,7 @@ __all__ = [
     "add_commands",
     "at_least",
     "extra_named",
+    "named_path",
     "new_parser",
     "new_parser_of",
     "say",
@@ -101,6 +103,13 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
         return value
 
     return read
+
+
+def named_path(text: str) -> Path:
+    """The type of an option: a path. An empty one may be a variable of the shell that is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty text")
+    return Path(text)
 
 
 def port(text: str) -> int:

@@ -16,6 +16,7 @@ from relive.cli.commands import (
     add_commands,
     at_least,
     extra_named,
+    named_path,
     new_parser_of,
     say,
 )
@@ -54,7 +55,9 @@ def add(commands: Commands) -> None:
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--file", type=Path, default=Path(_FILE), help="File of the tokens (default: %(default)s).")
+    parser.add_argument(
+        "--file", type=named_path, default=Path(_FILE), help="File of the tokens (default: %(default)s)."
+    )
 
 
 def _new(name: str, roles: list[str], tables: list[str] | None, days: float | None, file: Path) -> None:

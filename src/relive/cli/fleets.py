@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relive.cli.commands import Commands, add_command, add_commands, extra_named, new_parser_of, say
+from relive.cli.commands import Commands, add_command, add_commands, extra_named, named_path, new_parser_of, say
 
 if TYPE_CHECKING:
     from relive.fleet.ray import ShardReport
@@ -22,7 +22,9 @@ def add(commands: Commands) -> None:
     text = "Start, show and stop a table over shards, with one shard on each node of a Ray cluster."
     fleet = add_commands(new_parser_of(commands, "fleet", text, ("ray",)))
     parser = add_command(fleet, "start", _start)
-    parser.add_argument("config", type=Path, metavar="FLEET.TOML", help="File of the fleet; docs/fleet.md shows one.")
+    parser.add_argument(
+        "config", type=named_path, metavar="FLEET.TOML", help="File of the fleet; docs/fleet.md shows one."
+    )
     parser.add_argument(
         "--timeout-s",
         type=float,

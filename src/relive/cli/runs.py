@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from relive.agents.registry import AGENTS, entry_of
-from relive.cli.commands import EXIT_STOPPED, Commands, add_command, at_least, extra_named, say
+from relive.cli.commands import EXIT_STOPPED, Commands, add_command, at_least, extra_named, named_path, say
 from relive.cli.doors import access_of, add_access
 from relive.cli.training import add_settings
 
@@ -63,9 +63,9 @@ def _add_tuning(commands: Commands) -> None:
     add("--env", metavar="ID", help="Gymnasium id (default: the agent's default).")
     add("--budget", metavar="SECONDS", type=float, default=60.0,
         help="Approximate time for the measurements (default: %(default)g).")  # fmt: skip
-    add("--out", metavar="FILE", type=Path,
+    add("--out", metavar="FILE", type=named_path,
         help="File for the settings, for train --config (default: runs/tuned-AGENT-ENV.toml).")  # fmt: skip
-    add("--json", metavar="FILE", type=Path, help="Also write all findings, as JSON.")
+    add("--json", metavar="FILE", type=named_path, help="Also write all findings, as JSON.")
     add_settings(parser)
 
 
@@ -105,7 +105,7 @@ def _tune(
 
 
 def _add_run_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="Directory of a run, finished or not.")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=named_path, help="Directory of a run, finished or not.")
 
 
 def _add_seed(parser: argparse.ArgumentParser) -> None:
@@ -145,7 +145,7 @@ def _add_playing(commands: Commands) -> None:
     parser.add_argument("--episodes", metavar="N", type=at_least(1), default=1,
                         help="Number of episodes to show (default: %(default)s).")  # fmt: skip
     _add_seed(parser)
-    parser.add_argument("--video", metavar="FILE", type=Path,
+    parser.add_argument("--video", metavar="FILE", type=named_path,
                         help="Write a video to FILE.mp4 instead of opening a window.")  # fmt: skip
     parser.add_argument("--max-steps", metavar="N", type=at_least(1), default=10_000,
                         help="End after this number of steps, over all episodes (default: %(default)s).")  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relive.cli.commands import Commands, UsageError, add_command, at_least, extra_named, port, say
+from relive.cli.commands import Commands, UsageError, add_command, at_least, extra_named, named_path, port, say
 from relive.cli.doors import access_of, add_access
 from relive.config.capacity import bytes_per_step
 from relive.config.storage import File
@@ -44,7 +44,7 @@ def add(commands: Commands) -> None:
     )
     parser = add_command(commands, "serve", _serve, extras=("service",))
     parser.add_argument(
-        "config", type=Path, metavar="TABLE.TOML", help="File of the tables; docs/service.md shows one."
+        "config", type=named_path, metavar="TABLE.TOML", help="File of the tables; docs/service.md shows one."
     )
     parser.add_argument(
         "--address",

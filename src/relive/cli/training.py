@@ -23,6 +23,7 @@ from relive.cli.commands import (
     add_commands,
     at_least,
     extra_named,
+    named_path,
     new_parser_of,
     say,
 )
@@ -87,10 +88,10 @@ def _add_options(parser: argparse.ArgumentParser, agent: str, entry: Entry) -> N
         help="Let every machine that reaches the address act for the run.")  # fmt: skip
     add("--seed", dest="environment.seed", metavar="N", type=at_least(0),
         help="Seed of all random numbers (default: 0).")  # fmt: skip
-    add("--run-dir", metavar="DIR", type=Path,
+    add("--run-dir", metavar="DIR", type=named_path,
         help="Directory for the run's files. An earlier run there is moved aside"
         f" (default: runs/{agent}-ENV-sSEED).")  # fmt: skip
-    add("--resume", metavar="DIR", type=Path, help="Continue the run in this directory.")
+    add("--resume", metavar="DIR", type=named_path, help="Continue the run in this directory.")
     add("--max-steps", dest="limits.max_steps", metavar="N", type=at_least(1),
         help="End the run after this number of environment steps.")  # fmt: skip
     add("--max-minutes", dest="limits.max_minutes", metavar="MINUTES", type=float,
@@ -113,7 +114,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        type=Path,
+        type=named_path,
         help="TOML file of options, or a run's config.json. --set takes precedence.",
     )
     parser.add_argument(
@@ -142,6 +143,8 @@ def _train(
 
         settings = {path: value for path, value in options.items() if value is not None}
         settings.update(parse_assignments(assignments))
+        if resume is not None and run_dir is not None:
+            raise InvalidConfig("--run-dir", "none beside --resume, which names the directory", str(run_dir))
         if resume is not None:
             made = _resumed(agent, resume, config, settings)
         elif config is not None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from relive.checks.values import integer
 from relive.core.request import DrawRequest
 from relive.errors import ServiceUnavailable, TableClosed
 from relive.fleet.agreement import Agreement, Exchange
@@ -148,7 +149,7 @@ class Drawing:
         Where uses are counted, each owner confirms its part: no item is handed out before. If the uses of a part went
         back because its stream ended, the other parts go back, too. Only a stream that ends, or an owner that falls
         silent, between the check of all parts and the confirmation leaves other parts counted. Their items count as
-        drawn, and nobody gets them.
+        drawn, and are lost.
 
         A signal's handler that raises leaves no draw half counted: all parts are counted, and then the error goes on.
 
@@ -208,6 +209,7 @@ class Drawing:
 
         Raises RanksDisagree if another rank gives another number.
         """
+        number = integer("number of the next draw", number, 0)
         self.agreement.check_alike(number, timeout_s)
         with self._numbers:
             self._call = number

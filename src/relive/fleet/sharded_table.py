@@ -294,6 +294,7 @@ class ShardedTable(SavesShards):
             number: number of the next draw.
 
         Raises:
+            InvalidConfig: number is no integer >= 0.
             RanksDisagree: another rank gave another number.
         """
         self._fleet.drawing.number_draws(number, self._timeout_s)

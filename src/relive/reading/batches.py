@@ -233,7 +233,7 @@ class Batches(Closing):
         taken = bringer.ready[0]
         try:
             taken.hold.commit(was_late)
-        except ReliveError:  # the draw is over: its batch is nobody's
+        except ReliveError:  # the draw is over: its batch must not be handed out
             bringer.ready.popleft()
             bringer.wanted.ring()
             raise

@@ -198,7 +198,7 @@ class Table(Saved):
 
     def number_draws(self, number: int) -> None:
         """Gives the next draw this number."""
-        self._local.set_next_call(number)
+        self._local.set_next_call(integer("number of the next draw", number, 0))
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from typing import final
 import numpy as np
 from rich.console import Console
 
-from relive.errors import InvalidConfig
+from relive.errors import InvalidConfig, ReliveError
 from relive.train.acting.environments import final_seeds
 from relive.train.assembly import Assembly
 from relive.train.config import TrainConfig, path_of
@@ -31,6 +31,7 @@ from relive.train.learners.numerics import learner_numerics
 from relive.train.run_directory import (
     CONFIG_FILE,
     alone_in,
+    forget_run,
     forget_table,
     move_aside,
     note_table,
@@ -304,7 +305,11 @@ class _Run:
             opening = open_session(self._streams, self._progress, run_dir / PROFILE_FILE, self._saved, stopping)
             remove_left(config, run_dir)
             stack.callback(forget_table, run_dir)  # after the session has closed its table
-            session = stack.enter_context(opening)
+            try:
+                session = stack.enter_context(opening)
+            except ReliveError:
+                forget_run(run_dir)
+                raise
             note_table(run_dir, session.table_name)
             evaluator = self._evaluator()
             stack.callback(evaluator.close)

@@ -41,6 +41,7 @@ __all__ = [
     "SAVE_FOLDER",
     "TABLE_PREFIX",
     "alone_in",
+    "forget_run",
     "forget_table",
     "left_table",
     "move_aside",
@@ -154,10 +155,12 @@ def move_aside(folder: Path, console: Console) -> None:
     """Renames a directory that is not empty, so that a new run starts in an empty one and no file is lost.
 
     Raises:
-        InvalidConfig: A run uses the directory.
+        InvalidConfig: A run uses the directory, or it is the working directory or above it.
     """
     if not folder.is_dir() or not any(folder.iterdir()):
         return
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise InvalidConfig("run directory", "one that this program does not work in, or an empty one", str(folder))
     with alone_in(folder):
         for number in itertools.count(1):
             aside = folder.with_name(f"{folder.name}.{number}")
@@ -193,6 +196,12 @@ def note_table(folder: Path, name: str) -> None:
     """
     if name:
         write_whole(folder / _TABLE_FILE, f"{name}\n".encode())
+
+
+def forget_run(folder: Path) -> None:
+    """Removes the options of a run that was refused before it had made anything."""
+    if {one.name for one in folder.iterdir()} <= {CONFIG_FILE, LOCK_FILE}:
+        (folder / CONFIG_FILE).unlink(missing_ok=True)
 
 
 def forget_table(folder: Path) -> None:

@@ -193,11 +193,16 @@ def _make_profiling(config: TrainConfig, path: Path) -> Profiling:
 
 
 def chosen_device(device: str) -> str:
-    """Returns the device that `device` means here. Raises InvalidConfig for CUDA on a machine without it."""
+    """Returns the device that `device` means here. Raises InvalidConfig for one that this machine does not have."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidConfig(what="device", expected="'cpu' or 'auto' on a machine without CUDA", got=device)
+    try:
+        torch.zeros(1, device=device).item()  # a device of torch may be missing here, and "meta" has no values
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        why = (str(problem).splitlines() or [type(problem).__name__])[0][:100]
+        raise InvalidConfig("device", "'auto', 'cpu', or one that torch finds here", f"{device} ({why})") from None
     return device
 
 
