@@ -11,8 +11,8 @@ Every `groups` new groups are trained once, and then `replays` batches of earlie
 `budget` tokens and goes on after the next updates, so its tokens have several versions. A process of its own checks the
 answers, so a reward arrives later than its tokens. A step is a generated token.
 
-Deviations from the papers: the model first learns from examples until one answer in ten is right; the rewards are 0
-and 1, so mean_i |A_i| is 2 sqrt(variance of r), which the table knows when it publishes a group.
+Deviations from the papers: the model first learns from examples until one answer in ten is right; the learning rate
+falls to zero; the rewards are 0 and 1, so mean_i |A_i| is 2 sqrt(variance of r), which the table knows of a group.
 """
 
 from __future__ import annotations
@@ -168,8 +168,7 @@ class Rollouts:
         length += 1
         parts = [(int(rows["prompt"][lane]), lane, length[lane]) for lane in ends.tolist()]
         length[ends] = 0
-        tokens, keys = rows["tokens"], rows["keys"]
-        return [(prompt, tokens[lane, :end].copy(), keys[lane, :end].copy()) for prompt, lane, end in parts]
+        return [(at, rows["tokens"][lane, :end].copy(), rows["keys"][lane, :end].copy()) for at, lane, end in parts]
 
 
 def make_table(settings: Settings, name: str) -> relive.Table:
@@ -231,6 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                 recent += checker.exchange(ended)
                 step += settings.budget * settings.lanes
                 while (batch := sample(table, settings, "new")) is not None:
+                    learner.optimizer.param_groups[0]["lr"] = settings.learning_rate * max(
+                        1 - step / settings.steps, 0.02
+                    )
                     loss = learner.update(batch)
                     table.set_policy_version(learner.version)
                     trained += batch["prompt"][:, 0].tolist()
