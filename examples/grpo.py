@@ -216,23 +216,20 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         learner.warm_up()
     recent, trained = deque(told.get("recent", []), 1_000), told.get("trained", [])
     with saved.table if saved else make_table(settings, name) as table:
-        rollouts = Rollouts(settings, table, told)
+        rollouts, step = Rollouts(settings, table, told), run.step
         checker = Checker(name, learner.sums, settings.judge_s, 2 * settings.lanes, told.get("unchecked", []))
 
         def state() -> tuple[relive.Table, dict[str, Any]]:
             under_way = {"started": rollouts.started, "rows": rollouts.rows, "unchecked": [*checker.unchecked.values()]}
             return table, {"learner": learner.state(), "recent": [*recent], "trained": trained} | under_way
 
-        step = run.step
         with run.course(state):
             while run.goes_on(step):
+                learner.optimizer.param_groups[0]["lr"] = settings.learning_rate * (1.0 - step / settings.steps)
                 ended = [job for _ in range(settings.budget) for job in rollouts.go_on(learner)]
                 recent += checker.exchange(ended)
                 step += settings.budget * settings.lanes
                 while (batch := sample(table, settings, "new")) is not None:
-                    learner.optimizer.param_groups[0]["lr"] = settings.learning_rate * max(
-                        1 - step / settings.steps, 0.02
-                    )
                     loss = learner.update(batch)
                     table.set_policy_version(learner.version)
                     trained += batch["prompt"][:, 0].tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes.tools import eventually
 
 import relive
 import relive.checkpoint
@@ -77,9 +79,13 @@ def test_grpo_skips_and_repeats_no_prompt_after_kills(tmp_path: Path) -> None:
         while (trained := len(relive.checkpoint.load_learner(tmp_path / "save")["learner"]["trained"])) < wanted:
             assert program.poll() is None, program.communicate()[0]
             time.sleep(0.1)
+        (checker,) = children(program.pid)
         program.kill()
         program.wait()
-        relive.remove(f"grpo-{program.pid}")
+        place = Path(f"/proc/{checker}")
+        assert eventually(lambda place=place: not place.exists()), "the checker outlives the learner"
+        with contextlib.suppress(relive.errors.NoSuchTable):  # the checker closed it as its last user
+            relive.remove(f"grpo-{program.pid}")
         assert check_prompts(tmp_path) >= wanted
 
 
