@@ -238,6 +238,16 @@ def test_what_a_missed_draw_took_elsewhere_goes_back(start: Any, shm_name: Any) 
         assert rest == 50 - 1 - 20, "a draw that was made again took no use twice"
 
 
+def test_sessions_of_two_servers_have_different_names(start: Any, shm_name: Any) -> None:
+    """A handle may name a session to the server that has replaced its own."""
+    owners = [start(), start()]
+    shards = [RemoteShard(one.own(0, config_of(shm_name())), 0, 10.0) for one in owners]
+    names = {shard._lines._idle[0].session for shard in shards}
+    for shard in shards:
+        shard.close()
+    assert len(names) == 2
+
+
 @pytest.mark.parametrize("is_over", [False, True])
 def test_an_item_whose_uses_are_counted_is_confirmed_before_it_is_handed_out(
     start: Any, shm_name: Any, is_over: bool
@@ -422,3 +432,69 @@ def test_a_stream_cut_as_its_answer_came_is_not_used_again(shm_name: Any, monkey
             failed: list[Exception] = []
             monkeypatch.setattr(RemoteShard, "fails", lambda shard, error: failed.append(error))
             assert not shard.ask_root(0, 5.0)().is_dead and not failed
+
+
+# ---- batches ahead ---------------------------------------------------------------------------------------------------
+
+
+def test_batches_ahead_are_asked_for_before_the_first_of_them_is_taken(start: Any, shm_name: Any) -> None:
+    """Each batch that was handed out counts once, and no other does; the owners hear of it soon."""
+    owners = start()
+    addresses = [owners.own(number, config_of(shm_name())) for number in range(2)]
+    with attach(addresses, path="service") as table:
+        for shard in range(2):
+            fill(table, shard, 100 * shard, 50)
+        source, _ = table._batch_source(DrawRequest(0, 8), None, 4, 5.0)  # type: ignore[arg-type]
+        source.ask(3)
+        assert sum(owners.ask("in_flight", address) for address in addresses) <= 3 * 8 and len(source._begun) == 3  # type: ignore[attr-defined]
+        source.close()
+        for address in addresses:
+            settled(owners, address)
+        sampled = table.stats().indexes["default"].sampled
+        with table.batches(8, prefetch=4) as batches:
+            for _ in range(25):
+                batch = next(batches)
+                assert len(batch) == 8 and (batch["next_observation"] == batch["observation"] + 1).all()
+            assert eventually(lambda: sum(owners.ask("in_flight", address) for address in addresses) == 4 * 8)
+        for address in addresses:
+            settled(owners, address)
+        assert table.stats().indexes["default"].sampled == sampled + 25 * 8
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        relive.Index(max_times_sampled=1),
+        relive.Index(sampler=relive.Fifo()),
+        relive.Index(limiter=relive.SamplesPerInsert(4.0, 1, 1_000.0)),
+    ],
+    ids=["uses", "order", "limiter"],
+)
+def test_draws_that_follow_from_each_other_are_made_one_after_another(start: Any, shm_name: Any, index: Any) -> None:
+    owners = start()
+    with attach([owners.own(0, config_of(shm_name(), index))], path="service") as table:
+        fill(table, 0, 0, 50)
+        source, _ = table._batch_source(DrawRequest(0, 4), None, 4, 5.0)  # type: ignore[arg-type]
+        source.ask(3)
+        assert not source._begun  # type: ignore[attr-defined]
+        source.close()
+
+
+def test_mapped_shards_draw_as_if_nothing_were_ahead(shm_name: Any) -> None:
+    name = shm_name()
+    with ShardOwner(0, config_of(name)), attach([name]) as table:
+        assert not table._fleet.drawing.can_overlap(0)
+
+
+def test_batches_ahead_go_on_without_a_killed_owner(start: Any, shm_name: Any) -> None:
+    near, far = start(), start()
+    addresses = [near.own(0, config_of(shm_name())), far.own(1, config_of(shm_name()))]
+    with attach(addresses, path="service", timeout_s=10.0) as table:
+        for shard in range(2):
+            fill(table, shard, 100 * shard, 50)
+        with table.batches(8, prefetch=4) as batches:
+            assert {int(key) >> 51 for _ in range(5) for key in next(batches).item_keys} == {0, 1}
+            far.kill()
+            shards = [{int(key) >> 51 for key in next(batches).item_keys} for _ in range(20)]
+            assert shards[-1] == {0}
+        settled(near, addresses[0])

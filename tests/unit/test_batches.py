@@ -243,6 +243,9 @@ class Counted:
         self.late: list[bool] = []
         self.most_waiting = 0
 
+    def ask(self, num_batches: int) -> None:
+        """Begins nothing."""
+
     def take(self) -> Taken | None:
         if self.errors:
             raise self.errors.pop(0)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.checks.values import integer
+from relive.config.limiters import MinSize
 from relive.core.request import DrawRequest
 from relive.errors import ServiceUnavailable, TableClosed
 from relive.fleet.agreement import Agreement, Exchange
@@ -21,7 +22,7 @@ from relive.fleet.draws.placement import Roots, place, shared_point, within
 from relive.fleet.errors import NotOverShards
 from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shards, Short
 
-__all__ = ["Drawing", "Drawn"]
+__all__ = ["Begun", "Drawing", "Drawn"]
 
 Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
@@ -47,6 +48,23 @@ class _Making(NamedTuple):
     request: DrawRequest
     call: int
     wait: Wait
+    may_ride: bool = False
+
+
+class _Parts(NamedTuple):
+    """The parts of a draw, whose shards have been asked, with the share of each shard by its place."""
+
+    held: list[Part]
+    places: list[int]
+    shares: Sequence[float]
+
+
+class Begun(NamedTuple):
+    """A draw of which no answer was waited for. `parts`: None if a shard could not be asked."""
+
+    making: _Making
+    roots: Roots
+    parts: _Parts | None
 
 
 @final
@@ -97,31 +115,89 @@ class Drawing:
         Raises:
             DeadlineExceeded, RequestTooLarge, TableClosed, and NotOverShards for a condition.
         """
+        making, roots = self._made(request, timeout_s, arrives_s)
+        try:
+            return self._drawn(making, roots)
+        except BaseException:
+            self._return_number(making.call)
+            raise
+
+    def can_overlap(self, index: int) -> bool:
+        """Whether draws of an index may be asked for before earlier ones have answered.
+
+        Not if that could show: in the order of items, in uses, in a limiter, in what mapped shards draw, or to ranks.
+        """
+        is_free = self._max_times[index] is None and isinstance(self._paces[index], MinSize)
+        is_random = not self._shards.sharings[index].is_certain
+        return is_free and is_random and self._exchange.world == 1 and self._shards.are_served
+
+    def begin(self, request: DrawRequest, timeout_s: float, arrives_s: float = 0.0) -> Begun:
+        """Asks the shards for a draw, and waits for the limiter alone. Arguments and errors are those of hold().
+
+        The draw is in flight until finish() or abandon(). Owners hear that it was committed with the next messages of
+        this handle, or by flush().
+        """
+        making, roots = self._made(request, timeout_s, arrives_s)
+        making = making._replace(may_ride=True)
+        try:
+            placed = self._placed(request.index_number, roots, request.num_items, making.call, 0, {})
+            parts = None
+            if placed is not None and roots.bounds[-1] > 0.0:
+                with contextlib.suppress(Missed):  # finish() asks again, without that shard
+                    parts = self._ask(making, *placed)
+            return Begun(making, roots, parts)
+        except BaseException:
+            self._return_number(making.call)
+            raise
+
+    def finish(self, begun: Begun, timeout_s: float, arrives_s: float = 0.0) -> Drawn:
+        """Waits for the answers of a draw that was begun. Arguments and errors are those of hold()."""
+        making = begun.making._replace(wait=Wait(timeout_s, arrives_s=arrives_s))
+        index, roots = making.request.index_number, begun.roots
+        try:
+            if begun.parts is not None:
+                with contextlib.suppress(Missed):  # its parts have gone back
+                    return self._taken(making, begun.parts, roots.num_items)
+                self.agreement.forget(index)
+                roots = roots.without(self._numbers_of_lost())
+            return self._drawn(making, roots, attempt=1)
+        except BaseException:
+            self._return_number(making.call)
+            raise
+
+    def abandon(self, begun: Begun) -> None:
+        """Gives a draw back that was begun, with its number."""
+        for part in reversed(begun.parts.held if begun.parts is not None else []):
+            part.give_back()
+        self._return_number(begun.making.call)
+
+    def flush(self) -> None:
+        """Tells the owners which draws were committed, without a wait."""
+        self._shards.flush()
+
+    def _made(self, request: DrawRequest, timeout_s: float, arrives_s: float) -> tuple[_Making, Roots]:
+        """A checked draw with a number of its own, and its roots."""
         self.check_request(request)
         wait, pace = Wait(timeout_s, arrives_s=arrives_s), self._paces[request.index_number]
         if self._shards.closed:
             raise TableClosed()
         roots, call = self._begin(request.index_number, request.num_items, pace, wait)
-        try:
-            return self._drawn(_Making(request, call, wait), roots)
-        except BaseException:
-            self._return_number(call)
-            raise
+        return _Making(request, call, wait), roots
 
-    def _drawn(self, making: _Making, roots: Roots) -> Drawn:
+    def _drawn(self, making: _Making, roots: Roots, attempt: int = 0) -> Drawn:
         """Draws by these roots.
 
         If that fails, reads the roots again until the draw succeeds or the deadline has passed.
         """
         call, wait = making.call, making.wait
         index, num_items = making.request.index_number, making.request.num_items
-        attempt, is_anew = 0, False  # the first roots may be those of earlier draws
+        is_anew = False  # the first roots may be those of earlier draws
         room: dict[int, int] = {}  # by place: the uses that a shard has left, where it lacked some
         while True:
             placed = self._placed(index, roots, num_items, call, attempt, room) if roots.bounds[-1] > 0.0 else None
             if placed is not None:
                 try:
-                    return self._descend(making, *placed, roots.num_items)
+                    return self._taken(making, self._ask(making, *placed), roots.num_items)
                 except Missed as missed:
                     if missed.is_late:
                         needs = f"{num_items} items, of which those of shard {missed.shard.number} are on their way"
@@ -151,7 +227,8 @@ class Drawing:
         silent, between the check of all parts and the confirmation leaves other parts counted. Their items count as
         drawn, and are lost.
 
-        A signal's handler that raises leaves no draw half counted: all parts are counted, and then the error goes on.
+        A signal's handler that raises leaves no draw half counted: all parts are counted that need no answer, and then
+        the error goes on.
 
         Raises:
             TableClosed: the table was closed, which gave back all draws in flight.
@@ -176,7 +253,7 @@ class Drawing:
         except BaseException:
             for part in drawn.held:
                 with contextlib.suppress(ServiceUnavailable):
-                    part.commit()
+                    part.commit(waits=False)
             raise
 
     def give_back(self, drawn: Drawn) -> None:
@@ -279,17 +356,27 @@ class Drawing:
                 part.give_back()
         return found
 
-    def _descend(self, making: _Making, counts: list[int], shares: Sequence[float], num_live_items: int) -> Drawn:
-        request, held = making.request, list[Part]()
+    def _ask(self, making: _Making, counts: list[int], shares: Sequence[float]) -> _Parts:
+        """Asks each shard for its number of items, before the first wait for an answer. Raises Missed."""
+        held, places = list[Part](), [at for at, count in enumerate(counts) if count]
+        try:
+            self._shards.prepare([self._shards[at] for at in places])
+            for at in places:
+                held.append(self._shards[at].begin(self._asked(making, at, counts[at])))
+        except BaseException:
+            for part in reversed(held):
+                part.give_back()
+            raise
+        return _Parts(held, places, shares)
+
+    def _taken(self, making: _Making, asked: _Parts, num_live_items: int) -> Drawn:
+        """Waits for all parts, and mixes them. After an error, such as Missed, all parts have gone back."""
+        request, held = making.request, asked.held
         parts: list[tuple[Arrays, Keys, Masses, float]] = []
-        drawn_from = [at for at, count in enumerate(counts) if count]
         is_certain = self._shards.sharings[request.index_number].is_certain
         try:
-            self._shards.prepare([self._shards[at] for at in drawn_from])
-            for at in drawn_from:  # all shards are asked before the first wait
-                held.append(self._shards[at].begin(self._asked(making, at, counts[at])))
-            for at, part in zip(drawn_from, held, strict=True):
-                parts.append((*part.take(), 1.0 if is_certain else shares[at]))
+            for at, part in zip(asked.places, held, strict=True):
+                parts.append((*part.take(), 1.0 if is_certain else asked.shares[at]))
         except BaseException:
             for part in reversed(held):
                 part.give_back()
@@ -315,4 +402,5 @@ class Drawing:
             condition=None if whole.condition is None else whole.condition[at],
         )
         is_read = whole.selection is not None
-        return Asked(request, seconds, making.wait.arrives_s, self._shards.read_only, is_read, is_only)
+        arrives_s = making.wait.arrives_s
+        return Asked(request, seconds, arrives_s, self._shards.read_only, is_read, is_only, making.may_ride)

@@ -257,7 +257,7 @@ class _MappedPart:
     def ask_commit(self) -> None:
         """Does nothing: commit() waits for nothing."""
 
-    def commit(self) -> None:
+    def commit(self, waits: bool = True) -> None:
         self._number = None  # it is used up
         if self._hold is not None:
             self._hold.commit(self._asked.is_read)

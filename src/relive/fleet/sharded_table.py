@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
@@ -16,6 +17,7 @@ from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.core.table_core import Normalise, WriterCore
 from relive.errors import (
+    DeadlineExceeded,
     InvalidConfig,
     NotShareable,
     RequestTooLarge,
@@ -23,7 +25,7 @@ from relive.errors import (
 )
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import FleetCore
-from relive.fleet.drawing import Drawn
+from relive.fleet.drawing import Begun, Drawn
 from relive.fleet.mapped import MappedShard
 from relive.fleet.opened import check_access, checked_path, is_address, mapped_shard, shard_at
 from relive.fleet.saving import SavesShards
@@ -402,7 +404,10 @@ _NONE = np.empty(0, np.int64)
 
 @final
 class FleetSource:
-    """Draws and gathers batches in one call. A batch is in flight until it is handed out."""
+    """Draws and gathers batches. A batch is in flight until it is handed out.
+
+    Shards at addresses are asked for as many batches as the caller has room for, before it takes the first of them.
+    """
 
     def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns, timeout_s: float) -> None:
         """Raises RequestTooLarge, and NotOverShards for a condition over several shards."""
@@ -411,11 +416,28 @@ class FleetSource:
         self._timeout_s = timeout_s
         self._request = request
         self._columns = columns
+        self._can_overlap = fleet.drawing.can_overlap(request.index_number)
+        self._begun: deque[Begun] = deque()  # the oldest first
+
+    def ask(self, num_batches: int) -> None:
+        """Begins draws until num_batches of them have been asked for. Waits for no answer of theirs."""
+        if not self._can_overlap:
+            return
+        self._begin(num_batches)
+        self._fleet.drawing.flush()
+
+    def _begin(self, num_batches: int) -> None:
+        while len(self._begun) < num_batches:
+            try:
+                self._begun.append(self._fleet.drawing.begin(self._request, 0.0, self._timeout_s))
+            except DeadlineExceeded:  # take() waits
+                return
 
     def take(self) -> Taken:
-        """Draws and gathers one batch."""
+        """Draws and gathers one batch, or waits for the oldest one that was asked for."""
         # Rows that are on their way have the time of the whole call.
-        drawn = self._fleet.drawing.hold(self._request, SLICE_S, self._timeout_s)
+        drawing, times = self._fleet.drawing, (SLICE_S, self._timeout_s)
+        drawn = drawing.finish(self._begun.popleft(), *times) if self._begun else drawing.hold(self._request, *times)
         hold = _FleetHold(self._fleet, drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
         batch = Batch(self._columns, drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
         return Taken(batch, hold)
@@ -424,7 +446,9 @@ class FleetSource:
         """Does nothing: take() is short."""
 
     def close(self) -> None:
-        """Does nothing: nothing is drawn that was not taken."""
+        """Gives back the batches that were asked for and not taken."""
+        while self._begun:
+            self._fleet.drawing.abandon(self._begun.pop())
 
 
 if TYPE_CHECKING:

@@ -90,6 +90,7 @@ class Asked(NamedTuple):
     counts_nowhere: bool  # the draw of a read-only handle
     is_read: bool  # the batch contains its rows when it is handed out; otherwise the caller gathers them later
     is_only: bool  # the table has no other shard, so the draw cannot go on without this one
+    may_ride: bool = False  # what becomes of the draw goes with the next message: the caller calls flush() soon
 
 
 class Answer(Protocol):
@@ -136,8 +137,8 @@ class Part(Protocol):
         """Begins what commit() would wait for, so that several shards are waited for once. Raises as commit()."""
         ...
 
-    def commit(self) -> None:
-        """Counts the items as handed out.
+    def commit(self, waits: bool = True) -> None:
+        """Counts the items as handed out. waits=False: only if that needs no answer.
 
         Raises ServiceUnavailable if their uses went back, or if the shard does not answer: then they may be counted.
         """
@@ -229,6 +230,9 @@ class Shard(ABC):
     def stream(self) -> int:
         """The random stream of this handle."""
 
+    def flush(self) -> None:  # noqa: B027 - a mapped shard counts at once
+        """Sends what waits for the next message to this shard (Asked.may_ride)."""
+
     def prepare(self) -> None:  # noqa: B027 - a mapped shard has nothing to prepare
         """Begins what the next question to this shard would wait for, so that several shards are waited for once."""
 
@@ -309,7 +313,7 @@ class Shards:
         if not 1 <= len(shards) <= MAX_SHARDS:
             raise InvalidConfig("number of shards", f"1 to {MAX_SHARDS}", len(shards))
         self._shards = sorted(shards, key=lambda shard: shard.number)
-        self._are_served = any(shard.path != "mapped" for shard in shards)
+        self.are_served = any(shard.path != "mapped" for shard in shards)
         self._place_of = np.full(MAX_SHARDS, -1, np.intp)
         for place, shard in enumerate(self._shards):
             if self._place_of[shard.number] >= 0:
@@ -358,9 +362,15 @@ class Shards:
 
     def prepare(self, asked: Sequence[Shard]) -> None:
         """Begins what questions to these shards would wait for."""
-        if self._are_served:
+        if self.are_served:
             for shard in asked:
                 shard.prepare()
+
+    def flush(self) -> None:
+        """Sends what waits for the next messages to the shards."""
+        if self.are_served:
+            for shard in self._shards:
+                shard.flush()
 
     def numbered(self, number: int) -> Shard:
         """The shard with this number. Raises InvalidConfig."""

@@ -10,11 +10,20 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import partial
 from typing import Any, final
 
 from relive.core.closing import Closing
 from relive.core.ending import at_end
-from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, ReliveError, SystemFailure, WaitsForItself
+from relive.errors import (
+    DeadlineExceeded,
+    ForkedHandle,
+    InvalidConfig,
+    ReliveError,
+    ServiceUnavailable,
+    SystemFailure,
+    WaitsForItself,
+)
 from relive.reading.batch import Batch
 from relive.reading.holds import BatchSource, Taken
 
@@ -77,8 +86,9 @@ class _Bringer:
 
     def run(self) -> None:
         """The thread."""
-        while self._wait_until_wanted():
+        while num_wanted := self._wait_until_wanted():
             try:
+                self._source.ask(num_wanted)
                 taken = self._take()
             except BaseException as error:
                 with self.lock:
@@ -91,13 +101,15 @@ class _Bringer:
                 self.came.ring()
         self._end()
 
-    def _wait_until_wanted(self) -> bool:
+    def _wait_until_wanted(self) -> int:
+        """Returns how many batches are wanted; 0: the thread is to end."""
         while True:
             with self.lock:
                 if self.stopping:
-                    return False
+                    return 0
                 if len(self.ready) < self._prefetch and self.error is None:
-                    return True
+                    return self._prefetch - len(self.ready)
+            self._quietly(partial(self._source.ask, 0))
             self.wanted.wait(math.inf)
 
     def _take(self) -> Taken | None:
@@ -233,7 +245,7 @@ class Batches(Closing):
         taken = bringer.ready[0]
         try:
             taken.hold.commit(was_late)
-        except ReliveError:  # the draw is over: its batch must not be handed out
+        except ServiceUnavailable:  # the draw is over: its batch must not be handed out
             bringer.ready.popleft()
             bringer.wanted.ring()
             raise

@@ -77,7 +77,16 @@ class BatchHold(Protocol):
 
 
 class BatchSource(Protocol):
-    """A source of batches, each in flight until its hold ends. One thread calls take and close."""
+    """A source of batches, each in flight until its hold ends. One thread calls ask, take and close."""
+
+    def ask(self, num_batches: int) -> None:
+        """Tells that the caller has room for so many batches. The source may begin them, and waits for none.
+
+        0: the caller waits now, until a batch is handed out.
+
+        May be called again after any error. Raises the errors of take(), except DeadlineExceeded.
+        """
+        ...
 
     def take(self) -> Taken | None:
         """The next batch. None: the batch was given up, because cancel() was called.

@@ -96,7 +96,7 @@ class ChangedSource:
         self._source = source
         self._change = change
         self._waiting: Taken | None = None  # still to be changed
-        self.cancel = source.cancel
+        self.ask, self.cancel = source.ask, source.cancel
 
     def take(self) -> Taken | None:
         """As BatchSource.take(). If the function raises, the next call tries the same batch again."""

@@ -121,6 +121,9 @@ class SampledSource:
         self._request = request
         self._columns = columns
 
+    def ask(self, num_batches: int) -> None:
+        """Does nothing: take() is short."""
+
     def take(self) -> Taken:
         """Draws and gathers."""
         hold = NumberedHold(Hold(gives_back_uses=False), DrawNumber(self._core))
@@ -147,6 +150,9 @@ class PlannedSource:
         self._depth = depth
         self._planned: deque[tuple[PlannedBatch, DrawNumber]] = deque()
         self._is_cancelled = False
+
+    def ask(self, num_batches: int) -> None:
+        """Does nothing: take() draws ahead."""
 
     def take(self) -> Taken | None:
         """Draws ahead as far as the limiter allows, then waits for the rows of the first batch and copies them."""

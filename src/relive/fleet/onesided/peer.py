@@ -373,9 +373,9 @@ class _PeerPart:
         for part in self._parts:
             part.ask_commit()
 
-    def commit(self) -> None:
+    def commit(self, waits: bool = True) -> None:
         for part in self._parts:
-            part.commit()
+            part.commit(waits)
 
     def give_back(self) -> None:
         for part in reversed(self._parts):

@@ -375,9 +375,14 @@ class RemoteShard(Shard):
         with contextlib.suppress(Missed):
             self.note_stats(self.ask("stats").take())
 
+    def flush(self) -> None:
+        """Sends the tickets that wait for the next message."""
+        self._lines.flush()
+
     def close(self) -> None:
         """Ends the streams. Draws that are in flight in them go back."""
         self._closing.set()
+        self._lines.flush()
         self._lines.forget()
         self.table.close()
 
@@ -435,14 +440,18 @@ class RemotePart:
         """Asks the owner to count the draw, if uses are counted. Raises ServiceUnavailable if it does not answer."""
         if self._lent is not None and self._counts_uses and self._confirming is None:
             shard, lent = self._shard, self._lent
+            if lent.is_over:
+                raise self._gone_back()
             self._confirming = self._told(lambda: lent.ask_confirm(shard._lines, cutoff(shard.core.timeout_s)))
 
-    def commit(self) -> None:
+    def commit(self, waits: bool = True) -> None:
         """Counts the draw. Raises as check(), and ServiceUnavailable if the owner does not answer."""
         if self._lent is None:
             return
         if not self._counts_uses:
-            self._lent.commit(self._num_lost)
+            self._lent.commit(self._num_lost, self._asked.may_ride)
+            return
+        if not waits:
             return
         self.ask_commit()
         lent, pending = self._lent, self._confirming

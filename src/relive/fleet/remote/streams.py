@@ -21,6 +21,7 @@ from relive.service.wire.packing import Packing
 
 __all__ = ["Lent", "Line", "Lines", "Pending", "Reply"]
 
+_MOST_NOTED = 64  # tickets of a line that wait for its next message
 Ticket: TypeAlias = int | tuple[int, int]  # of a draw; with the number of its items that went before they were read
 
 
@@ -40,7 +41,7 @@ class Line:
 
     Protocol: a settled ticket is first noted. If no thread has the line's lock, the settling thread sends the ticket at
     once. Otherwise the thread that has the lock sends it, with its next message or when it releases the lock. No thread
-    waits for this.
+    waits for this. A ticket that nothing waits for goes with the next message of the line, or when many are noted.
 
     A ticket may be lost with the stream. A draw whose uses are counted is therefore confirmed by a request of its own,
     which may take another stream of the shard (`Lent.ask_confirm`).
@@ -53,7 +54,8 @@ class Line:
         self.stream = stream
         self.session = session  # the number by which other streams name this one
         self.is_over = False
-        self.is_confirmed = True  # the shard received all settled tickets: an answer came after them
+        self.is_confirmed = True  # the shard received all tickets that were sent: an answer came after them
+        self._is_urgent = False  # whether a noted ticket must not wait for the line's next message
         self._connection = connection
         self._lock = threading.Lock()
         self._settled: deque[tuple[str, Ticket]] = deque()
@@ -80,14 +82,28 @@ class Line:
                 told.setdefault(name, []).append(ticket)
         return told
 
-    def settle(self, name: str, ticket: Ticket) -> bool:
+    @property
+    def knows_all(self) -> bool:
+        """Whether the shard has received all settled tickets, as far as its answers tell."""
+        return self.is_confirmed and not self._settled
+
+    def settle(self, name: str, ticket: Ticket, may_wait: bool = False) -> bool:
         """Settles a draw as handed out ("done") or given "back".
+
+        may_wait: nothing waits for the ticket, so it may go with the line's next message.
 
         False if the stream is over: then all its draws went back.
         """
         self._settled.append((name, ticket))
+        if not may_wait or len(self._settled) >= _MOST_NOTED:
+            self._is_urgent = True
         self._send_settled()
         return not self.is_over
+
+    def flush(self) -> None:
+        """Sends the tickets that wait for the line's next message."""
+        self._is_urgent = True
+        self._send_settled()
 
     def look(self) -> bool:
         """Whether the stream goes on, as far as this end can know without an answer."""
@@ -95,8 +111,13 @@ class Line:
         return not self.is_over
 
     def _send_settled(self, or_nothing: bool = False) -> None:
-        while (self._settled or or_nothing) and not self.is_over and self._lock.acquire(blocking=False):
+        while (
+            ((self._is_urgent and self._settled) or or_nothing)
+            and not self.is_over
+            and self._lock.acquire(blocking=False)
+        ):
             try:
+                self._is_urgent = False  # before the tickets are taken: a later one sets it again
                 told = self.settlements()
                 if told:
                     self.is_confirmed = False
@@ -129,15 +150,20 @@ class Lent:
         self._ticket = ticket
         self._collected = end_when_collected(self, partial(line.settle, "back", ticket))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the stream of the draw is over, so that the draw went back."""
+        return self._line.is_over
+
     def is_there(self) -> bool:
         """Whether the draw is still in flight, as far as this end can know without an answer."""
         return self._line.look()
 
-    def commit(self, num_lost: int) -> bool:
+    def commit(self, num_lost: int, may_wait: bool = False) -> bool:
         """Counts the draw, without the items that were lost. False if the stream is over: then the draw went back."""
         if not self._collected.detach():
             return not self._line.is_over
-        return self._line.settle("done", (self._ticket, num_lost) if num_lost else self._ticket)
+        return self._line.settle("done", (self._ticket, num_lost) if num_lost else self._ticket, may_wait)
 
     def ask_confirm(self, lines: Lines, ends: float) -> Pending:
         """Asks the shard to count the draw, and to answer whether it was still in flight."""
@@ -266,7 +292,7 @@ class Lines:
     def confirming(self, ends: float) -> list[Pending]:
         """Asks for answers, after which the shard has received all settled tickets. Raises ServiceUnavailable."""
         asked: list[Pending] = []
-        for line in [one for one in list(self._idle) if not one.is_confirmed]:
+        for line in [one for one in list(self._idle) if not one.knows_all]:
             try:
                 self._idle.remove(line)
             except ValueError:
@@ -278,6 +304,11 @@ class Lines:
                     pending.drop()
                 raise
         return asked
+
+    def flush(self) -> None:
+        """Sends all settled tickets of idle lines."""
+        for line in list(self._idle):
+            line.flush()
 
     def forget(self) -> None:
         """Drops the idle streams, after the shard did not answer on another stream."""

@@ -11,6 +11,7 @@ by "confirm". It has an answer, and comes on any stream of the client: the strea
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
@@ -73,7 +74,7 @@ class ShardSession(Session):
         super().__init__(pipe, hosted, options, permit)
         self._lent: dict[int, _Lent] = {}
         self._next_ticket = 0
-        self._number = hosted.next_number()
+        self._number = secrets.randbits(60)  # a client may name it to the server that replaced this one
 
     @property
     def _core(self) -> CoreTable:
