@@ -78,7 +78,7 @@ class RankFailed(ReliveError, RuntimeError):
     def __init__(self, rank: int, reason: str) -> None:
         self.rank = rank
         self.reason = reason
-        super().__init__(f"rank {rank} has no batch for the group: {reason}; nothing was counted, the group may go on")
+        super().__init__(f"rank {rank} has no batch for the group: {reason}; the group may go on")
 
 
 @final

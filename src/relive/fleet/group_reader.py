@@ -194,17 +194,28 @@ class GroupReader:
                 draws = stack.enter_context(closing(table.held_draws()))
                 held = _Held(table, selection, asked, draws)
                 drawn = held.draw(asked.num_items, wait, self._by_keys)
-            if self._by_keys:
+            if self._by_keys:  # no uses are counted, so commit() does not fail
                 batch = self._gathered(held, self._gives_keys(asked, drawn, wait), wait)
-            else:
-                batch = Batch(selection.columns, *drawn[:-1])
-                self._gives(asked, _packed(batch), wait)
-            held.commit()
+                held.commit()
+                return batch
+            batch = Batch(selection.columns, *drawn[:-1])
+            given = _packed(batch)
+            self._heads(asked, wait, len(given))  # all ranks are here
+            try:
+                held.commit()
+            except BaseException:
+                with suppress(ReliveError):
+                    self._sends(np.zeros_like(given), wait)  # a batch of no parts
+                raise
+            self._sends(given, wait)
             return batch
+
+    def _sends(self, given: Bytes, wait: Wait) -> None:
+        self._in_step(self._exchange.broadcast, given, len(given), self._leader, _patience(wait))
 
     def _gives(self, asked: _Asked, given: Bytes, wait: Wait) -> None:
         self._heads(asked, wait, len(given))
-        self._in_step(self._exchange.broadcast, given, len(given), self._leader, _patience(wait))
+        self._sends(given, wait)
 
     def _gives_keys(self, asked: _Asked, drawn: HeldDraw, wait: Wait) -> _Keys:
         keys = _Keys(drawn.item_keys, drawn.probabilities, drawn.num_live_items)
@@ -225,7 +236,10 @@ class GroupReader:
 
     def _followed(self, asked: _Asked, wait: Wait) -> Batch:
         if not self._by_keys:
-            batch: Batch = _unpacked(self._hears(asked, wait))
+            told = self._hears(asked, wait)
+            if not told[:8].any():
+                raise RankFailed(self._leader, "the draw was not counted: its items went back, or count as drawn")
+            batch: Batch = _unpacked(told)
             return batch
         with self._telling(asked, wait):
             held = _Held(*self._selected(asked), asked)

@@ -200,7 +200,7 @@ def chosen_device(device: str) -> str:
         raise InvalidConfig(what="device", expected="'cpu' or 'auto' on a machine without CUDA", got=device)
     try:
         torch.zeros(1, device=device).item()  # a device of torch may be missing here, and "meta" has no values
-    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as problem:
         why = (str(problem).splitlines() or [type(problem).__name__])[0][:100]
         raise InvalidConfig("device", "'auto', 'cpu', or one that torch finds here", f"{device} ({why})") from None
     return device
