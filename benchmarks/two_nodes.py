@@ -45,6 +45,7 @@ def raise_loopback() -> None:
 def start_ray(folder: str) -> None:
     """Two Ray nodes; what is to run on the second one asks for the resource `other`."""
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": f"{HEAD}:6379", "RAY_TMPDIR": folder})
+    os.environ["HOME"] = folder  # a token that another cluster has left in the user's folder is not of these nodes
     usual = ["--num-cpus=4", "--object-store-memory=400000000", "--disable-usage-stats"]
     head = ["--head", f"--node-ip-address={HEAD}", "--port=6379", "--include-dashboard=false", f"--temp-dir={folder}"]
     other = [f"--address={HEAD}:6379", f"--node-ip-address={trajectories.OTHER_NODE}", '--resources={"other": 4}']

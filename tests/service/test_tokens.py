@@ -59,7 +59,7 @@ EXPECTED = {
     }
     | {("call", "priority_exponent"), ("parameters", "pull")}
     | {("hold", one) for one in "sample draw count back".split()}
-    | {("shard", one) for one in "roots draw settle layout offer filled free".split()},
+    | {("shard", one) for one in "roots draw settle confirm layout offer filled free".split()},
     "append": {("call", "create"), ("call", "complete")}
     | {("write", one) for one in "append extend end abandon version".split()},
     "update": {("call", "update_priorities"), ("call", "set_policy_version")}
