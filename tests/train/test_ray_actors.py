@@ -412,7 +412,7 @@ def test_an_actor_a_node_and_the_learner_are_killed() -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_ray_starts_the_hosts_of_a_run_which_is_resumed_after_one_is_killed() -> None:
-    with found_on_nodes("on_hosts", "host_that_fails") as told:
+    with found_on_nodes("host_that_fails", "on_hosts") as told:
         found = told["on_hosts"]
         assert found["placed"] == [True], "the other host is on the other node"
         assert found["tables"] == 2, "each host has a table of its own"
