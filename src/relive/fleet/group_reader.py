@@ -238,7 +238,7 @@ class GroupReader:
         if not self._by_keys:
             told = self._hears(asked, wait)
             if not told[:8].any():
-                raise RankFailed(self._leader, "the draw was not counted: its items went back, or count as drawn")
+                raise RankFailed(self._leader, "no owner confirmed the draw: its items went back, or count as drawn")
             batch: Batch = _unpacked(told)
             return batch
         with self._telling(asked, wait):
