@@ -159,7 +159,8 @@ def commands() -> list[tuple[str, str]]:
         lines = page.read_text().splitlines()
         for block in blocks_of(page):
             if block.language == "sh":
-                found += [(f"{name_of(page)}:{block.first}", line) for line in block.text.splitlines() if line.strip()]
+                text = block.text.replace("\\\n", " ")  # a command over several lines
+                found += [(f"{name_of(page)}:{block.first}", line) for line in text.splitlines() if line.strip()]
             for number in range(block.first, block.last):
                 lines[number] = ""
         prose = " ".join(lines)

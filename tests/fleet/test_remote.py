@@ -480,6 +480,24 @@ def test_draws_that_follow_from_each_other_are_made_one_after_another(start: Any
         source.close()
 
 
+def test_a_batch_handed_out_while_its_stream_waits_for_the_next_one_counts_soon(start: Any, shm_name: Any) -> None:
+    """The stream has another answer under way as the batch is handed out, and no message follows."""
+    owners = start()
+    address = owners.own(0, config_of(shm_name()))
+    with attach([address], path="service") as table:
+        fill(table, 0, 0, 50)
+        drawing, request = table._fleet.drawing, DrawRequest(0, 4)
+        first = drawing.finish(drawing.begin(request, 5.0), 5.0)
+        second = drawing.begin(request, 5.0)
+        drawing.commit(first)
+        drawing.flush()
+        third = drawing.finish(second, 5.0)
+        assert eventually(lambda: owners.ask("in_flight", address) == 4)
+        drawing.commit(third)
+        drawing.flush()
+        settled(owners, address)
+
+
 def test_mapped_shards_draw_as_if_nothing_were_ahead(shm_name: Any) -> None:
     name = shm_name()
     with ShardOwner(0, config_of(name)), attach([name]) as table:

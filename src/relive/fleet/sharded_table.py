@@ -449,6 +449,7 @@ class FleetSource:
         """Gives back the batches that were asked for and not taken."""
         while self._begun:
             self._fleet.drawing.abandon(self._begun.pop())
+        self._fleet.drawing.flush()
 
 
 if TYPE_CHECKING:

@@ -55,6 +55,7 @@ class Line:
         self.session = session  # the number by which other streams name this one
         self.is_over = False
         self.is_confirmed = True  # the shard received all tickets that were sent: an answer came after them
+        self.num_flushes = 0  # of all lines of the shard, when this one's last request was sent
         self._is_urgent = False  # whether a noted ticket must not wait for the line's next message
         self._connection = connection
         self._lock = threading.Lock()
@@ -237,6 +238,7 @@ class Lines:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._idle: deque[Line] = deque()
+        self._num_flushes = 0
 
     def open(self, ends: float) -> tuple[Line, dict[str, Any]]:
         """Opens a new stream, which is not idle.
@@ -269,6 +271,7 @@ class Lines:
         started = time.monotonic()
         line.acquire()
         try:
+            line.num_flushes = self._num_flushes
             line.stream.begin(ends)
             line.stream.send(framing.encode(header | line.settlements(), *body))
             line.stream.end()
@@ -288,6 +291,8 @@ class Lines:
             return
         line.release()
         self._idle.append(line)
+        if line.num_flushes != self._num_flushes:  # flush() did not find it idle
+            line.flush()
 
     def confirming(self, ends: float) -> list[Pending]:
         """Asks for answers, after which the shard has received all settled tickets. Raises ServiceUnavailable."""
@@ -306,7 +311,8 @@ class Lines:
         return asked
 
     def flush(self) -> None:
-        """Sends all settled tickets of idle lines."""
+        """Sends all settled tickets: of idle lines at once, of others when their answers have come."""
+        self._num_flushes += 1
         for line in list(self._idle):
             line.flush()
 
