@@ -15,13 +15,14 @@ from typing import Any
 from benchmarks import trajectories
 
 USES_RAY = False
+TWO = "two shards by service"
 PATHS = {"mapped": "mapped", "service": "by service"}
 if importlib.util.find_spec("nixl_cu12") is not None:
     PATHS["nixl"] = "by NIXL"
     os.environ.setdefault("UCX_TLS", "sm,tcp,self")  # there is no network card here
 
 
-def own(name: str, load: str) -> None:
+def own(name: str, load: str, number: str) -> None:
     """Owns and serves a full shard until standard input ends."""
     import relive
     from relive.fleet import ShardOwner
@@ -32,7 +33,7 @@ def own(name: str, load: str) -> None:
     whole = relive.Episodes(length) if load == "episodes" else relive.Sequences(length, period=length)
     index = relive.Index(relive.Transitions() if length == 1 else whole)
     config = relive.TableConfig(spec, num_steps, index, relive.SharedMemory(name), max_lanes=4)
-    with ShardOwner(0, config) as owner:
+    with ShardOwner(int(number), config) as owner:
         values = trajectories.steps(load).reshape(-1, trajectories.EPISODE, floats)
         with owner.table.writer() as writer:
             for episode in values:
@@ -46,23 +47,33 @@ def open_nodes(load: str) -> Iterator[dict[str, tuple[int, Callable[[], Any]]]]:
     """{operation: (batch, call)}."""
     from relive.fleet import attach
 
-    command = [sys.executable, "-m", "benchmarks.contestants.nodes_relive", f"benchmark-nodes-{os.getpid()}", load]
+    with contextlib.ExitStack() as stack:
+        addresses = [stack.enter_context(_owner(load, number)) for number in (0, 1)]
+        calls: dict[str, tuple[int, Callable[[], Any]]] = {}
+        for path, told in PATHS.items():
+            table = stack.enter_context(attach(addresses[:1], path=path))
+            assert table.stats().shards[0].path == path
+            for batch in trajectories.LOADS[load].batches:
+                calls |= _calls(stack, table, batch, told)
+                if path == "mapped":
+                    calls |= _split(table, batch)
+        both = stack.enter_context(attach(addresses, path="service"))
+        for batch in trajectories.LOADS[load].batches:
+            calls |= _calls(stack, both, batch, TWO)
+        if load == "transitions":
+            calls |= stack.enter_context(_exchange())
+        yield calls
+
+
+@contextlib.contextmanager
+def _owner(load: str, number: int) -> Iterator[str]:
+    """The address of a shard, which a process owns."""
+    name = f"benchmark-nodes-{os.getpid()}-{number}"
+    command = [sys.executable, "-m", "benchmarks.contestants.nodes_relive", name, load, str(number)]
     owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert owner.stdin is not None and owner.stdout is not None
     try:
-        address = owner.stdout.readline().strip()
-        with contextlib.ExitStack() as stack:
-            calls: dict[str, tuple[int, Callable[[], Any]]] = {}
-            for path, told in PATHS.items():
-                table = stack.enter_context(attach([address], path=path))
-                assert table.stats().shards[0].path == path
-                for batch in trajectories.LOADS[load].batches:
-                    calls |= _calls(stack, table, batch, told)
-                    if path == "mapped":
-                        calls |= _split(table, batch)
-            if load == "transitions":
-                calls |= stack.enter_context(_exchange())
-            yield calls
+        yield owner.stdout.readline().strip()
     finally:
         owner.stdin.close()
         owner.wait(30)

@@ -359,7 +359,9 @@ def test_a_deadline_while_rows_are_on_their_way_leaves_the_shards_live(
 
     ask, asked = Lines.ask, list[str]()
     monkeypatch.setattr(
-        Lines, "ask", lambda self, header, *rest: asked.append(header["op"]) or ask(self, header, *rest)
+        Lines,
+        "ask",
+        lambda self, header, *rest, **more: asked.append(header["op"]) or ask(self, header, *rest, **more),
     )
     links, places = linked(count, FRAMES, relive.Index(sampler=relive.Prioritized(1.0)))
     with attach(places, path="service", timeout_s=60.0) as table:

@@ -25,15 +25,19 @@ import numpy.typing as npt
 from relive.core.late_rows import check_twice
 from relive.errors import AlreadyCompleted, DeadlineExceeded, InvalidPriority, ReliveError, TableClosed, from_core
 from relive.fleet.draws.mixing import Outputs, are_ragged, empty, end_to_end, scatter
+from relive.fleet.draws.pace import Pace
 from relive.fleet.keys import ShardKeys
 from relive.fleet.shards import Answer, AreOwn, Missed, Places, Shard, Shards
 
-__all__ = ["Calls"]
+__all__ = ["Calls", "totals"]
 
 Keys = npt.NDArray[np.int64]
 Arrays = list[npt.NDArray[Any]]
 
 _NO_KEYS: Places = np.empty(0, np.intp)
+# Of the numbers in statistics: those to which dead shards add nothing, and those that are not added up.
+_LIVE_ONLY = ("num_steps", "num_items", "pending", "total_mass", "num_lanes", "in_flight")
+_LARGEST = ("max_priority", "sampler_waits_s", "writer_waits_s", "draw_size", "insert_size", "page_len", "is_stuck")
 
 
 # A shard that is to be asked, the positions of its keys in the call, and the question; the same with the answer.
@@ -242,3 +246,41 @@ def _counted(error: ReliveError, told: Sequence[_Told]) -> ReliveError:
 
 def _again(error: ReliveError, **changed: Any) -> ReliveError:
     return from_core(type(error).__name__, {**vars(error), **changed})
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+
+def totals(told: Sequence[tuple[Shard, dict[str, Any]]], paces: Sequence[Pace]) -> dict[str, Any]:
+    """The statistics of one table, from those of each shard's core.
+
+    Counters sum over all shards, so that no counter falls when a shard dies. Present amounts sum over live shards only.
+    """
+    live = [shard.is_live for shard, _ in told]
+    raws = [raw for _, raw in told]
+    plain = [{name: value for name, value in raw.items() if name not in ("indexes", "tiers")} for raw in raws]
+    whole = _merged(plain, live)
+    versions = [raw["policy_version"] for raw, is_live in zip(raws, live, strict=True) if is_live or not any(live)]
+    whole["policy_version"] = min(versions)
+    whole["indexes"] = [
+        _merged([raw["indexes"][number] for raw in raws], live) | {"limiter": list(pace.core_numbers())}
+        for number, pace in enumerate(paces)
+    ]
+    whole["tiers"] = None
+    whole["shards"] = [
+        {"shard": shard.number, "state": shard.state, "path": shard.path, "progress": shard.progress}
+        | {name: raw[name] for name in ("num_steps", "capacity", "policy_version")}
+        for shard, raw in told
+    ]
+    return whole
+
+
+def _merged(raws: Sequence[dict[str, Any]], live: Sequence[bool]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name, first in raws[0].items():
+        values = [raw[name] for raw, is_live in zip(raws, live, strict=True) if is_live or name not in _LIVE_ONLY]
+        if isinstance(first, (str, list)):
+            merged[name] = next((value for value in values if value), first)
+        else:
+            merged[name] = max(values) if name in _LARGEST else sum(values)
+    return merged

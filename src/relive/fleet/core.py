@@ -13,14 +13,13 @@ from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, WriterCore
 from relive.errors import InvalidConfig, ReadOnly, TableClosed
 from relive.fleet.agreement import Exchange
-from relive.fleet.calls import Calls
+from relive.fleet.calls import Calls, totals
 from relive.fleet.drawing import Drawing
 from relive.fleet.draws.mixing import Outputs
 from relive.fleet.draws.pace import Pace, Wait
 from relive.fleet.draws.placement import home
 from relive.fleet.errors import NoLiveShard, NotOverShards
 from relive.fleet.shards import Shard, Shards
-from relive.fleet.totals import totals
 from relive.fleet.writing import PacedWriterCore, emptiest
 from relive.writing.blocks import Inserted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
@@ -20,6 +21,7 @@ from relive.fleet.draws.mixing import mixed
 from relive.fleet.draws.pace import Pace, Wait
 from relive.fleet.draws.placement import Roots, place, shared_point, within
 from relive.fleet.errors import NotOverShards
+from relive.fleet.keys import LEAF_BITS
 from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shards, Short
 
 __all__ = ["Begun", "Drawing", "Drawn"]
@@ -28,6 +30,7 @@ Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
 Arrays = list[npt.NDArray[Any]]
 
+_HEARD_S = 0.05  # how long the roots that came with a draw serve draws that are begun
 _USES_S = 0.02  # how long a shard whose uses are counted waits for items: others may have them
 
 
@@ -40,6 +43,7 @@ class Drawn(NamedTuple):
     probabilities: Masses
     num_live_items: int
     held: list[Part]
+    places: list[int]  # the place of each part's shard
 
 
 class _Making(NamedTuple):
@@ -48,7 +52,7 @@ class _Making(NamedTuple):
     request: DrawRequest
     call: int
     wait: Wait
-    may_ride: bool = False
+    turns: dict[int, Any] | None = None  # of Asked
 
 
 class _Parts(NamedTuple):
@@ -83,7 +87,9 @@ class Drawing:
         self._seed = config.seed
         self._paces: list[Pace] = [index.limiter for index in config.index.values()]
         self._max_times = [index.max_times_sampled for index in config.index.values()]
+        self._replaces = [index.replacement for index in config.index.values()]
         self._call = 0
+        self._heard: dict[int, tuple[Roots, float]] = {}  # by index: roots that came with a draw, and when
 
     def check_request(self, request: DrawRequest) -> None:
         """Raises RequestTooLarge for a draw that could wait for ever, and NotOverShards for one with a condition.
@@ -131,14 +137,26 @@ class Drawing:
         is_random = not self._shards.sharings[index].is_certain
         return is_free and is_random and self._exchange.world == 1 and self._shards.are_served
 
-    def begin(self, request: DrawRequest, timeout_s: float, arrives_s: float = 0.0) -> Begun:
+    def can_split(self, request: DrawRequest) -> bool:
+        """Whether a larger draw, cut into batches, is as good as a draw for each batch.
+
+        Not if a batch has each item once, or if few items pass a condition. Mapped shards draw without messages.
+        """
+        is_one_by_one = request.condition is not None or not self._replaces[request.index_number]
+        return not is_one_by_one and all(shard.path != "mapped" for shard in self._shards)
+
+    def begin(
+        self, request: DrawRequest, timeout_s: float, arrives_s: float = 0.0, turns: dict[int, Any] | None = None
+    ) -> Begun:
         """Asks the shards for a draw, and waits for the limiter alone. Arguments and errors are those of hold().
 
+        Shards make the draws of one caller, which passes the same `turns`, in the order of its calls.
+
         The draw is in flight until finish() or abandon(). Owners hear that it was committed with the next messages of
-        this handle, or by flush().
+        this handle, or by flush(). The roots of the draw came with the answers to an earlier one, if all shards have
+        just told theirs.
         """
-        making, roots = self._made(request, timeout_s, arrives_s)
-        making = making._replace(may_ride=True)
+        making, roots = self._made(request, timeout_s, arrives_s, {} if turns is None else turns)
         try:
             placed = self._placed(request.index_number, roots, request.num_items, making.call, 0, {})
             parts = None
@@ -157,7 +175,10 @@ class Drawing:
         try:
             if begun.parts is not None:
                 with contextlib.suppress(Missed):  # its parts have gone back
-                    return self._taken(making, begun.parts, roots.num_items)
+                    drawn = self._taken(making, begun.parts, roots.num_items)
+                    self._hear(index, roots, begun.parts)
+                    return drawn
+                self._heard.pop(index, None)
                 self.agreement.forget(index)
                 roots = roots.without(self._numbers_of_lost())
             return self._drawn(making, roots, attempt=1)
@@ -175,14 +196,28 @@ class Drawing:
         """Tells the owners which draws were committed, without a wait."""
         self._shards.flush()
 
-    def _made(self, request: DrawRequest, timeout_s: float, arrives_s: float) -> tuple[_Making, Roots]:
+    def _made(
+        self, request: DrawRequest, timeout_s: float, arrives_s: float, turns: dict[int, Any] | None = None
+    ) -> tuple[_Making, Roots]:
         """A checked draw with a number of its own, and its roots."""
         self.check_request(request)
-        wait, pace = Wait(timeout_s, arrives_s=arrives_s), self._paces[request.index_number]
+        index, num_items = request.index_number, request.num_items
+        wait, pace = Wait(timeout_s, arrives_s=arrives_s), self._paces[index]
         if self._shards.closed:
             raise TableClosed()
-        roots, call = self._begin(request.index_number, request.num_items, pace, wait)
-        return _Making(request, call, wait), roots
+        heard, at = self._heard.get(index, (None, 0.0)) if turns is not None else (None, 0.0)
+        if heard is not None and time.monotonic() <= at + _HEARD_S and pace.can_sample(heard, num_items):
+            return _Making(request, self._next_number(), wait, turns), heard
+        roots, call = self._begin(index, num_items, pace, wait)
+        return _Making(request, call, wait, turns), roots
+
+    def _hear(self, index: int, roots: Roots, parts: _Parts) -> None:
+        """Notes the roots that came with a draw, if all shards that live have told theirs."""
+        told = {part.root.shard: self._shards.sharings[index].of(part.root) for part in parts.held if part.root}
+        if len(told) == len(self._shards.live) == sum(not root.is_dead for root in roots.shards):
+            heard = Roots(tuple(told.get(root.shard, root) for root in roots.shards))
+            if heard.bounds[-1] > 0.0:
+                self._heard[index] = heard, time.monotonic()
 
     def _drawn(self, making: _Making, roots: Roots, attempt: int = 0) -> Drawn:
         """Draws by these roots.
@@ -256,6 +291,12 @@ class Drawing:
                     part.commit(waits=False)
             raise
 
+    def lose(self, drawn: Drawn, keys: Keys) -> None:
+        """Leaves these items of a draw out of its count. Uses are not counted."""
+        numbers = keys >> LEAF_BITS
+        for at, part in zip(drawn.places, drawn.held, strict=True):
+            part.lose(int(np.count_nonzero(numbers == self._shards[at].number)))
+
     def give_back(self, drawn: Drawn) -> None:
         """Gives the draw back: its items, its uses and the numbers of draws."""
         for part in reversed(drawn.held):
@@ -301,12 +342,15 @@ class Drawing:
             raise wait.exceeded("the end of this rank's earlier draws", "")
         try:
             roots = self.agreement.roots(index, num_items, pace, wait)
-            with self._numbers:
-                call, self._call = self._call, self._call + 1
+            return roots, self._next_number()
         finally:
             if is_group:
                 self._lock.release()
-        return roots, call
+
+    def _next_number(self) -> int:
+        with self._numbers:
+            call, self._call = self._call, self._call + 1
+        return call
 
     def _placed(
         self, index: int, roots: Roots, num_items: int, call: int, attempt: int, room: dict[int, int]
@@ -360,7 +404,8 @@ class Drawing:
         """Asks each shard for its number of items, before the first wait for an answer. Raises Missed."""
         held, places = list[Part](), [at for at, count in enumerate(counts) if count]
         try:
-            self._shards.prepare([self._shards[at] for at in places])
+            if not making.turns:  # else there are streams
+                self._shards.prepare([self._shards[at] for at in places])
             for at in places:
                 held.append(self._shards[at].begin(self._asked(making, at, counts[at])))
         except BaseException:
@@ -389,7 +434,7 @@ class Drawing:
             shown = None if request.selection is None else request.selection.parts
             seeds = self._seed, self._shards[0].stream, making.call
             arrays, keys, probabilities = mixed(shown, outputs, parts, seeds)
-        return Drawn(making.call, arrays, keys, probabilities, num_live_items, held)
+        return Drawn(making.call, arrays, keys, probabilities, num_live_items, held, asked.places)
 
     def _asked(self, making: _Making, at: int, count: int) -> Asked:
         whole, is_only = making.request, len(self._shards) == 1
@@ -403,4 +448,4 @@ class Drawing:
         )
         is_read = whole.selection is not None
         arrives_s = making.wait.arrives_s
-        return Asked(request, seconds, arrives_s, self._shards.read_only, is_read, is_only, making.may_ride)
+        return Asked(request, seconds, arrives_s, self._shards.read_only, is_read, is_only, making.turns)

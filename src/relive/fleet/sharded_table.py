@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
-
-import numpy as np
 
 from relive.checks.names import names_arguments
 from relive.checks.values import integer, timeout
@@ -17,23 +14,19 @@ from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.core.table_core import Normalise, WriterCore
 from relive.errors import (
-    DeadlineExceeded,
     InvalidConfig,
     NotShareable,
     RequestTooLarge,
-    ServiceUnavailable,
 )
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import FleetCore
-from relive.fleet.drawing import Begun, Drawn
+from relive.fleet.holds import FleetDraws, FleetSource
 from relive.fleet.mapped import MappedShard
 from relive.fleet.opened import check_access, checked_path, is_address, mapped_shard, shard_at
 from relive.fleet.saving import SavesShards
 from relive.fleet.shards import Shard, Shards
-from relive.reading.batch import Batch
-from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
-from relive.reading.holds import BatchSource, HeldDraw, Taken
+from relive.reading.holds import BatchSource
 from relive.table.handle import TableHandle
 from relive.table.table import Table
 from relive.writing.writer import Writer
@@ -245,7 +238,7 @@ class ShardedTable(SavesShards):
     def _batch_source(
         self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
-        return FleetSource(self._fleet, request, columns, timeout_s), prefetch
+        return FleetSource(self._fleet, request, columns, prefetch, timeout_s), prefetch
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
@@ -341,115 +334,6 @@ class _Opens:
     def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
         """Opens lanes in that shard."""
         return self._fleet.open_writer_of(self._shard, num_lanes, single, normalise)
-
-
-@final
-class _FleetHold:
-    """The hold of a draw over shards (relive.reading.holds)."""
-
-    def __init__(self, fleet: FleetCore, drawn: Drawn) -> None:
-        self._fleet = fleet
-        self._drawn = drawn
-        self._problem: ServiceUnavailable | None = None
-        self.is_over = False
-
-    def commit(self, was_late: bool = False) -> None:
-        """Counts the draw in each shard, or in none. After an error the draw is over.
-
-        Raises TableClosed and ServiceUnavailable; the same again in a later call.
-        """
-        if self._problem is not None:
-            raise self._problem
-        if self.is_over:
-            return
-        try:
-            self._fleet.drawing.commit(self._drawn)
-        except ServiceUnavailable as problem:
-            self._problem, self.is_over = problem, True
-            raise
-        self.is_over = True
-
-    def give_back(self) -> None:
-        """Gives back the draw in each shard, and its number."""
-        if not self.is_over:
-            self.is_over = True
-            self._fleet.drawing.give_back(self._drawn)
-
-
-@final
-class FleetDraws:
-    """Held draws of a sharded table, with the interface of HeldDraws. Owns the draws in flight."""
-
-    def __init__(self, fleet: FleetCore) -> None:
-        self._fleet = fleet
-        self._holds: list[_FleetHold] = []  # the oldest first
-
-    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
-        """Draws one batch and keeps the draw in flight."""
-        drawn = self._fleet.drawing.hold(request, timeout_s)
-        hold = _FleetHold(self._fleet, drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
-        self._holds = [one for one in self._holds if not one.is_over]
-        self._holds.append(hold)
-        return HeldDraw(drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items, hold)
-
-    def close(self) -> None:
-        """Gives all draws back."""
-        while self._holds:
-            self._holds[-1].give_back()
-            self._holds.pop()
-
-
-_NONE = np.empty(0, np.int64)
-
-
-@final
-class FleetSource:
-    """Draws and gathers batches. A batch is in flight until it is handed out.
-
-    Shards at addresses are asked for as many batches as the caller has room for, before it takes the first of them.
-    """
-
-    def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns, timeout_s: float) -> None:
-        """Raises RequestTooLarge, and NotOverShards for a condition over several shards."""
-        fleet.drawing.check_request(request)
-        self._fleet = fleet
-        self._timeout_s = timeout_s
-        self._request = request
-        self._columns = columns
-        self._can_overlap = fleet.drawing.can_overlap(request.index_number)
-        self._begun: deque[Begun] = deque()  # the oldest first
-
-    def ask(self, num_batches: int) -> None:
-        """Begins draws until num_batches of them have been asked for. Waits for no answer of theirs."""
-        if not self._can_overlap:
-            return
-        self._begin(num_batches)
-        self._fleet.drawing.flush()
-
-    def _begin(self, num_batches: int) -> None:
-        while len(self._begun) < num_batches:
-            try:
-                self._begun.append(self._fleet.drawing.begin(self._request, 0.0, self._timeout_s))
-            except DeadlineExceeded:  # take() waits
-                return
-
-    def take(self) -> Taken:
-        """Draws and gathers one batch, or waits for the oldest one that was asked for."""
-        # Rows that are on their way have the time of the whole call.
-        drawing, times = self._fleet.drawing, (SLICE_S, self._timeout_s)
-        drawn = drawing.finish(self._begun.popleft(), *times) if self._begun else drawing.hold(self._request, *times)
-        hold = _FleetHold(self._fleet, drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
-        batch = Batch(self._columns, drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
-        return Taken(batch, hold)
-
-    def cancel(self) -> None:
-        """Does nothing: take() is short."""
-
-    def close(self) -> None:
-        """Gives back the batches that were asked for and not taken."""
-        while self._begun:
-            self._fleet.drawing.abandon(self._begun.pop())
-        self._fleet.drawing.flush()
 
 
 if TYPE_CHECKING:

@@ -90,7 +90,9 @@ class Asked(NamedTuple):
     counts_nowhere: bool  # the draw of a read-only handle
     is_read: bool  # the batch contains its rows when it is handed out; otherwise the caller gathers them later
     is_only: bool  # the table has no other shard, so the draw cannot go on without this one
-    may_ride: bool = False  # what becomes of the draw goes with the next message: the caller calls flush() soon
+    # A caller that draws ahead passes what it has asked for, by shard: each shard makes these draws in their order. The
+    # ticket that settles a draw then rides with the next message, and the caller calls flush() when none follows soon.
+    turns: dict[int, Any] | None = None
 
 
 class Answer(Protocol):
@@ -122,11 +124,20 @@ class Later:
 class Part(Protocol):
     """The items that one shard gives to a draw, in flight until commit or give_back."""
 
+    @property
+    def root(self) -> Root | None:
+        """The root of the shard after the draw, if take() has heard it."""
+        ...
+
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Waits for the items: arrays, keys, and each item's mass divided by its shard's mass at the descent.
 
         Raises Missed, and Short if the shard lacks items.
         """
+        ...
+
+    def lose(self, num_items: int) -> None:
+        """Leaves so many more of the items out of the count. Not if uses are counted."""
         ...
 
     def check(self) -> None:
@@ -231,7 +242,7 @@ class Shard(ABC):
         """The random stream of this handle."""
 
     def flush(self) -> None:  # noqa: B027 - a mapped shard counts at once
-        """Sends what waits for the next message to this shard (Asked.may_ride)."""
+        """Sends what waits for the next message to this shard (Asked.turns)."""
 
     def prepare(self) -> None:  # noqa: B027 - a mapped shard has nothing to prepare
         """Begins what the next question to this shard would wait for, so that several shards are waited for once."""

@@ -372,8 +372,9 @@ class MixedSource:
         self._mixed.lend(hold)
         return Taken(batch, hold)
 
-    def ask(self, num_batches: int) -> None:
-        """Does nothing: take() asks all tables."""
+    def ask(self, num_batches: int) -> bool:
+        """Begins nothing: take() asks all tables."""
+        return True
 
     def cancel(self) -> None:
         """Does nothing: take() waits for a slice."""

@@ -88,7 +88,9 @@ class _Bringer:
         """The thread."""
         while num_wanted := self._wait_until_wanted():
             try:
-                self._source.ask(num_wanted)
+                if not self._source.ask(num_wanted):
+                    self.wanted.wait(math.inf)
+                    continue
                 taken = self._take()
             except BaseException as error:
                 with self.lock:

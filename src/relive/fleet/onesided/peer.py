@@ -27,6 +27,7 @@ import numpy.typing as npt
 from relive.config.spec import next_step_names
 from relive.errors import DeadlineExceeded, ForeignKey, FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable
 from relive.fleet.draws.mixing import Outputs, scatter
+from relive.fleet.draws.placement import Root
 from relive.fleet.errors import PeerUnreadable
 from relive.fleet.onesided.faster_path import Chosen, FasterPath
 from relive.fleet.onesided.nixl import Offered, open_memory
@@ -313,7 +314,11 @@ class _TimedPart:
         self._tells = tells
         self._begun_s = begun_s
         self.check, self.ask_commit, self.commit = part.check, part.ask_commit, part.commit
-        self.give_back = part.give_back
+        self.lose, self.give_back = part.lose, part.give_back
+
+    @property
+    def root(self) -> Root | None:
+        return self._part.root
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Takes the part, and reports the time."""
@@ -337,6 +342,10 @@ class _PeerPart:
         self._asked = asked
         self._selection = selection
         self._parts = [first]
+
+    @property
+    def root(self) -> Root | None:
+        return self._parts[0].root
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Waits for the keys, then for the rows."""
@@ -364,6 +373,12 @@ class _PeerPart:
                 arrays = [array.copy() for array in arrays]
             scatter(outputs, arrays, gone, some)
         return arrays, keys, masses
+
+    def lose(self, num_items: int) -> None:
+        for part in self._parts:
+            some = min(num_items, part.num_counted)
+            part.lose(some)
+            num_items -= some
 
     def check(self) -> None:
         for part in self._parts:

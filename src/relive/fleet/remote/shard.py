@@ -33,7 +33,7 @@ from relive.errors import (
 from relive.fleet.draws.placement import Root
 from relive.fleet.remote.answers import FilledAnswer, RemoteAnswer, StatsAnswer
 from relive.fleet.remote.saving import RemoteSavingPart
-from relive.fleet.remote.streams import Lent, Lines, Pending
+from relive.fleet.remote.streams import Lent, Lines, Pending, Turns
 from relive.fleet.shards import (
     SILENCE_S,
     STALL_S,
@@ -298,13 +298,17 @@ class RemoteShard(Shard):
         if answer is None:
             known = self._last_root.get(index, Root(self.number, 0.0, 0))
             return replace(known, mass=0.0, pending=0, is_dead=True)
-        if len(answer.body) != ROOT.size:
-            raise BadMessage("a root", f"{ROOT.size} bytes", len(answer.body))
-        mass, num_items, max_priority, inserted, sampled, pends, version = ROOT.unpack(bytes(answer.body))
         words = NO_WORDS
         if self.bounds_items[index]:
             massless = framing.whole(answer.header, "massless", 0, 1 << 62)
             words = LimiterWords(massless, framing.whole(answer.header, "base_version", -(1 << 62), 1 << 62))
+        return self.note_root(index, bytes(answer.body), words)
+
+    def note_root(self, index: int, told: bytes, words: LimiterWords = NO_WORDS) -> Root:
+        """Reads a root that the owner told. Raises BadMessage."""
+        if len(told) != ROOT.size:
+            raise BadMessage("a root", f"{ROOT.size} bytes", len(told))
+        mass, num_items, max_priority, inserted, sampled, pends, version = ROOT.unpack(told)
         root = Root(self.number, mass, num_items, max_priority, inserted, sampled, version, False, pends, words)
         self._last_root[index] = root
         return root
@@ -318,12 +322,15 @@ class RemoteShard(Shard):
         """Begins a draw by the owner, with or without columns. Raises Missed."""
         seconds, selection = asked.timeout_s, cast("LazySelection | None", asked.request.selection)
         header = {"op": "draw", **asked.request.to_header()}
-        header |= {"timeout_s": server_wait(seconds), "is_read": asked.is_read}
+        header |= {"timeout_s": server_wait(seconds), "is_read": asked.is_read, "root": asked.turns is not None}
+        turns = None if asked.turns is None else asked.turns.setdefault(self.number, Turns())
 
         def ask() -> tuple[Pending, Any]:
             packing = DRAWN if selection is None else selection.resolved.sampled
             after = self.core.after()
-            return self._lines.ask(header | ({"after": after} if after else {}), cutoff(asked.left_s)), packing
+            message = header | ({"after": after} if after else {})
+            expects = packing, asked.request.num_items
+            return self._lines.ask(message, cutoff(asked.left_s), expects=expects, turns=turns), packing
 
         return RemotePart(self, asked, *self.answered(ask))
 
@@ -396,6 +403,14 @@ def _look_for(shard: weakref.ref[RemoteShard], closing: threading.Event) -> None
         del found
 
 
+def _root_bytes(told: dict[str, Any]) -> bytes:
+    text = framing.field(told, "root", str)
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise BadMessage("a root", "hexadecimal digits", text[:40]) from None
+
+
 @final
 class RemotePart:
     """A draw of an owner on another host. The draw stays in flight there until it is settled or the stream ends."""
@@ -409,13 +424,14 @@ class RemotePart:
         self._num_lost = 0
         self._is_taken = False
         self._confirming: Pending | None = None
+        self.root: Root | None = None
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Waits for the answer."""
         self._is_taken = True
         count = self._asked.request.num_items
         try:
-            told = self._shard.answered(lambda: self._pending.take(self._packing, count))
+            told = self._shard.answered(self._pending.take)
         except DeadlineExceeded as error:
             if self._asked.is_only:
                 raise
@@ -424,12 +440,19 @@ class RemotePart:
             self._shard.stalls()
             raise Missed(self._shard, error) from None
         self._lent = told.lent
+        if "root" in told.header:
+            self.root = self._shard.note_root(self._asked.request.index_number, _root_bytes(told.header))
         *arrays, keys, masses = self._packing.arrays(told.block, count, self._packing.num_rows(told.header))
         return arrays, keys, masses
 
     def lose(self, num_items: int) -> None:
-        """Notes that num_items items went before their rows were read. Such items do not count as drawn."""
+        """Leaves num_items more items out of the count, such as those that went before their rows were read."""
         self._num_lost += num_items
+
+    @property
+    def num_counted(self) -> int:
+        """Number of items that the count has so far."""
+        return self._asked.request.num_items - self._num_lost
 
     def check(self) -> None:
         """Raises ServiceUnavailable if the uses of the draw went back because the stream ended."""
@@ -449,7 +472,7 @@ class RemotePart:
         if self._lent is None:
             return
         if not self._counts_uses:
-            self._lent.commit(self._num_lost, self._asked.may_ride)
+            self._lent.commit(self._num_lost, self._asked.turns is not None)
             return
         if not waits:
             return
@@ -488,7 +511,7 @@ class RemotePart:
             self._is_taken = True
             with contextlib.suppress(ReliveError):
                 try:
-                    self._lent = self._pending.take(self._packing, self._asked.request.num_items).lent
+                    self._lent = self._pending.take().lent
                 except ServiceUnavailable as error:
                     if not error.is_there:
                         self._shard.fails(error)

@@ -1,6 +1,6 @@
 """Streams to the session of a shard on another host.
 
-Each stream carries one request at a time; tickets settle draws.
+Each stream carries one request at a time, or those of one thread behind each other; tickets settle draws.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -19,9 +20,10 @@ from relive.service.client.exchange import LATE_S, Exchange, StreamBroken
 from relive.service.wire import framing
 from relive.service.wire.packing import Packing
 
-__all__ = ["Lent", "Line", "Lines", "Pending", "Reply"]
+__all__ = ["Lent", "Line", "Lines", "Pending", "Reply", "Turns"]
 
 _MOST_NOTED = 64  # tickets of a line that wait for its next message
+Expected: TypeAlias = tuple[Packing, int]
 Ticket: TypeAlias = int | tuple[int, int]  # of a draw; with the number of its items that went before they were read
 
 
@@ -37,7 +39,7 @@ class Reply(NamedTuple):
 
 @final
 class Line:
-    """One stream. One thread at a time sends a request and receives its answer. Any thread may settle a draw.
+    """One stream. One thread at a time sends requests and receives their answers. Any thread may settle a draw.
 
     Protocol: a settled ticket is first noted. If no thread has the line's lock, the settling thread sends the ticket at
     once. Otherwise the thread that has the lock sends it, with its next message or when it releases the lock. No thread
@@ -187,25 +189,44 @@ class Pending:
     """A request that was sent and waits for its answer. Owns its line until take() or drop().
 
     The deadline acts only during take(). A wait for another shard therefore does not cut off this shard's answer.
+
+    expects: the arrays of the answer, and their number of items; None: the answer has a body, or none.
+    turns: the requests behind each other on its line, of which this is one.
     """
 
-    def __init__(self, lines: Lines, line: Line, started: float, ends: float) -> None:
+    def __init__(
+        self, lines: Lines, line: Line, started: float, ends: float, expects: Expected | None, turns: Turns | None
+    ) -> None:
         self._lines = lines
         self.line = line
         self._started = started
         self._ends = ends
+        self._expects = expects
+        self._turns = turns
+        self.outcome: Reply | BaseException | None = None  # if it came in its turn, as a later answer was waited for
 
-    def take(self, packing: Packing | None = None, num_items: int = 0) -> Reply:
+    def take(self) -> Reply:
         """Waits for the answer.
 
         Raises the error that the shard raised, and ServiceUnavailable if it does not answer in time.
         """
+        if self._turns is None:
+            return self.receive()
+        self._turns.receive(self)
+        assert self.outcome is not None
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    def receive(self, is_last: bool = True) -> Reply:
+        """Waits for the next answer on the line, which is this one's. is_last: no request is behind it."""
         stream = self.line.stream
         try:
             stream.begin(max(self._ends, time.monotonic() + LATE_S), self._started)
             told, body = stream.receive()
             block = lent = None
-            if packing is not None and "error" not in told:
+            if self._expects is not None and "error" not in told:
+                packing, num_items = self._expects
                 block = stream.receive_block(told, body, packing.num_bytes(num_items, packing.num_rows(told)))
             stream.end()
             if "ticket" in told:
@@ -216,8 +237,9 @@ class Pending:
         except BaseException:
             self.drop()  # between a request and its answer the stream cannot be used again
             raise
-        self.line.is_confirmed = True
-        self._lines.give(self.line)
+        if is_last:
+            self.line.is_confirmed = True
+            self._lines.give(self.line)
         if "error" in told:
             raise framing.error_from(told["error"])
         return Reply(told, body, block, lent)
@@ -226,9 +248,45 @@ class Pending:
         """Brings the deadline forward."""
         self._ends = min(self._ends, ends)
 
+    @property
+    def ends(self) -> float:
+        """The deadline, a time.monotonic()."""
+        return self._ends
+
     def drop(self) -> None:
         """Gives up on the answer, and ends the stream."""
         self.line.drop()
+
+
+@final
+class Turns:
+    """Requests that one thread sends behind each other on one line: the shard handles them in this order.
+
+    Answers come in the same order: the wait for one of them receives those before it.
+    """
+
+    def __init__(self) -> None:
+        self._due: deque[Pending] = deque()
+
+    @property
+    def line(self) -> Line | None:
+        """The line on which answers are due, unless it is over."""
+        return self._due[-1].line if self._due and not self._due[-1].line.is_over else None
+
+    def add(self, pending: Pending) -> None:
+        """Notes a request that was sent behind the others."""
+        self._due.append(pending)
+
+    def receive(self, pending: Pending) -> None:
+        """Receives the answers up to this one, unless they came before."""
+        while pending.outcome is None:
+            first = self._due.popleft()
+            if first.line is pending.line:
+                first.hurry(pending.ends)
+            try:
+                first.outcome = first.receive(is_last=not (self._due and self._due[0].line is first.line))
+            except Exception as problem:
+                first.outcome = problem
 
 
 @final
@@ -255,21 +313,50 @@ class Lines:
         if not self._idle:
             self.connection.prepare("shard")
 
-    def ask(self, header: dict[str, Any], ends: float, *body: Any) -> Pending:
-        """Sends a request, with bytes after its header.
+    def ask(
+        self,
+        header: dict[str, Any],
+        ends: float,
+        *body: Any,
+        expects: Expected | None = None,
+        turns: Turns | None = None,
+    ) -> Pending:
+        """Sends a request, with bytes after its header. `expects` and `turns`: those of Pending.
 
         Raises ServiceUnavailable, FormatMismatch, TableClosed, ForkedHandle.
         """
         self.connection.check_process("a table over shards")
+        line = None if turns is None else turns.line
+        if line is not None:  # with its lock, which the request before took
+            return self._sent(line, header, ends, body, expects, turns)
         line = self._idle_one()
         if line is None:
             line = self.open(ends)[0]
             line.release()
-        return self._ask(line, header, ends, *body)
+        return self._ask(line, header, ends, *body, expects=expects, turns=turns)
 
-    def _ask(self, line: Line, header: dict[str, Any], ends: float, *body: Any) -> Pending:
-        started = time.monotonic()
+    def _ask(
+        self,
+        line: Line,
+        header: dict[str, Any],
+        ends: float,
+        *body: Any,
+        expects: Expected | None = None,
+        turns: Turns | None = None,
+    ) -> Pending:
         line.acquire()
+        return self._sent(line, header, ends, body, expects, turns)
+
+    def _sent(
+        self,
+        line: Line,
+        header: dict[str, Any],
+        ends: float,
+        body: Sequence[Any],
+        expects: Expected | None,
+        turns: Turns | None,
+    ) -> Pending:
+        started = time.monotonic()
         try:
             line.num_flushes = self._num_flushes
             line.stream.begin(ends)
@@ -281,7 +368,10 @@ class Lines:
         except BaseException:
             line.drop()
             raise
-        return Pending(self, line, started, ends)
+        pending = Pending(self, line, started, ends, expects, turns)
+        if turns is not None:
+            turns.add(pending)
+        return pending
 
     def give(self, line: Line) -> None:
         """Frees the line for the next request, unless the watch cut the stream just as its answer came."""
@@ -325,7 +415,7 @@ class Lines:
     def _idle_one(self) -> Line | None:
         while self._idle:
             with contextlib.suppress(IndexError):
-                line = self._idle.pop()
+                line = self._idle.popleft()  # each in its turn, as what rides goes with its next message
                 if not line.is_over:
                     return line
                 line.drop()

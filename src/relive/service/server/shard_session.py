@@ -142,7 +142,10 @@ class ShardSession(Session):
             ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
             if hold is not None:
                 self._lent[ticket] = _Lent(asked.request, number, hold, header.get("is_read") is not False)
-            send_drawn(self.pipe, asked, drawn, {"ticket": ticket})
+            told: dict[str, Any] = {"ticket": ticket}
+            if header.get("root") is True:  # of a draw ahead, which needs no question of its own for the next one
+                told["root"] = ROOT.pack(*core.root(asked.request.index_number)).hex()
+            send_drawn(self.pipe, asked, drawn, told)
 
     def _settle(self, header: Header) -> None:
         for name, settle in (("done", self._commit), ("back", self._give_back)):
