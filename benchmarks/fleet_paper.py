@@ -1,7 +1,8 @@
 """Computes the rates of 3, 16 and 256 machines from measured costs.
 
-`python -m benchmarks.fleet_paper` writes the block of the design page. All figures come from
-benchmarks/results/fleet.json and nodes.json by the formula below. A test compares the page.
+`python -m benchmarks.fleet_paper` writes the block of the design page, and the comparison in docs/fleet.md. All figures
+come from benchmarks/results/fleet.json and nodes.json, those of more machines by the formula below. A test compares the
+pages.
 
 One rank draws a batch of n items and B bytes. M machines have one shard each, with equal masses. The rank asks
 k = min(M - 1, n) of the shards:
@@ -20,6 +21,7 @@ A handle asks all shards at once, on one core that takes part in each answer. It
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +32,7 @@ from benchmarks.tables import markdown_table
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "design" / "fleet.md"
+USERS_PAGE = ROOT / "docs" / "fleet.md"
 BEGIN = "<!-- paper: this block is written by `python -m benchmarks.fleet_paper`; do not edit -->\n"
 END = "<!-- /paper -->\n"
 MACHINES = (1, 3, 16, 256)
@@ -37,6 +40,14 @@ ROOT_AGE = 64  # W
 RANKS = 2  # a machine, as many as the one that was measured has cores
 LINE_BYTES_PER_S = 25e9  # of a machine: 200 Gbit/s, an assumption
 PATHS = ("by service", "by NIXL")
+SERVICE = "by service"
+PEERS = {"object store": "Ray's object store", "RayReplayBuffer": "RayReplayBuffer", "Reverb": "dm-reverb"}
+ITEMS = {
+    "transitions": "transitions of 60 B",
+    "windows": "windows of 32 steps",
+    "episodes": "episodes of 200 steps",
+    "large rows": "rows of 110 kB",
+}
 
 
 class Line(NamedTuple):
@@ -154,6 +165,45 @@ def _rows(load: str, path: str, exchange_s: float, local: Line, remote: Line) ->
     return lines
 
 
+def comparison(times: dict[str, float]) -> str:
+    """A row for each kind and size of batch: microseconds, in brackets with four batches under way."""
+    columns = {"mapped": "mapped", SERVICE: "service", "by NIXL": "NIXL", **PEERS}
+    rows = [
+        (min(_of_service(times, load, size) / _best_peer(times, load, size), 9.0), load, size)
+        for load, (*_, sizes) in trajectories.LOADS.items()
+        for size in sizes
+    ]
+    losing = sorted(row for row in rows if row[0] < 1.0)
+    table = [["batch", *columns.values(), "service / best other", "two shards by service", "x of one by one"]]
+    for rate, load, size in losing + [row for row in rows if row[0] >= 1.0]:
+        cells = [_both(times, load, name, size) for name in columns]
+        two = [times[f"{load}, two shards by service{way}, {size}"] for way in ("", ", ahead")]
+        both = _both(times, load, "two shards by service", size)
+        table.append([f"{size:,} {ITEMS[load]}", *cells, f"{rate:.2f}", both, f"{two[0] / two[1]:.2f}"])
+    return markdown_table(table, right_from=1)
+
+
+def _quicker(times: dict[str, float], load: str, name: str, size: int) -> float:
+    return min(times.get(f"{load}, {name}{way}, {size}", math.inf) for way in ("", ", ahead"))
+
+
+def _of_service(times: dict[str, float], load: str, size: int) -> float:
+    """Batches a second of the service."""
+    return 1.0 / _quicker(times, load, SERVICE, size)
+
+
+def _best_peer(times: dict[str, float], load: str, size: int) -> float:
+    """Batches a second of the fastest of the other libraries."""
+    return 1.0 / min(_quicker(times, load, name, size) for name in PEERS)
+
+
+def _both(times: dict[str, float], load: str, name: str, size: int) -> str:
+    """The time of one by one, and in brackets that of several under way, if both were measured."""
+    one, ahead = (times.get(f"{load}, {name}{way}, {size}") for way in ("", ", ahead"))
+    told = [f"{one * 1e6:,.0f}"] if one is not None else []
+    return " ".join(told + ([f"({ahead * 1e6:,.0f})"] if ahead is not None else []))
+
+
 def page_with(text: str, page: str) -> str:
     """The page with this block. Raises ValueError where it has none."""
     begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
@@ -166,9 +216,16 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
     return fleet, nodes
 
 
+def pages() -> dict[Path, str]:
+    """The text of each page's block."""
+    fleet, nodes = measured()
+    return {PAGE: block(fleet, nodes), USERS_PAGE: comparison(medians(nodes))}
+
+
 def main() -> int:
-    PAGE.write_text(page_with(block(*measured()), PAGE.read_text()))
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    for page, text in pages().items():
+        page.write_text(page_with(text, page.read_text()))
+        print(f"wrote {page.relative_to(ROOT)}")
     return 0
 
 

@@ -11,8 +11,22 @@ paper = pytest.importorskip("benchmarks.fleet_paper", reason="measurements lie i
 
 def test_the_page_says_what_the_results_say() -> None:
     """`python -m benchmarks.fleet_paper` after `make bench-fleet`."""
-    page = paper.PAGE.read_text()
-    assert paper.page_with(paper.block(*paper.measured()), page) == page
+    for path, text in paper.pages().items():
+        page = path.read_text()
+        assert paper.page_with(text, page) == page, path
+
+
+def test_losing_rows_come_first() -> None:
+    times = {
+        f"{load}, {name}{way}, {size}": 1e-3
+        for load, (*_, sizes) in paper.trajectories.LOADS.items()
+        for size in sizes
+        for name in (paper.SERVICE, "two shards by service", *paper.PEERS)
+        for way in ("", ", ahead")
+    }
+    times["episodes, Reverb, ahead, 256"] = 0.5e-3
+    first, second, *_ = paper.comparison(times).splitlines()[2:]
+    assert "256 episodes" in first and "| 0.50 |" in first and "256 transitions" in second and "| 1.00 |" in second
 
 
 def test_the_formula() -> None:

@@ -35,7 +35,7 @@ Keys = npt.NDArray[np.int64]
 Arrays = list[npt.NDArray[Any]]
 
 _NO_KEYS: Places = np.empty(0, np.intp)
-# Of the numbers in statistics: those to which dead shards add nothing, and those that are not added up.
+# Dead shards add nothing to the first of these statistics. The others are not added up: the largest counts.
 _LIVE_ONLY = ("num_steps", "num_items", "pending", "total_mass", "num_lanes", "in_flight")
 _LARGEST = ("max_priority", "sampler_waits_s", "writer_waits_s", "draw_size", "insert_size", "page_len", "is_stuck")
 
