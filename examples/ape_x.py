@@ -43,18 +43,18 @@ class Settings(frame.Settings):
     """The settings of Ape-X."""
 
     env: str = "CartPole-v1"
-    steps: int = 60_000
+    steps: int = 120_000
     eval_every: int = 5_000
     hidden: int = 128
     num_actors: int = 2
     envs_per_actor: int = 4
     learners: int = 1  # above 1: GORILA
-    capacity: int = 50_000  # of each shard
+    capacity: int = 100_000  # of each shard
     min_size: int = 1_000
     batch_size: int = 128
     samples_per_insert: float = 32.0
-    learning_rate: float = 1e-3
-    gamma: float = 0.98
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
     priority_exponent: float = 0.6
     beta: float = 0.4
     target_every: int = 100  # updates

@@ -67,7 +67,7 @@ STUDIES = {
         "1, and above the network without memory",
     ),
     "impala": Study({"impala": "--steps 300000 --eval-every 15000"}, "475"),
-    "ape_x": Study({"two actors": "--steps 20000 --eval-every 2000"}, "475", by="seconds"),
+    "ape_x": Study({"two actors": "--steps 120000 --eval-every 6000"}, "475", by="seconds"),
     "offline": Study({"iql": "--steps 4000 --eval-every 500"}, "the mean return of the data"),
     "masac": Study(
         {"masac": "--steps 12000", "independent": "--steps 12000 --independent"}, "above independent learners"
