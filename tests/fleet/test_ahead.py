@@ -238,6 +238,28 @@ def test_those_batches_of_a_draw_count_that_were_handed_out(start: Any, shm_name
         assert table.stats().indexes["default"].sampled == 8 * num_taken
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+def test_what_was_handed_out_counts_though_the_table_closes_at_once(start: Any, shm_name: Any, prefetch: int) -> None:
+    """The stream with the ticket ends as soon as the owner has read it, not before."""
+    owners = start()
+    addresses = [owners.own(number, config_of(shm_name())) for number in range(2)]
+    with attach(addresses, path="service") as watching:
+        for shard in range(2):
+            fill(watching, shard, 100 * shard, 50)
+        for number in range(1, 21):
+            with attach(addresses, path="service") as table:
+                if prefetch:
+                    with table.batches(8, prefetch=prefetch) as batches:
+                        for _ in range(5):
+                            next(batches)
+                else:
+                    for _ in range(5):
+                        table.sample(8)
+            for address in addresses:
+                settled(owners, address)
+            assert watching.stats().indexes["default"].sampled == number * 40
+
+
 def test_large_batches_come_one_by_one(start: Any, shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relive.fleet.holds._TOGETHER_BYTES", 2_000)
     owners = start()

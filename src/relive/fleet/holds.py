@@ -25,7 +25,7 @@ from relive.reading.holds import HeldDraw, Taken
 
 __all__ = ["FleetDraws", "FleetSource"]
 
-_TOGETHER_BYTES = 2 << 20  # of the batches of one draw: larger ones take longer to copy than messages take
+_TOGETHER_BYTES = 256 << 10  # of the batches of one draw: for larger ones, messages take less time than copies
 
 
 @final

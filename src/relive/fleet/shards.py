@@ -244,6 +244,10 @@ class Shard(ABC):
     def flush(self) -> None:  # noqa: B027 - a mapped shard counts at once
         """Sends what waits for the next message to this shard (Asked.turns)."""
 
+    def settling(self) -> Callable[[], None]:
+        """Asks whether what became of draws has arrived. Returns a function that waits for the answer a little."""
+        return lambda: None  # a mapped shard counts at once
+
     def prepare(self) -> None:  # noqa: B027 - a mapped shard has nothing to prepare
         """Begins what the next question to this shard would wait for, so that several shards are waited for once."""
 
@@ -412,10 +416,15 @@ class Shards:
         return places
 
     def close(self) -> None:
-        """Closes the handles of all shards, also if Ctrl-C ends the wait for one of them."""
+        """Closes the handles of all shards, also if Ctrl-C ends the wait for one of them.
+
+        Waits until the owners have heard what became of draws, or are silent for SILENCE_S.
+        """
         with ExitStack() as stack:
             for shard in reversed(self._shards):
                 stack.callback(shard.close)
+            for wait in [shard.settling() for shard in self._shards]:
+                wait()
 
     def _check_saved(self, shard: Shard) -> None:
         saved = TableConfig.shards_in(shard.core.metadata)

@@ -386,10 +386,26 @@ class RemoteShard(Shard):
         """Sends the tickets that wait for the next message."""
         self._lines.flush()
 
+    def settling(self) -> Callable[[], None]:
+        """Asks on each stream on which tickets went last."""
+        asked: list[Pending] = []
+        if self.is_live and not self.core.closed:
+            with contextlib.suppress(ReliveError):
+                self.core.connection.check_process(
+                    "a table over shards"
+                )  # the streams of a forked child are its parent's
+                asked = self._lines.confirming(time.monotonic() + SILENCE_S)
+
+        def wait() -> None:
+            for pending in asked:
+                with contextlib.suppress(ReliveError):
+                    pending.take()
+
+        return wait
+
     def close(self) -> None:
         """Ends the streams. Draws that are in flight in them go back."""
         self._closing.set()
-        self._lines.flush()
         self._lines.forget()
         self.table.close()
 
