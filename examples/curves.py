@@ -87,7 +87,7 @@ STUDIES = {
         {"replay": "--steps 240000 --eval-every 8000", "no-replay": "--steps 240000 --eval-every 8000 --replays 0"},
         "0.9",
     ),
-    "mat": Study({"mat": "--steps 40000", "independent": "--steps 40000 --independent"}, "above independent PPO"),
+    "mat": Study({"mat": "--steps 160000", "independent": "--steps 160000 --independent"}, "above independent PPO"),
 }
 
 

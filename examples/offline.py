@@ -6,9 +6,9 @@ Paper: Kostrikov et al. 2022 (Offline Reinforcement Learning with Implicit Q-Lea
     L_Q  = mean sum_k (R + discount * V(s') - Q_k(s, a))^2
     L_pi = -mean exp(beta * (Q_target(s, a) - V(s))) * log pi(a|s)                  weights of at most 100
 
-Data: `--data FOLDER` is the folder of a run of sac.py (`runs/examples/sac-0`). Its table is loaded as it was saved,
-and no environment is stepped for training. Without `--data`, the example records a controller that swings the
-pendulum up, with much noise.
+Data: `--data FOLDER` is the folder of a run of sac.py (`runs/examples/sac-0`) or of `relive train`, whose environment
+`--env` names. Its table is loaded as it was saved, and no environment is stepped for training. Without `--data`, the
+example records a controller that swings the pendulum up, with much noise.
 
 A step of this example is an update. `facts` contains the mean and the best return of the data's episodes, which are
 read from the table itself: all keys by age, then one gather for each page of keys.
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ from relive.adapters.gymnasium import record
 class Settings(frame.Settings):
     """The settings of IQL."""
 
-    data: str = ""  # folder of a run of sac.py; "": record a noisy controller
+    env: str = "Pendulum-v1"  # of the data, and of the evaluations
+    data: str = ""  # folder of a run; "": record a noisy controller of the pendulum
     data_episodes: int = 100
     noise: float = 0.6  # share of random actions of the controller
     steps: int = 10_000  # updates
@@ -52,9 +54,9 @@ class Settings(frame.Settings):
     beta: float = 0.1  # rewards of Pendulum are in the tens
 
 
-def make_env() -> gymnasium.Env[Any, Any]:
-    """Pendulum with actions in [-1, 1]."""
-    return gymnasium.wrappers.RescaleAction(gymnasium.make("Pendulum-v1"), np.float32(-1.0), np.float32(1.0))
+def make_env(name: str = "Pendulum-v1") -> gymnasium.Env[Any, Any]:
+    """The environment with actions in [-1, 1]."""
+    return gymnasium.wrappers.RescaleAction(gymnasium.make(name), np.float32(-1.0), np.float32(1.0))
 
 
 def swing_up(observation: np.ndarray) -> np.ndarray:
@@ -117,7 +119,7 @@ class Learner:
     @torch.no_grad()
     def act(self, observations: np.ndarray) -> np.ndarray:
         """The policy's actions, without noise."""
-        return self.policy(torch.as_tensor(observations)).numpy()
+        return self.policy(torch.as_tensor(observations, dtype=torch.float32)).numpy()
 
     def update(self, batch: relive.Batch) -> dict[str, float]:
         """One step for all parts. Their losses have no parameters in common, so one backward pass serves all."""
@@ -154,9 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         table = saved.table
     elif settings.data:
         table = relive.load(Path(settings.data) / "save")
+        table.set_limiter(relive.MinSize())  # the run's own limiter would wait for new rows
     else:
         table = record_data(settings)
-    env = make_env()
+    made = partial(make_env, settings.env)
+    env = made()
     learner = Learner(settings, env.observation_space.shape[0], env.action_space.shape[0])
     if saved:
         for name, state in saved.learner.items():
@@ -164,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     returns = returns_of(table)
     run.result.facts |= {"data_mean": float(returns.mean()), "data_best": float(returns.max())}
     run.result.facts |= {"data_episodes": len(returns), "data_steps": len(table)}
-    run.result.random_return = frame.random_return(make_env)
+    run.result.random_return = frame.random_return(made)
 
     step = run.step
     with run.course(lambda: (table, {name: getattr(learner, name).state_dict() for name in learner.PARTS})):
@@ -172,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
             run.log(**learner.update(table.sample(settings.batch_size)))
             step += 1
             if run.evaluation_is_due(step):
-                run.evaluated(frame.evaluate(learner.act, make_env, settings.eval_episodes))
+                run.evaluated(frame.evaluate(learner.act, made, settings.eval_episodes))
     print(f"offline: mean return of the data {returns.mean():.0f}, of the policy {run.result.final:.0f}")
     table.close()
     return run.result
