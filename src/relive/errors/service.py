@@ -102,7 +102,8 @@ class AccessDenied(ReliveError, PermissionError):
             f" {' or '.join(f'--role {one}' for one in role.split(' or '))}"
             if role
             else "the server refused the request: expected a token or a certificate that allows it; give"
-            " connect(token=), or set RELIVE_TOKEN_FILE or RELIVE_TOKEN where the handle is opened"
+            " connect(token=), or --token-file to a command, or set RELIVE_TOKEN_FILE or RELIVE_TOKEN where the handle"
+            " is opened"
         )
 
 

@@ -9,7 +9,7 @@ from relive.service.wire.address import has_tls
 
 __all__ = ["handshake_problem", "short_reason"]
 
-_CA = "give ClientTLS(ca=) the authority that signed the server's certificate"
+_CA = "give ClientTLS(ca=), or --ca of a command, the authority that signed the server's certificate"
 _RENEW = "renew the server's certificate, and start the server again"
 _CAUSES = (
     (re.compile(r"certificate verify failed: (certificate has expired)"), _RENEW),
