@@ -21,6 +21,7 @@ from contract.tools import plain_spec, prioritized, write_steps
 
 import relive
 from relive import errors
+from relive.checks.secrets import read_token
 from relive.core.roles import ROLES, needs, role_of
 from relive.core.table_core import SimpleCalls
 from relive.service import Server, connect, serve
@@ -412,6 +413,13 @@ def test_a_wrong_entry_is_named(tmp_path: Path, content: str, match: str) -> Non
     path.chmod(0o600)
     with pytest.raises(errors.InvalidConfig, match=match):
         read_tokens(str(path))
+
+
+def test_a_folder_is_no_file_of_tokens(tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidConfig, match="expected a file"):
+        read_tokens(str(tmp_path))
+    with pytest.raises(errors.InvalidConfig, match="expected a file"):
+        read_token(str(tmp_path))
 
 
 def test_a_name_of_any_text_leaves_the_file_whole(tmp_path: Path) -> None:

@@ -234,6 +234,14 @@ def test_what_holds_no_run_is_not_resumed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["file", "file/run", "a" * 300, "zero\0byte"])
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidConfig, match="run.dir"):
+        relive.train.train(small(), tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_second_run_in_the_directory_of_one_that_goes_on_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     refused = []

@@ -66,8 +66,11 @@ def hides_token(function: Called) -> Called:
 
 
 def check_private(path: str) -> None:
-    """Raises InvalidConfig if other users may read the file, and OSError if it is not there."""
-    mode = stat.S_IMODE(os.stat(path).st_mode)
+    """Raises InvalidConfig if other users may read the file or it is a folder, and OSError if it is not there."""
+    told = os.stat(path)
+    if stat.S_ISDIR(told.st_mode):
+        raise InvalidConfig("file with secrets", "a file", f"the folder {path}")
+    mode = stat.S_IMODE(told.st_mode)
     if mode & 0o077:
         raise InvalidConfig(f"mode of {path}", "0600, so that no other user reads it (chmod 600)", f"{mode:04o}")
 

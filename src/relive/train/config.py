@@ -253,8 +253,8 @@ def load_config(
 
 
 def path_of(what: str, value: object) -> Path:
-    """Returns the value as a path. Raises InvalidConfig for values of other types, and for an empty path."""
-    if not isinstance(value, (str, os.PathLike)) or not str(value):
+    """Returns the value as a path. Raises InvalidConfig for other types, an empty path, and one with a zero byte."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
         raise InvalidConfig(what, "a path", value)
     return Path(value)
 

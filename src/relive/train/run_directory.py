@@ -57,6 +57,7 @@ CHECKPOINT_FILE = "checkpoint.pt"
 TABLE_PREFIX = "train-"  # of the names of shared tables of runs
 _TABLE_FILE = ".table"
 SAVE_FOLDER = "save"  # of checkpoints with the table
+_NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # errors of file systems without locks
 
 
@@ -72,10 +73,13 @@ def alone_in(folder: Path) -> Iterator[None]:
     Cost:
         A look at every file below the directory.
     """
-    made, path = list(itertools.takewhile(lambda one: not one.exists(), (folder, *folder.parents))), folder / LOCK_FILE
+    with _can_be_made(folder):
+        made = list(itertools.takewhile(lambda one: not one.exists(), (folder, *folder.parents)))
+    path = folder / LOCK_FILE
     with contextlib.ExitStack() as stack:
         while True:
-            folder.mkdir(parents=True, exist_ok=True)
+            with _can_be_made(folder):
+                folder.mkdir(parents=True, exist_ok=True)
             try:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except FileNotFoundError:  # another run has moved the directory aside since the line before
@@ -93,6 +97,17 @@ def alone_in(folder: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):  # the directory is not empty
                 for one in made:
                     one.rmdir()
+
+
+@contextmanager
+def _can_be_made(folder: Path) -> Iterator[None]:
+    """Raises InvalidConfig for the errors of a path that no folder can have."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno not in _NO_FOLDER:
+            raise
+        raise InvalidConfig("run directory", f"a folder that can be made ({problem.strerror})", str(folder)) from None
 
 
 def _refuse_others(folder: Path) -> None:

@@ -502,11 +502,12 @@ class RemotePart:
 
     def _told(self, call: Callable[[], Value]) -> Value:
         """Makes a call about the count. Raises ServiceUnavailable if the owner does not answer."""
+        started = time.monotonic()
         try:
             return self._shard.answered(call)
         except Missed:
-            reason = "no answer as a batch was handed out: its items went back, or count as drawn"
-            raise ServiceUnavailable(self._shard.address, 0.0, reason) from None
+            reason = "as a batch was handed out: its items went back, or count as drawn"
+            raise ServiceUnavailable(self._shard.address, time.monotonic() - started, reason) from None
 
     @property
     def _counts_uses(self) -> bool:

@@ -375,7 +375,8 @@ class _RemoteActor:
     def _wait_for_it(self, problem: Exception) -> None:
         waited_s = time.monotonic() - self._heard_s
         if waited_s >= self._options.patience_s:
-            raise ServiceUnavailable(self._address, waited_s, str(problem)[:200]) from None
+            reason = problem.reason if isinstance(problem, ServiceUnavailable) else str(problem)
+            raise ServiceUnavailable(self._address, waited_s, reason) from None
         if not self._said_lost:
             self._say(f"no link to the run; waiting for at most {self._options.patience_s:.0f} s: {problem}")
             self._said_lost = True
