@@ -35,9 +35,13 @@ def test_batches_ahead_are_asked_for_before_the_first_of_them_is_taken(start: An
     with attach(addresses, path="service") as table:
         for shard in range(2):
             fill(table, shard, 100 * shard, 50)
-        source, _ = table._batch_source(DrawRequest(0, 8), None, 4, 5.0)  # type: ignore[arg-type]
+        source = ahead(table, 8, prefetch=4)
         source.ask(3)
-        assert sum(owners.ask("in_flight", address) for address in addresses) <= 3 * 8 and len(source._begun) == 3  # type: ignore[attr-defined]
+        assert len(source._begun) == 1  # it shows how large they are
+        source.take().hold.give_back()
+        source.ask(4)
+        assert [together for _, together in source._begun] == [2, 2]
+        assert eventually(lambda: sum(owners.ask("in_flight", address) for address in addresses) == 4 * 8)
         source.close()
         for address in addresses:
             settled(owners, address)

@@ -178,6 +178,8 @@ class FleetSource:
     def _begin(self, num_batches: int) -> bool:
         """Returns whether the limiter let pass what there is room for."""
         together = self._num_together or 1
+        if self._num_together is None:  # the first draw brings the roots for those that follow
+            num_batches = min(num_batches, 1)
         room = num_batches - len(self._drawn) - sum(many for _, many in self._begun)
         while room >= together:
             try:

@@ -443,8 +443,10 @@ class RemotePart:
         self.root: Root | None = None
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
-        """Waits for the answer."""
+        """Waits for the answer. One that was asked for ahead has its whole time from now on."""
         self._is_taken = True
+        if self._asked.turns is not None:
+            self._pending.extend(cutoff(self._asked.left_s))
         count = self._asked.request.num_items
         try:
             told = self._shard.answered(self._pending.take)

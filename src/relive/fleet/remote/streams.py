@@ -248,6 +248,10 @@ class Pending:
         """Brings the deadline forward."""
         self._ends = min(self._ends, ends)
 
+    def extend(self, ends: float) -> None:
+        """Puts the deadline off: the answers before this one took their time."""
+        self._ends = max(self._ends, ends)
+
     @property
     def ends(self) -> float:
         """The deadline, a time.monotonic()."""
