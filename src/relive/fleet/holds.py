@@ -11,7 +11,6 @@ from collections import deque
 from typing import Any, final
 
 import numpy as np
-import numpy.typing as npt
 
 from relive.core.request import DrawRequest
 from relive.errors import DeadlineExceeded, InvalidConfig, ServiceUnavailable, TableClosed
@@ -134,7 +133,6 @@ class FleetDraws:
 
 
 _NONE = np.empty(0, np.int64)
-_Arrays = list[npt.NDArray[np.generic]]
 
 
 def _without_rows(drawn: Drawn) -> Drawn:
