@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from processes.shm import needs_shared_memory
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
 from processes.tools import eventually
+from service.proxy import Proxy
 
 import relive
 from fleet.test_remote import settled
@@ -242,6 +245,36 @@ def test_those_batches_of_a_draw_count_that_were_handed_out(start: Any, shm_name
         assert table.stats().indexes["default"].sampled == 8 * num_taken
 
 
+def test_a_signal_as_the_last_batch_of_a_draw_ends_leaves_none_uncounted(
+    start: Any, shm_name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = start()
+    address = owners.own(0, config_of(shm_name()))
+    with attach([address], path="service") as table:
+        fill(table, 0, 0, 50)
+        drawing = table._fleet.drawing
+        commit = drawing.commit
+        source = ahead(table, 8, prefetch=4)
+        source.ask(4)
+        source.take().hold.commit()
+        source.ask(4)
+        taken = [source.take() for _ in range(2)]
+        taken[0].hold.commit()
+
+        def interrupted(drawn: Any) -> None:
+            monkeypatch.setattr(drawing, "commit", commit)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(drawing, "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            taken[1].hold.commit()
+        for one in taken:
+            one.hold.commit()
+        source.close()
+        settled(owners, address)
+        assert table.stats().indexes["default"].sampled == 3 * 8
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 def test_what_was_handed_out_counts_though_the_table_closes_at_once(start: Any, shm_name: Any, prefetch: int) -> None:
     """The stream with the ticket ends as soon as the owner has read it, not before."""
@@ -262,6 +295,48 @@ def test_what_was_handed_out_counts_though_the_table_closes_at_once(start: Any, 
             for address in addresses:
                 settled(owners, address)
             assert watching.stats().indexes["default"].sampled == number * 40
+
+
+@pytest.fixture
+def slow(shm_name: Any) -> Iterator[Any]:
+    """A table of 64 frames of 16 kB whose owner is behind a link, and the link."""
+    spec = relive.StepSpec({"frame": relive.ArraySpec((64, 64, 4), "uint8")})
+    name = shm_name()
+    config = relive.TableConfig(spec, 1_000, storage=relive.SharedMemory(name), timeout_s=60.0)
+    with ShardOwner(0, config) as owner:
+        address = owner.serve()
+        with Proxy(int(address.rsplit(":", 1)[1].split("/")[0])) as link:
+            with attach([f"{link.address}/{name}"], path="service", timeout_s=60.0) as table:
+                with table.writer() as writer:
+                    writer.extend(frame=np.ones((64, 64, 64, 4), np.uint8))
+                yield table, link
+
+
+def test_batches_ahead_of_a_slow_link_have_their_time_one_after_another(slow: Any) -> None:
+    """All that was asked for takes twice the deadline to come, and each batch a small part of it."""
+    table, link = slow
+    link.bytes_a_second = 2e6
+    with table.batches(8, prefetch=40, timeout_s=1.5) as batches:
+        for _ in range(25):
+            assert (next(batches)["frame"] == 1).all()
+
+
+def test_a_draw_that_is_too_large_for_a_slow_link_is_made_smaller(slow: Any) -> None:
+    """Eight batches of a draw take longer than the deadline, one does not."""
+    table, link = slow
+    source = ahead(table, 1, prefetch=16)
+    source._timeout_s = 1.5
+    link.bytes_a_second = 6e4
+    come: list[int | None] = []
+    with relive.Batches(source, 1, 16, None, 1.5) as batches:
+        ends = time.monotonic() + 60.0
+        while len(come) < 4:
+            assert time.monotonic() < ends
+            with contextlib.suppress(errors.DeadlineExceeded):
+                assert (next(batches)["frame"] == 1).all()
+                come.append(source._num_together)
+        link.bytes_a_second = None
+    assert come[0] == 8 and come[-1] is not None and come[-1] < 8
 
 
 def test_large_batches_come_one_by_one(start: Any, shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -350,20 +350,6 @@ def test_rows_that_take_longer_than_the_patience_with_silence_arrive(linked: Any
             assert next(batches).num_items == 64
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_batches_ahead_of_a_slow_link_have_their_time_one_after_another(linked: Any, count: int) -> None:
-    """All that was asked for takes twice the deadline to come, and each batch a small part of it."""
-    links, places = linked(count, FRAMES)
-    with attach(places, path="service", timeout_s=60.0) as table:
-        for number in range(count):
-            table.writer(shard=number).extend(**rows(64, o=np.ones((64, 64, 64, 4), "u1")))
-        for link in links:
-            link.bytes_a_second = 2e6 / count
-        with table.batches(8, prefetch=40, timeout_s=1.5) as batches:
-            for _ in range(25):
-                assert (next(batches)["o"] == 1).all()
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_deadline_while_rows_are_on_their_way_leaves_the_shards_live(
     linked: Any, count: int, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ a fair sample. The draw is settled when all of its batches are: the owners then 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Any, final
 
@@ -64,32 +65,40 @@ class _FleetHold:
 class _Together:
     """A draw of several batches. Each is handed out or goes back; then the draw is settled. Uses are not counted.
 
-    A batch that ends again, because a signal's handler raised as it ended, changes nothing.
+    Any thread may end a batch. A batch that ends again, because a signal's handler raised as it ended, changes nothing.
     """
 
     def __init__(self, fleet: FleetCore, drawn: Drawn, num_batches: int) -> None:
         self._fleet = fleet
         self._drawn = _without_rows(drawn)
         self._keys = drawn.item_keys.reshape(num_batches, -1)
+        self._lock = threading.RLock()  # protects what follows; the handler of a signal may end a batch, too
         self._is_out: list[bool | None] = [None] * num_batches  # None: in flight
-        self._is_over = False
+        self._has_lost = self._is_over = False
 
     def end(self, number: int, is_out: bool) -> None:
         """Ends a batch: it was handed out, or goes back. Raises TableClosed."""
-        if is_out and self._fleet.shards.closed:
-            raise TableClosed()
-        if self._is_out[number] is None:
-            self._is_out[number] = is_out
-        if None in self._is_out or self._is_over:
-            return
-        self._is_over = True
-        if not any(self._is_out):
-            self._fleet.drawing.give_back(self._drawn)
-            return
-        self._fleet.drawing.lose(self._drawn, self._keys[[not one for one in self._is_out]].ravel())
-        self._fleet.drawing.commit(self._drawn)
+        with self._lock:
+            if is_out and self._fleet.shards.closed:
+                raise TableClosed()
+            if self._is_out[number] is None:
+                self._is_out[number] = is_out
+            if None not in self._is_out:
+                self._settle()
         if not is_out:  # the source is closed: no message follows, with which the news could go
             self._fleet.drawing.flush()
+
+    def _settle(self) -> None:
+        if self._is_over:
+            return
+        if not any(self._is_out):
+            self._fleet.drawing.give_back(self._drawn)
+        else:
+            if not self._has_lost:
+                self._has_lost = True
+                self._fleet.drawing.lose(self._drawn, self._keys[[not one for one in self._is_out]].ravel())
+            self._fleet.drawing.commit(self._drawn)
+        self._is_over = True
 
 
 @final
@@ -203,8 +212,13 @@ class FleetSource:
                 if together == 1:
                     raise
                 self._abandon()  # an owner sends no answer of this size
-                self._most_together = self._num_together = 1
+                self._num_together = 1
                 drawn, together = drawing.hold(self._request, *times), 1
+            except DeadlineExceeded:
+                if together > 1:  # the link may be slow: smaller draws come in time
+                    self._abandon()
+                    self._num_together = together // 2
+                raise
             self._keep(drawn, together)
         return self._drawn.popleft()
 
