@@ -91,3 +91,15 @@ def test_names_that_cannot_be_printed_are_escaped() -> None:
     error = errors.UnknownColumn("a\ud800", ["b\udcff"])
     assert b"\\udcff" in str(error).encode()
     assert error.column == "a\ud800"
+
+
+def test_a_deadline_speaks_of_the_limiter_where_items_are_waited_for() -> None:
+    for needs, of_limiter in (
+        (256, True),
+        ("1000 live items", True),
+        ("inserted x 4 - sampled >= 8", True),
+        ("2 nodes with {'CPU': 1} free each", False),
+        ("8 items, of which those of shard 0 are on their way", False),
+        ("the table lock", False),
+    ):
+        assert ("loosen the limiter" in str(errors.DeadlineExceeded(needs, 1, 2.0))) == of_limiter

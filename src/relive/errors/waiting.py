@@ -33,10 +33,17 @@ class DeadlineExceeded(ReliveError, TimeoutError):
                 f"deadline exceeded after {self.waited_s:.3g} s: the table is locked by process {self.holder_pid},"
                 " which is alive but does not go on; continue or end that process, or give a larger timeout_s"
             )
-        return (
-            f"deadline exceeded after {self.waited_s:.3g} s: {self._balance()}; see that the other side (writers or"
-            " samplers) is running, loosen the limiter, or give a larger timeout_s"
-        )
+        return f"deadline exceeded after {self.waited_s:.3g} s: {self._balance()}; {self._way_out()}"
+
+    def _way_out(self) -> str:
+        needs = str(self.needs)
+        if needs.isdecimal() or any(word in needs for word in ("item", "sample", "insert", "limiter")):
+            if not needs.endswith("on their way"):
+                return (
+                    "see that the other side (writers or samplers) is running, loosen the limiter, or give a larger"
+                    " timeout_s"
+                )
+        return "see that what the call waits for goes on, or give a larger timeout_s"
 
     def _balance(self) -> str:
         what = f"needs {self.needs}" + ("" if self.has == "" else f", has {self.has}")
