@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -294,6 +295,35 @@ def test_a_source_that_brings_several_at_once_is_asked_when_there_is_room_for_th
             next(batches)
     assert source.most_waiting <= 3 and source.committed == 50
     assert source.taken == source.committed + source.returned and source.closed == 1
+
+
+def test_close_waits_for_the_thread_although_a_handler_raised_in_an_earlier_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python takes a thread for ended if a handler raises as it is joined."""
+    source, goes_on = Counted(), threading.Event()
+    monkeypatch.setattr(source, "close", goes_on.wait)
+    batches = relive.Batches(source, 0, 1, None, 30.0)
+    with batches:
+        next(batches)
+        before = signal.signal(signal.SIGALRM, _raise)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(_Alarm):
+                batches.close()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        threading.Timer(0.2, goes_on.set).start()
+        batches.close()
+        assert goes_on.is_set() and source.taken == source.committed + source.returned
+
+
+class _Alarm(Exception):
+    pass
+
+
+def _raise(*_: Any) -> None:
+    raise _Alarm
 
 
 def test_an_error_is_told_once_and_then_the_thread_goes_on() -> None:

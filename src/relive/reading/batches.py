@@ -67,6 +67,8 @@ class _Bringer:
         self.lock = threading.RLock()
         self.came = _Bell()  # a batch, an error, or the end
         self.wanted = _Bell()  # a batch, or the end
+        self._over = _Bell()
+        self._is_over = False
         self.ready: deque[Taken] = deque()
         self.error: BaseException | None = None  # for next() to raise
         self.starved: DeadlineExceeded | None = None  # the reason why the next batch does not come
@@ -84,8 +86,25 @@ class _Bringer:
         self.wanted.ring()
         self.came.ring()
 
+    def wait_over(self, thread: threading.Thread) -> None:
+        """Waits until the thread has ended, if it was started.
+
+        A signal's handler that raises within Thread.join() makes Python take the thread for ended (bpo-45274).
+        """
+        if thread.ident is not None:
+            while not self._is_over:
+                self._over.wait(SLICE_S)
+            thread.join()
+
     def run(self) -> None:
         """The thread."""
+        try:
+            self._bring()
+        finally:
+            self._is_over = True
+            self._over.ring()
+
+    def _bring(self) -> None:
         while num_wanted := self._wait_until_wanted():
             try:
                 if not self._source.ask(num_wanted):
@@ -228,7 +247,7 @@ class Batches(Closing):
             return
         self._bringer.stop()
         if self._thread is not None:
-            self._thread.join()
+            self._bringer.wait_over(self._thread)
 
     def __repr__(self) -> str:
         bringer = self._bringer
@@ -306,5 +325,4 @@ def _start(thread: threading.Thread) -> None:
 def _stop_all() -> None:
     for bringer, thread in list(_running.items()):
         bringer.stop()
-        if thread.ident is not None:  # it was started
-            thread.join()
+        bringer.wait_over(thread)
