@@ -1,8 +1,7 @@
-"""Batches that are drawn ahead over served shards: asked for before earlier ones came, and several in one draw."""
+"""Batches that are drawn ahead over served shards: asked for behind each other, before earlier ones came."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Iterator
@@ -24,9 +23,7 @@ from fleet.tools import config_of, fill
 from relive import errors
 from relive.core.request import DrawRequest
 from relive.fleet import ShardOwner, attach
-from relive.fleet.draws.mixing import end_to_end, split
 from relive.fleet.holds import FleetSource
-from relive.service import ServerOptions, serve
 
 pytestmark = needs_shared_memory
 
@@ -40,10 +37,10 @@ def test_batches_ahead_are_asked_for_before_the_first_of_them_is_taken(start: An
             fill(table, shard, 100 * shard, 50)
         source = ahead(table, 8, prefetch=4)
         source.ask(3)
-        assert len(source._begun) == 1  # it shows how large they are
+        assert len(source._begun) == 1  # it brings the roots
         source.take().hold.give_back()
         source.ask(4)
-        assert [together for _, together in source._begun] == [2, 2]
+        assert len(source._begun) == 4
         assert eventually(lambda: sum(owners.ask("in_flight", address) for address in addresses) == 4 * 8)
         source.close()
         for address in addresses:
@@ -116,28 +113,7 @@ def test_batches_ahead_go_on_without_a_killed_owner(start: Any, shm_name: Any) -
         settled(near, addresses[0])
 
 
-# ---- several batches in one draw -------------------------------------------------------------------------------------
-
-
-def of_batch(*shape: int) -> np.ndarray:
-    return np.arange(np.prod(shape)).reshape(shape)
-
-
-def test_a_draw_is_cut_into_its_batches() -> None:
-    """Items lie along the first axis, behind the time axis, or end to end."""
-    outputs: Any = [("a", "<i8", (2,), 0, "item"), ("b", "<i8", (3, 2), 1, "item")]
-    whole = [of_batch(6, 2), of_batch(3, 6, 2)]
-    for number, (a, b) in enumerate(split(outputs, whole, 3)):
-        mine = slice(2 * number, 2 * number + 2)
-        assert (a == whole[0][mine]).all() and (b == whole[1][:, mine]).all() and b.flags.c_contiguous
-    lengths = np.array([3, 0, 1, 4])
-    ragged: Any = [("r", "<i8", (), 0, "row"), ("offsets", "<i8", (), 0, "offset"), ("p", "<i8", (), 0, "item")]
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    first, second = split(ragged, [np.arange(8), offsets, np.arange(4)], 2)
-    assert [array.tolist() for array in first] == [[0, 1, 2], [0, 3, 3], [0, 1]]
-    assert [array.tolist() for array in second] == [[3, 4, 5, 6, 7], [0, 1, 5], [2, 3]]
-    joined = end_to_end(ragged, [(np.array([0, 1]), first), (np.array([2, 3]), second)], 4)
-    assert [array.tolist() for array in joined] == [list(range(8)), offsets.tolist(), list(range(4))]
+# ---- what comes -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
@@ -152,7 +128,7 @@ def test_a_draw_is_cut_into_its_batches() -> None:
     ],
     ids=lambda items: type(items).__name__,
 )
-def test_each_batch_of_a_draw_is_what_its_keys_say(start: Any, shm_name: Any, items: Any, num_shards: int) -> None:
+def test_each_batch_is_what_its_keys_say(start: Any, shm_name: Any, items: Any, num_shards: int) -> None:
     owners = start()
     index = relive.Index(items, relive.Prioritized(0.6))
     addresses = [owners.own(number, config_of(shm_name(), index)) for number in range(num_shards)]
@@ -171,7 +147,6 @@ def test_each_batch_of_a_draw_is_what_its_keys_say(start: Any, shm_name: Any, it
                     assert (name in batch) == (name in same)
                     if name in batch:
                         assert np.array_equal(batch[name], same[name]), (name, number)
-        assert source._num_together == 3
 
 
 def ahead(table: Any, num_items: int, prefetch: int, **asked: Any) -> FleetSource:
@@ -193,8 +168,8 @@ def ahead(table: Any, num_items: int, prefetch: int, **asked: Any) -> FleetSourc
     return source
 
 
-def test_batches_of_one_draw_are_fair_samples(start: Any, shm_name: Any) -> None:
-    """The first and the second half of a draw have each item as often as its probability says."""
+def test_batches_ahead_are_fair_samples(start: Any, shm_name: Any) -> None:
+    """Every other batch has each item as often as its probability says."""
     owners = start()
     addresses = [owners.own(number, config_of(shm_name())) for number in range(2)]
     with attach(addresses, path="service") as table:
@@ -230,8 +205,8 @@ def test_the_same_batches_come_however_slow_the_program_is(start: Any, shm_name:
     assert seen[0] == seen[1] == seen[2]
 
 
-@pytest.mark.parametrize("num_taken", range(5, 13))
-def test_those_batches_of_a_draw_count_that_were_handed_out(start: Any, shm_name: Any, num_taken: int) -> None:
+@pytest.mark.parametrize("num_taken", [1, 4, 9])
+def test_those_batches_count_that_were_handed_out(start: Any, shm_name: Any, num_taken: int) -> None:
     owners = start()
     addresses = [owners.own(number, config_of(shm_name())) for number in range(2)]
     with attach(addresses, path="service") as table:
@@ -243,36 +218,6 @@ def test_those_batches_of_a_draw_count_that_were_handed_out(start: Any, shm_name
         for address in addresses:
             settled(owners, address)
         assert table.stats().indexes["default"].sampled == 8 * num_taken
-
-
-def test_a_signal_as_the_last_batch_of_a_draw_ends_leaves_none_uncounted(
-    start: Any, shm_name: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owners = start()
-    address = owners.own(0, config_of(shm_name()))
-    with attach([address], path="service") as table:
-        fill(table, 0, 0, 50)
-        drawing = table._fleet.drawing
-        commit = drawing.commit
-        source = ahead(table, 8, prefetch=4)
-        source.ask(4)
-        source.take().hold.commit()
-        source.ask(4)
-        taken = [source.take() for _ in range(2)]
-        taken[0].hold.commit()
-
-        def interrupted(drawn: Any) -> None:
-            monkeypatch.setattr(drawing, "commit", commit)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(drawing, "commit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            taken[1].hold.commit()
-        for one in taken:
-            one.hold.commit()
-        source.close()
-        settled(owners, address)
-        assert table.stats().indexes["default"].sampled == 3 * 8
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
@@ -319,77 +264,6 @@ def test_batches_ahead_of_a_slow_link_have_their_time_one_after_another(slow: An
     with table.batches(8, prefetch=40, timeout_s=1.5) as batches:
         for _ in range(25):
             assert (next(batches)["frame"] == 1).all()
-
-
-def test_a_draw_that_is_too_large_for_a_slow_link_is_made_smaller(slow: Any) -> None:
-    """Eight batches of a draw take longer than the deadline, one does not."""
-    table, link = slow
-    source = ahead(table, 1, prefetch=16)
-    source._timeout_s = 1.5
-    link.bytes_a_second = 6e4
-    come: list[int | None] = []
-    with relive.Batches(source, 1, 16, None, 1.5) as batches:
-        ends = time.monotonic() + 60.0
-        while len(come) < 4:
-            assert time.monotonic() < ends
-            with contextlib.suppress(errors.DeadlineExceeded):
-                assert (next(batches)["frame"] == 1).all()
-                come.append(source._num_together)
-        link.bytes_a_second = None
-    assert come[0] == 8 and come[-1] is not None and come[-1] < 8
-
-
-def test_large_batches_come_one_by_one(start: Any, shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relive.fleet.holds._TOGETHER_BYTES", 2_000)
-    owners = start()
-    with attach([owners.own(0, config_of(shm_name()))], path="service") as table:
-        fill(table, 0, 0, 50)
-        for num_items, together in ((2, 4), (128, 1)):
-            source = ahead(table, num_items, prefetch=8)
-            assert source._num_together is None
-            with relive.Batches(source, num_items, 8, None, 10.0) as batches:
-                next(batches)
-            assert source._num_together is not None and source._num_together <= together
-            assert (source._num_together == 1) == (together == 1)
-
-
-def test_an_owner_that_sends_no_large_answer_is_asked_for_single_batches(shm_name: Any) -> None:
-    options = ServerOptions(max_reply_bytes=1_000)
-    with (
-        ShardOwner(0, config_of(shm_name())) as owner,
-        serve({"t": owner.table}, "grpc://127.0.0.1:0", options) as server,
-    ):
-        with attach([f"{server.address}/t"], path="service") as table:
-            fill(table, 0, 0, 50)
-            num_items = 8
-            with table.batches(num_items, prefetch=8) as batches:
-                for _ in range(20):
-                    assert len(next(batches)) == num_items
-            assert eventually(lambda: not owner.table.stats().indexes["default"].in_flight)
-            assert table.stats().indexes["default"].sampled == 20 * num_items
-
-
-@pytest.mark.parametrize(
-    "index, asked",
-    [
-        (relive.Index(sampler=relive.Prioritized(0.6), replacement=False), {}),
-        (relive.Index(sampler=relive.Prioritized(0.6)), {"where": "reward < 10"}),
-    ],
-    ids=["no replacement", "condition"],
-)
-def test_draws_that_differ_when_they_are_larger_are_made_one_by_one(
-    start: Any, shm_name: Any, index: Any, asked: Any
-) -> None:
-    owners = start()
-    with attach([owners.own(0, config_of(shm_name(), index))], path="service") as table:
-        fill(table, 0, 0, 12)
-        source = ahead(table, 8, prefetch=4, **asked)
-        with relive.Batches(source, 8, 4, None, 10.0) as batches:
-            for _ in range(6):
-                batch = next(batches)
-                assert asked or len(set(batch.item_keys.tolist())) == 8
-                assert not asked or (batch["reward"] < 10.0).all()
-        assert source._num_together == 1
 
 
 def test_shards_that_fill_up_and_new_priorities_are_seen_by_draws_ahead(start: Any, shm_name: Any) -> None:

@@ -243,11 +243,9 @@ class Counted:
         self.taken = self.committed = self.returned = self.closed = 0
         self.late: list[bool] = []
         self.most_waiting = 0
-        self.at_once = 1
 
-    def ask(self, num_batches: int) -> bool:
-        """Brings `at_once` batches at once, or none."""
-        return num_batches >= self.at_once
+    def ask(self, num_batches: int) -> None:
+        """Begins nothing."""
 
     def take(self) -> Taken | None:
         if self.errors:
@@ -285,16 +283,6 @@ def test_a_source_gives_as_many_as_may_wait_and_everything_is_accounted_for() ->
             next(batches)
     assert source.most_waiting <= 3 and source.committed == 50 == len(source.late)
     assert source.taken == source.committed + source.returned and source.returned <= 3 and source.closed == 1
-
-
-def test_a_source_that_brings_several_at_once_is_asked_when_there_is_room_for_them() -> None:
-    source = Counted()
-    source.at_once = 3
-    with relive.Batches(source, 0, 3, None, 30.0) as batches:
-        for _ in range(50):
-            next(batches)
-    assert source.most_waiting <= 3 and source.committed == 50
-    assert source.taken == source.committed + source.returned and source.closed == 1
 
 
 def test_close_waits_for_the_thread_although_a_handler_raised_in_an_earlier_close(

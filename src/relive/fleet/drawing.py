@@ -21,7 +21,6 @@ from relive.fleet.draws.mixing import mixed
 from relive.fleet.draws.pace import Pace, Wait
 from relive.fleet.draws.placement import Roots, place, shared_point, within
 from relive.fleet.errors import NotOverShards
-from relive.fleet.keys import LEAF_BITS
 from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shards, Short
 
 __all__ = ["Begun", "Drawing", "Drawn"]
@@ -43,7 +42,6 @@ class Drawn(NamedTuple):
     probabilities: Masses
     num_live_items: int
     held: list[Part]
-    places: list[int]  # the place of each part's shard
 
 
 class _Making(NamedTuple):
@@ -87,7 +85,6 @@ class Drawing:
         self._seed = config.seed
         self._paces: list[Pace] = [index.limiter for index in config.index.values()]
         self._max_times = [index.max_times_sampled for index in config.index.values()]
-        self._replaces = [index.replacement for index in config.index.values()]
         self._call = 0
         self._heard: dict[int, tuple[Roots, float]] = {}  # by index: roots that came with a draw, and when
 
@@ -136,14 +133,6 @@ class Drawing:
         is_free = self._max_times[index] is None and isinstance(self._paces[index], MinSize)
         is_random = not self._shards.sharings[index].is_certain
         return is_free and is_random and self._exchange.world == 1 and self._shards.are_served
-
-    def can_split(self, request: DrawRequest) -> bool:
-        """Whether a larger draw, cut into batches, is as good as a draw for each batch.
-
-        Not if a batch has each item once, or if few items pass a condition. Mapped shards draw without messages.
-        """
-        is_one_by_one = request.condition is not None or not self._replaces[request.index_number]
-        return not is_one_by_one and all(shard.path != "mapped" for shard in self._shards)
 
     def begin(
         self, request: DrawRequest, timeout_s: float, arrives_s: float = 0.0, turns: dict[int, Any] | None = None
@@ -291,12 +280,6 @@ class Drawing:
                     part.commit(waits=False)
             raise
 
-    def lose(self, drawn: Drawn, keys: Keys) -> None:
-        """Leaves these items of a draw out of its count. Uses are not counted."""
-        numbers = keys >> LEAF_BITS
-        for at, part in zip(drawn.places, drawn.held, strict=True):
-            part.lose(int(np.count_nonzero(numbers == self._shards[at].number)))
-
     def give_back(self, drawn: Drawn) -> None:
         """Gives the draw back: its items, its uses and the numbers of draws."""
         for part in reversed(drawn.held):
@@ -434,7 +417,7 @@ class Drawing:
             shown = None if request.selection is None else request.selection.parts
             seeds = self._seed, self._shards[0].stream, making.call
             arrays, keys, probabilities = mixed(shown, outputs, parts, seeds)
-        return Drawn(making.call, arrays, keys, probabilities, num_live_items, held, asked.places)
+        return Drawn(making.call, arrays, keys, probabilities, num_live_items, held)
 
     def _asked(self, making: _Making, at: int, count: int) -> Asked:
         whole, is_only = making.request, len(self._shards) == 1

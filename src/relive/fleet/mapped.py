@@ -235,7 +235,6 @@ class _MappedPart:
         self._asked = asked
         self._hold = None if asked.counts_nowhere else Hold()
         self._number: DrawNumber | None = None
-        self._num_lost = 0
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Draws the items, stratified over the shard's mass at this moment, at permuted positions."""
@@ -254,9 +253,6 @@ class _MappedPart:
         self._number = number
         return arrays, keys, masses
 
-    def lose(self, num_items: int) -> None:
-        self._num_lost += num_items
-
     def check(self) -> None:
         """Does nothing: a mapped shard keeps what is in flight."""
 
@@ -266,7 +262,7 @@ class _MappedPart:
     def commit(self, waits: bool = True) -> None:
         self._number = None  # it is used up
         if self._hold is not None:
-            self._hold.commit(self._asked.is_read, self._num_lost)
+            self._hold.commit(self._asked.is_read)
 
     def give_back(self) -> None:
         if self._number is None:

@@ -238,7 +238,7 @@ class ShardedTable(SavesShards):
     def _batch_source(
         self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
-        return FleetSource(self._fleet, request, columns, prefetch, timeout_s), prefetch
+        return FleetSource(self._fleet, request, columns, timeout_s), prefetch
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 

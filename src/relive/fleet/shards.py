@@ -136,10 +136,6 @@ class Part(Protocol):
         """
         ...
 
-    def lose(self, num_items: int) -> None:
-        """Leaves so many more of the items out of the count. Not if uses are counted."""
-        ...
-
     def check(self) -> None:
         """Raises the error of commit(), as far as it can be known before, and counts nothing."""
         ...

@@ -372,9 +372,8 @@ class MixedSource:
         self._mixed.lend(hold)
         return Taken(batch, hold)
 
-    def ask(self, num_batches: int) -> bool:
-        """Begins nothing: take() asks all tables."""
-        return True
+    def ask(self, num_batches: int) -> None:
+        """Does nothing: take() asks all tables."""
 
     def cancel(self) -> None:
         """Does nothing: take() waits for a slice."""

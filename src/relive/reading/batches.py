@@ -107,9 +107,7 @@ class _Bringer:
     def _bring(self) -> None:
         while num_wanted := self._wait_until_wanted():
             try:
-                if not self._source.ask(num_wanted):
-                    self.wanted.wait(math.inf)
-                    continue
+                self._source.ask(num_wanted)
                 taken = self._take()
             except BaseException as error:
                 with self.lock:

@@ -79,13 +79,10 @@ class BatchHold(Protocol):
 class BatchSource(Protocol):
     """A source of batches, each in flight until its hold ends. One thread calls ask, take and close."""
 
-    def ask(self, num_batches: int) -> bool:
+    def ask(self, num_batches: int) -> None:
         """Tells that the caller has room for so many batches. The source may begin them, and waits for none.
 
-        0: the caller has no room, and waits until a batch is handed out.
-
-        Returns whether the caller may take() a batch. False: the source brings several at once, for which there is no
-        room yet. There is, if the caller has none at all.
+        0: the caller waits now, until a batch is handed out.
 
         May be called again after any error. Raises the errors of take(), except DeadlineExceeded.
         """

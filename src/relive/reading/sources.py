@@ -121,9 +121,8 @@ class SampledSource:
         self._request = request
         self._columns = columns
 
-    def ask(self, num_batches: int) -> bool:
-        """Begins nothing: take() is short."""
-        return True
+    def ask(self, num_batches: int) -> None:
+        """Does nothing: take() is short."""
 
     def take(self) -> Taken:
         """Draws and gathers."""
@@ -152,9 +151,8 @@ class PlannedSource:
         self._planned: deque[tuple[PlannedBatch, DrawNumber]] = deque()
         self._is_cancelled = False
 
-    def ask(self, num_batches: int) -> bool:
-        """Begins nothing: take() draws ahead."""
-        return True
+    def ask(self, num_batches: int) -> None:
+        """Does nothing: take() draws ahead."""
 
     def take(self) -> Taken | None:
         """Draws ahead as far as the limiter allows, then waits for the rows of the first batch and copies them."""

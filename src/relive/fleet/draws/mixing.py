@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from relive._core import CoreSelection, mix_batches, permutation
 
-__all__ = ["Outputs", "Parts", "are_ragged", "empty", "end_to_end", "mixed", "scatter", "split"]
+__all__ = ["Outputs", "Parts", "are_ragged", "empty", "end_to_end", "mixed", "scatter"]
 
 Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
@@ -60,30 +60,6 @@ def mixed(
     for mine, some in placed:
         scatter(outputs, arrays, mine, some)
     return arrays, item_keys, probabilities
-
-
-def split(outputs: Outputs, arrays: Arrays, num_batches: int) -> list[Arrays]:
-    """Cuts the arrays of a draw into those of num_batches batches, of equally many items.
-
-    The arrays of a batch are views, but for those with the time axis first, which are copies.
-    """
-    if num_batches == 1 or not outputs:
-        return [arrays] * num_batches
-    at = next((number for number, (*_, per) in enumerate(outputs) if per == "offset"), None)
-    rows = None if at is None else arrays[at][:: (len(arrays[at]) - 1) // num_batches]  # where each batch begins
-    batches: list[Arrays] = [[] for _ in range(num_batches)]
-    for (_, _, _, axis, per), array in zip(outputs, arrays, strict=True):
-        each = (array.shape[axis] - (per == "offset")) // num_batches
-        for number, batch in enumerate(batches):
-            first, end = number * each, (number + 1) * each
-            if per == "row":
-                assert rows is not None
-                batch.append(array[rows[number] : rows[number + 1]])
-            elif per == "offset":
-                batch.append(array[first : end + 1] - array[first])
-            else:
-                batch.append(array[first:end] if axis == 0 else np.ascontiguousarray(array[:, first:end]))
-    return batches
 
 
 def are_ragged(outputs: Outputs) -> bool:

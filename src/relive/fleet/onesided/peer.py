@@ -314,7 +314,7 @@ class _TimedPart:
         self._tells = tells
         self._begun_s = begun_s
         self.check, self.ask_commit, self.commit = part.check, part.ask_commit, part.commit
-        self.lose, self.give_back = part.lose, part.give_back
+        self.give_back = part.give_back
 
     @property
     def root(self) -> Root | None:
@@ -373,12 +373,6 @@ class _PeerPart:
                 arrays = [array.copy() for array in arrays]
             scatter(outputs, arrays, gone, some)
         return arrays, keys, masses
-
-    def lose(self, num_items: int) -> None:
-        for part in self._parts:
-            some = min(num_items, part.num_counted)
-            part.lose(some)
-            num_items -= some
 
     def check(self) -> None:
         for part in self._parts:

@@ -464,13 +464,8 @@ class RemotePart:
         return arrays, keys, masses
 
     def lose(self, num_items: int) -> None:
-        """Leaves num_items more items out of the count, such as those that went before their rows were read."""
+        """Notes that num_items items went before their rows were read. Such items do not count as drawn."""
         self._num_lost += num_items
-
-    @property
-    def num_counted(self) -> int:
-        """Number of items that the count has so far."""
-        return self._asked.request.num_items - self._num_lost
 
     def check(self) -> None:
         """Raises ServiceUnavailable if the uses of the draw went back because the stream ended."""

@@ -66,9 +66,8 @@ class RemoteSource:
         self._is_starved = False  # whether the limiter refused the last request: then one request at a time
         self._cut: BaseException | None = None  # the error of a failed send
 
-    def ask(self, num_batches: int) -> bool:
-        """Begins nothing: take() sends requests ahead."""
-        return True
+    def ask(self, num_batches: int) -> None:
+        """Does nothing: take() sends requests ahead."""
 
     def take(self) -> Taken:
         """Returns the next answer's batch. Raises ServiceUnavailable, and the server's errors."""
