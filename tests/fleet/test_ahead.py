@@ -85,6 +85,7 @@ def test_a_batch_handed_out_while_its_stream_waits_for_the_next_one_counts_soon(
         first = drawing.finish(drawing.begin(request, 5.0), 5.0)
         second = drawing.begin(request, 5.0)
         drawing.commit(first)
+        assert all(part._pending.outcome is None for part in first.held)  # type: ignore[attr-defined]
         drawing.flush()
         third = drawing.finish(second, 5.0)
         assert eventually(lambda: owners.ask("in_flight", address) == 4)

@@ -306,6 +306,24 @@ def test_close_waits_for_the_thread_although_a_handler_raised_in_an_earlier_clos
         assert goes_on.is_set() and source.taken == source.committed + source.returned
 
 
+def test_a_forked_child_ends_although_its_parent_has_an_iterator() -> None:
+    """The thread runs in the parent only: the end of the child's interpreter does not wait for it."""
+    program = """
+import os, sys, time, numpy as np, relive
+table = relive.Table(relive.StepSpec({"a": relive.ArraySpec((2,), "float32")}), 100)
+with table.writer() as writer:
+    writer.extend(a=np.zeros((50, 2)))
+with table.batches(4, prefetch=2) as batches:
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(next(batches)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "7 4\n", done.stderr
+
+
 class _Alarm(Exception):
     pass
 

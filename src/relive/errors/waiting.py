@@ -37,13 +37,12 @@ class DeadlineExceeded(ReliveError, TimeoutError):
 
     def _way_out(self) -> str:
         needs = str(self.needs)
-        if needs.isdecimal() or any(word in needs for word in ("item", "sample", "insert", "limiter")):
-            if not needs.endswith("on their way"):
-                return (
-                    "see that the other side (writers or samplers) is running, loosen the limiter, or give a larger"
-                    " timeout_s"
-                )
-        return "see that what the call waits for goes on, or give a larger timeout_s"
+        of_items = needs.isdecimal() or any(word in needs for word in ("item", "sample", "insert", "limiter"))
+        if not of_items or needs.endswith("on their way"):
+            return "see that what the call waits for goes on, or give a larger timeout_s"
+        return (
+            "see that the other side (writers or samplers) is running, loosen the limiter, or give a larger timeout_s"
+        )
 
     def _balance(self) -> str:
         what = f"needs {self.needs}" + ("" if self.has == "" else f", has {self.has}")

@@ -69,6 +69,7 @@ class _Bringer:
         self.wanted = _Bell()  # a batch, or the end
         self._over = _Bell()
         self._is_over = False
+        self.process = os.getpid()  # in which the thread runs; a forked child has no such thread
         self.ready: deque[Taken] = deque()
         self.error: BaseException | None = None  # for next() to raise
         self.starved: DeadlineExceeded | None = None  # the reason why the next batch does not come
@@ -87,11 +88,11 @@ class _Bringer:
         self.came.ring()
 
     def wait_over(self, thread: threading.Thread) -> None:
-        """Waits until the thread has ended, if it was started.
+        """Waits until the thread has ended, if it was started in this process.
 
         A signal's handler that raises within Thread.join() makes Python take the thread for ended (bpo-45274).
         """
-        if thread.ident is not None:
+        if thread.ident is not None and self.process == os.getpid():
             while not self._is_over:
                 self._over.wait(SLICE_S)
             thread.join()
@@ -187,14 +188,13 @@ class Batches(Closing):
         self._prefetch = prefetch
         self._timeout_s = timeout_s
         self._thread: threading.Thread | None = None
-        self._process = os.getpid()
         weakref.finalize(self, self._bringer.stop).atexit = False
 
     def __enter__(self) -> Batches:
         if self._thread is not None or self._bringer.stopping:
             raise InvalidConfig("batches()", "one `with` block each", "a second one")
         thread = threading.Thread(target=self._bringer.run, name="relive-prefetch", daemon=True)
-        self._process = os.getpid()
+        self._bringer.process = os.getpid()
         _running[self._bringer] = self._thread = thread
         try:
             _start(thread)
@@ -257,7 +257,7 @@ class Batches(Closing):
     @property
     def _is_a_childs(self) -> bool:
         """Whether this is the copy in a forked child of an iterator that runs in the parent."""
-        return self._thread is not None and self._process != os.getpid()
+        return self._thread is not None and self._bringer.process != os.getpid()
 
     def _hand_out(self, was_late: bool) -> Batch:
         bringer = self._bringer

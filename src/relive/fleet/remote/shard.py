@@ -391,9 +391,8 @@ class RemoteShard(Shard):
         asked: list[Pending] = []
         if self.is_live and not self.core.closed:
             with contextlib.suppress(ReliveError):
-                self.core.connection.check_process(
-                    "a table over shards"
-                )  # the streams of a forked child are its parent's
+                # The streams of a forked child are its parent's.
+                self.core.connection.check_process("a table over shards")
                 asked = self._lines.confirming(time.monotonic() + SILENCE_S)
 
         def wait() -> None:

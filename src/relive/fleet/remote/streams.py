@@ -213,10 +213,14 @@ class Pending:
         if self._turns is None:
             return self.receive()
         self._turns.receive(self)
-        assert self.outcome is not None
-        if isinstance(self.outcome, BaseException):
-            raise self.outcome
-        return self.outcome
+        outcome, self.outcome = self.outcome, None  # the rows belong to the batch alone from now on
+        try:
+            if isinstance(outcome, Reply):
+                return outcome
+            assert outcome is not None
+            raise outcome
+        finally:
+            del outcome  # an error refers to this frame
 
     def receive(self, is_last: bool = True) -> Reply:
         """Waits for the next answer on the line, which is this one's. is_last: no request is behind it."""
