@@ -49,6 +49,19 @@ def test_draws_go_on_without_a_killed_shard_and_it_comes_back(shm_name: Any, own
         table.check()
 
 
+def test_a_draw_of_which_no_shard_answers_says_so(shm_name: Any, owners: list[Owner]) -> None:
+    names = [shm_name(), shm_name()]
+    owners += [Owner(number, config_of(name)) for number, name in enumerate(names)]
+    with attach(names) as table:
+        fill(table, 0, 0, 30)
+        fill(table, 1, 30, 10)
+        for owner in owners:
+            owner.kill()
+        with pytest.raises(errors.DeadlineExceeded, match="needs a shard that answers, has 2 that do not") as raised:
+            table.sample(8, timeout_s=0.2)
+        assert "limiter" not in str(raised.value)
+
+
 def test_an_owner_that_is_refused_leaves_what_the_killed_one_held(shm_name: Any, owners: list[Owner]) -> None:
     name = shm_name()
     owners.append(Owner(1, config_of(name)))

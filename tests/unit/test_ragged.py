@@ -67,6 +67,9 @@ def test_items_that_are_drawn_anew_move_those_behind_them(max_times_sampled: int
     try:
         ends = time.monotonic() + 60
         while time.monotonic() < ends and table.stats().redraws_generation < 3 and not problems:
+            if len(table) < 300:  # a draw that uses up what was just written meets no row that goes
+                time.sleep(0.001)
+                continue
             batch = table.sample(8 if max_times_sampled else 48)
             check_whole(batch, lengths)
             assert len(batch["number"]) == sum(lengths[int(first)] for first in batch["core"])

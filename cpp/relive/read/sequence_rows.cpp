@@ -21,27 +21,68 @@ void fill(const SequenceRows& rows, const ItemPlace& place, Value&& value) {
   });
 }
 
-// The cells of a column that has one cell for each row: page by page, without a look at each row.
-void copy_pieces(const SequenceRows& rows, const Output& output, const ItemPlace& place) {
+// Bytes of rows of which all columns are copied before the next rows are.
+constexpr uint64_t kTogether = 4096;
+
+// Returns the place after the last cell. All numbers are values: the compiler must assume that a store changes others.
+// Prefetches the next rows, because the processor's prefetcher stops at every 4 KiB.
+template <class Copy>
+std::byte* copy_strided(Copy copy, std::byte* to, uint64_t step, const std::byte* from, uint64_t stride,
+                        uint32_t count) {
+  for (uint32_t k = 0; k < count; ++k, to += step, from += stride) {
+    __builtin_prefetch(from + kTogether);
+    copy(to, from);
+  }
+  return to;
+}
+
+// Whether each row of the window has one cell of the output, which is copied as it is.
+bool has_cells(const SequenceRows& rows, const Output& output, size_t batch) {
+  if (output.source != Source::kColumn && output.source != Source::kNext) return false;
+  const ColumnLayout& column = rows.r.columns[output.column];
+  // A piece of a window that crosses ends may stop before a tail: the row after it is then not in the piece.
+  const bool has_next_rows = !rows.crosses || output.source != Source::kNext;
+  return has_next_rows && output.stack == 1 && output.row_bytes != 0 && column.area != Area::kCell &&
+         !is_streamed(column, output.item_bytes, batch);
+}
+
+// Copies these cells of the window's rows [begin, begin + most), page by page. From 0 on: the padding, too. A window
+// that crosses ends is copied as a whole.
+void copy_pieces(const SequenceRows& rows, const Output& output, const ItemPlace& place, uint32_t begin,
+                 uint32_t most) {
   const ColumnLayout& column = rows.r.columns[output.column];
   const uint64_t stride = column.stride, offset = column.offset, step = place.step;
   const bool is_next = output.source == Source::kNext;
   const bool is_state = column.kind == ColumnKind::kState && !is_next;
   const uint32_t count = is_state ? rows.num_rows : rows.num_steps, in_front = rows.in_front;
-  const RowPlace first = row_at(rows.r, rows.w, rows.runs, rows.first);
-  if (!is_state) zero_rows(output, place, 0, in_front);
-  std::byte* to = place.first;
   with_copy(column.num_bytes, [&](auto&& copy) {
-    for (uint32_t t = 0; is_state && t < in_front; ++t)
-      copy(to + t * step, first.base + offset + first.offset * stride);
-    to += in_front * step;
-    rows.for_each_piece(is_next ? 1 : 0, count, [&](const Run& run, uint32_t row, uint32_t num_rows) {
-      const std::byte* from = run.base + offset + row * stride;
-      for (uint32_t k = 0; k < num_rows; ++k) copy(to + k * step, from + k * stride);
-      to += num_rows * step;
+    if (begin == 0 && is_state) {
+      const RowPlace first = row_at(rows.r, rows.w, rows.runs, rows.first);
+      for (uint32_t t = 0; t < in_front; ++t) copy(place.at(t), first.base + offset + first.offset * stride);
+    }
+    if (begin >= count) return;
+    std::byte* to = place.at(in_front + begin);
+    const uint32_t here = std::min(most, count - begin);
+    rows.for_each_piece(begin + (is_next ? 1 : 0), here, [&](const Run& run, uint32_t row, uint32_t num_rows) {
+      to = copy_strided(copy, to, step, run.base + offset + row * stride, stride, num_rows);
     });
   });
+  if (begin != 0) return;
+  if (!is_state) zero_rows(output, place, 0, in_front);
   zero_rows(output, place, in_front + count, rows.end);
+}
+
+// Copies the outputs of has_cells(): all of some rows, then all of the next rows. The first-level cache keeps the rows
+// until their last column is copied.
+void copy_all_pieces(const SequenceRows& rows, const GatherPlan& plan, size_t batch, std::byte* const* out) {
+  const auto some = static_cast<uint32_t>(std::max<uint64_t>(kTogether / rows.r.geometry->record_stride, 1));
+  const uint32_t most = rows.crosses ? rows.end : some;
+  for (uint32_t begin = 0; begin < rows.end; begin += most)
+    for (size_t o = 0; o < plan.outputs.size(); ++o) {
+      const Output& output = plan.outputs[o];
+      if (output.is_bulk || !has_cells(rows, output, batch)) continue;
+      copy_pieces(rows, output, place_of(plan, output, rows.w, batch, out[o]), begin, most);
+    }
 }
 
 void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch,
@@ -49,8 +90,6 @@ void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& 
   const ColumnLayout& column = rows.r.columns[output.column];
   const uint64_t num_bytes = column.num_bytes, stride = column.stride, offset = column.offset;
   const bool streams = is_streamed(column, output.item_bytes, batch);
-  const bool is_near = !rows.crosses || output.source != Source::kNext;  // the next row of each row of a piece is known
-  if (is_near && output.stack == 1 && output.row_bytes != 0 && !streams) return copy_pieces(rows, output, place);
   rows.for_each_cell(plan, output, place, [&](int64_t at, std::byte* into) {
     const RowPlace row = row_at(rows.r, rows.w, rows.runs, at);
     const std::byte* from = row.base + offset + row.offset * stride;
@@ -172,8 +211,11 @@ void copy_sequences(const Region& r, const GatherPlan& plan, const Window* windo
     const Window& w = windows[which[k]];
     if (!w.ok) continue;
     const SequenceRows rows(r, plan, w, runs.data());
-    for (size_t o = 0; o < plan.outputs.size(); ++o)
-      if (!plan.outputs[o].is_bulk) copy_output(rows, plan, plan.outputs[o], batch, out[o]);
+    copy_all_pieces(rows, plan, batch, out);
+    for (size_t o = 0; o < plan.outputs.size(); ++o) {
+      const Output& output = plan.outputs[o];
+      if (!output.is_bulk && !has_cells(rows, output, batch)) copy_output(rows, plan, output, batch, out[o]);
+    }
   }
   end_stream();
 }

@@ -89,36 +89,39 @@ Status find_output(const Region& r, const GatherPlan& plan, const std::string& n
 
 // ---- rows
 
-// Walks the steps of a window, up to `most` or to the end of the episode.
+uint32_t head_at(const Walk& at) { return load_head(at.record()); }
+
+// The number of rows from `record` on, at most `most`, that come before the next row with the mark of an end. The steps
+// of an episode are numbered, so the number of the last row shows whether an end comes before it.
+uint32_t rows_to_end(const std::byte* record, uint64_t stride, uint32_t most) {
+  if (most == 0) return 0;
+  const auto head = [&](uint32_t row) { return load_head(record + row * stride); };
+  const bool is_of_one_episode = (head(most - 1) & kStepMask) == (head(0) & kStepMask) + (most - 1);
+  uint32_t row = is_of_one_episode ? most - 1 : 0;
+  while (row < most && (head(row) & (kTerminatedBit | kTruncatedBit)) == 0) ++row;
+  return row;
+}
+
+// Walks the steps of a window, up to `most` or to the end of the episode. The item's own row counts as a step, whatever
+// its page says by now.
 bool walk(const Region& r, const GatherPlan& plan, uint32_t most, Window& w, Runs* runs) {
   const bool has_state = r.geometry->has_state != 0;
   Walk steps(r, w, runs);
+  w.episode_step = head_at(steps) & kStepMask;
+  w.num_steps = 0;
   w.has_tail = false;
-  uint32_t m = 0;
   while (true) {
-    if (m > 0 && !steps.is_there()) {
-      if (RELIVE_RULE(W1_whole)) return false;
-      break;
-    }
-    if (m > 0 && steps.is_tail()) {
-      w.has_tail = true;
-      break;
-    }
-    const uint32_t head = load_head(steps.at.base + steps.row * r.geometry->record_stride);
-    if (m == 0) w.episode_step = head & kStepMask;
-    ++m;
-    if (m == most && !plan.needs_next) break;
-    if (!has_state && (m == most || (head & (kTerminatedBit | kTruncatedBit)) != 0)) break;
-    if (!steps.advance()) return false;
-    if (m < most) continue;
-    w.has_tail = steps.is_there() && steps.is_tail();
-    break;
+    const uint32_t here = std::max(steps.num_steps(most - w.num_steps), w.num_steps == 0 ? 1u : 0u);
+    const uint32_t before_end = has_state ? here : rows_to_end(steps.record(), r.geometry->record_stride, here);
+    w.num_steps += std::min(here, before_end + 1);
+    if (before_end < here || (w.num_steps == most && !(has_state && plan.needs_next))) return true;
+    if (!steps.advance(here)) return false;
+    const bool is_there = steps.is_there();
+    w.has_tail = is_there && steps.is_tail();
+    if (w.num_steps == most || w.has_tail) return true;
+    if (!is_there) return !RELIVE_RULE(W1_whole);
   }
-  w.num_steps = m;
-  return m > 0;
 }
-
-uint32_t head_at(const Region& r, const Walk& at) { return load_head(at.at.base + at.row * r.geometry->record_stride); }
 
 uint32_t lane_at(const Region& r, uint64_t page, uint32_t row) {
   return r.marks[r.slot_of(page, row)].lane.load(kRelaxed);
@@ -143,7 +146,7 @@ bool walk_across(const Region& r, const GatherPlan& plan, uint32_t most, Window&
       if (!has_state) break;  // a tail without state columns: the same
     } else {
       if (is_behind_end && lane_at(r, steps.at.page, steps.row) != lane) break;
-      const uint32_t head = head_at(r, steps);
+      const uint32_t head = head_at(steps);
       if (w.num_steps == 0) w.episode_step = head & kStepMask;
       ++w.num_steps;
       w.rows_after = row;

@@ -2,7 +2,7 @@
 //
 // Owns:    nothing.
 // Locking: none, as for transitions (gather.hpp, which calls these functions).
-// Cost:    the bytes of the rows at the speed of memory, and the head of each step.
+// Cost:    the bytes of the rows at the speed of memory; if windows cross ends, the head of each step, too.
 #pragma once
 
 #include <algorithm>
@@ -76,18 +76,14 @@ struct SequenceRows {
     uint32_t left = crosses ? num_steps : count;
     while (left > 0 && !(crosses && offset > last)) {
       const auto row = static_cast<uint32_t>(offset & (r.page_len - 1));
+      const Run run = run_at(r, w, runs, offset);
       uint32_t here = std::min(left, r.page_len - row);
-      if (crosses) here = steps_from(offset, static_cast<uint32_t>(std::min<int64_t>(here, last - offset + 1)));
-      if (here > 0) each(run_at(r, w, runs, offset), row, here);
+      if (crosses)
+        here = r.rows_to_tail(run.page, row, static_cast<uint32_t>(std::min<int64_t>(here, last - offset + 1)));
+      if (here > 0) each(run, row, here);
       offset += here > 0 ? here : 1;  // crosses: past a tail
       left -= here;
     }
-  }
-  // The number of rows from here on, at most `most`, that come before the next tail. All of them lie in one page.
-  uint32_t steps_from(int64_t offset, uint32_t most) const {
-    uint32_t count = 0;
-    while (count < most && !is_tail(offset + count)) ++count;
-    return count;
   }
   bool is_tail(int64_t offset) const {
     return r.is_tail(run_at(r, w, runs, offset).page, static_cast<uint32_t>(offset & (r.page_len - 1)));

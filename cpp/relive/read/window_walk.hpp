@@ -60,9 +60,10 @@ struct Walk {
     look();
   }
   void look() { step_end = Range::unpack(r.pages[at.page].range.load(std::memory_order_acquire)).step_end; }
-  // Moves to the next row, on the next page if necessary. Returns false if that page is gone.
-  bool advance() {
-    if (++row < r.page_len) return true;
+  // Moves on by `rows` rows, at most to row 0 of the next page. Returns false if that page is gone.
+  bool advance(uint32_t rows = 1) {
+    row += rows;
+    if (row < r.page_len) return true;
     if (!add_next(r, w, runs)) return false;
     at = runs->back();
     row = 0;
@@ -73,6 +74,11 @@ struct Walk {
   bool is_last_page() const { return r.pages[at.page].next.load(std::memory_order_acquire) == 0; }
   bool is_there() const { return row < step_end; }
   bool is_tail() const { return r.is_tail(at.page, row); }
+  // The number of steps from this row on, at most `most`: up to the next tail, or to the last row of the page.
+  uint32_t num_steps(uint32_t most) const {
+    return is_there() ? r.rows_to_tail(at.page, row, std::min(most, step_end - row)) : 0;
+  }
+  const std::byte* record() const { return at.base + row * r.geometry->record_stride; }
 };
 
 }  // namespace relive

@@ -399,6 +399,15 @@ struct Region {
     tails[page * geometry->tail_words + offset / 64].fetch_or(uint64_t{1} << (offset & 63), std::memory_order_release);
   }
   uint32_t num_tails(uint64_t page, uint32_t begin, uint32_t end) const;
+  // The number of rows from `offset` on, at most `most`, that come before the next tail.
+  uint32_t rows_to_tail(uint64_t page, uint32_t offset, uint32_t most) const {
+    const uint32_t end = offset + most;
+    for (uint32_t row = offset; row < end; row = (row | 63) + 1) {
+      const uint64_t bits = tails[page * geometry->tail_words + row / 64].load(std::memory_order_acquire) >> (row & 63);
+      if (bits != 0) return std::min(most, row - offset + static_cast<uint32_t>(std::countr_zero(bits)));
+    }
+    return most;
+  }
   // The bits of rows that are not there yet mean nothing. The bits are cleared before another lane writes those rows.
   void clear_tails_from(uint64_t page, uint32_t offset);
 

@@ -166,6 +166,8 @@ class Agreement:
             if roots.bounds[-1] > 0.0 and pace.can_sample(roots, asked):
                 return roots
             if is_over:
+                if all(root.is_dead for root in roots.shards):
+                    raise wait.exceeded("a shard that answers", f"{len(roots.shards)} that do not")
                 raise wait.exceeded(pace.needs(asked), roots.num_items)
             wait.pause()
 
