@@ -202,6 +202,8 @@ class Run:
         if (self.folder / "save").exists():
             checkpoint = relive.checkpoint.load(self.folder / "save", storage=storage)
             table, whole = checkpoint.table, checkpoint.learner
+        elif self.shards is not None:
+            table, whole = None, relive.checkpoint.from_bytes(relive.fleet.saved(self.shards).blob("learner"))
         elif (self.folder / "learner.pt").exists():
             table, whole = None, torch.load(self.folder / "learner.pt")
         else:
@@ -275,9 +277,9 @@ class Run:
         whole = {"learner": learner, "run": told, "rng": torch.get_rng_state()}
         if isinstance(table, relive.Table):
             relive.checkpoint.save(self.folder / "save", table=table, learner=whole)
-        else:  # None: a table that cannot be saved. After a kill between the two, the learner is one save older
-            if table is not None:
-                table.save(self.folder / "shards")
+        elif table is not None:  # over shards
+            table.save(self.folder / "shards", beside={"learner": relive.checkpoint.to_bytes(whole)})
+        else:
             torch.save(whole, self.folder / "learner.tmp")
             os.replace(self.folder / "learner.tmp", self.folder / "learner.pt")
         self._saved = time.monotonic()

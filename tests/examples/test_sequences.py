@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from processes.tools import eventually
 
 import relive
 import relive.checkpoint
+import relive.fleet
 
 for _module in ("torch", "gymnasium", "rich", "tensorboard", "matplotlib"):
     pytest.importorskip(_module, reason=f"the examples need {_module}")
@@ -35,7 +35,7 @@ def started(name: str, folder: Path, arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_for_save(program: subprocess.Popen[str], folder: Path) -> None:
-    while not any((folder / name).exists() for name in ("save/CURRENT", "learner.pt")):
+    while not any((folder / name).exists() for name in ("save/CURRENT", "shards/CURRENT")):
         assert program.poll() is None, program.communicate()[0]
         time.sleep(0.05)
 
@@ -110,8 +110,10 @@ def test_ranks_end_together_and_continue_after_a_kill_and_save_at_ctrl_c(tmp_pat
 
 def step_of_loader(folder: Path) -> int:
     """The updates of a saved run. Checks that the loader's state is that of the same moment."""
-    torch = importlib.import_module("torch")
-    saved = torch.load(folder / "learner.pt", weights_only=False)
+    while True:
+        with contextlib.suppress(relive.errors.NoSuchSave):  # the next save removed it as it was read
+            saved = relive.checkpoint.from_bytes(relive.fleet.saved(folder / "shards").blob("learner"))
+            break
     loader, steps = saved["learner"]["loader"], saved["run"]["steps"]
     assert loader["first"] // RANKS + loader["batch"] == steps, "the loader and the learner are of different moments"
     return int(steps)
