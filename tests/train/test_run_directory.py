@@ -178,6 +178,25 @@ def test_the_directory_in_which_the_program_works_is_not_moved_aside(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["below", "thesis.txt"]
 
 
+def test_a_directory_with_files_of_another_kind_is_not_moved_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("a user's file")
+    with pytest.raises(InvalidConfig, match="files of another kind"):
+        relive.train.train(small(), folder, moving_aside=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
+
+
+def test_what_a_run_leaves_that_was_killed_as_it_began_is_moved_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (".lock", ".table", ".config.json.77"):
+        (folder / name).write_text("")
+    move_aside(folder, Console(quiet=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.1"]
+
+
 def test_a_run_whose_table_does_not_fit_leaves_no_directory(tmp_path: Path) -> None:
     config = relive.train.preset("dqn", "CartPole-v1", {"topology": "actors", "replay.capacity": 4_000_000_000})
     with pytest.raises(relive.errors.StorageFull):

@@ -87,10 +87,10 @@ def train(
     Raises:
         HostsDiffer: The hosts of the run were told different options.
         HostGone: Another host of the run did not come, or ended.
-        InvalidConfig: The directory has a run already (without resume) or none (with resume); another run uses it, or
-            lies in it or above it; the address is taken; the table cannot hold replay.min_size items; the agent cannot
-            act in the environment; or a program without the guard calls it in a process of the run. A refused run
-            leaves no directory.
+        InvalidConfig: The directory has a run already (without resume) or none (with resume), or files that no run
+            wrote; another run uses it, or lies in it or above it; the address is taken; the table cannot hold
+            replay.min_size items; the agent cannot act in the environment; or a program without the guard calls it in
+            a process of the run. A refused run leaves no directory.
         StorageFull: /dev/shm is too small for the table. Making the table may raise other errors, too.
         MissingPackage: An option needs an extra that is not installed.
         NonFiniteLoss: Learning has led to nan or infinity. The last good checkpoint stays.

@@ -142,6 +142,15 @@ def _has_run(folder: Path) -> bool:
     return False
 
 
+def _is_of_run(folder: Path) -> bool:
+    """Whether a run wrote the files of the directory: its options, or what it writes before them."""
+    if (folder / CONFIG_FILE).is_file():
+        return True
+    return all(
+        one.name in (LOCK_FILE, _TABLE_FILE) or one.name.startswith(f".{CONFIG_FILE}.") for one in folder.iterdir()
+    )
+
+
 def _not_apart(folder: Path, found: str) -> InvalidConfig:
     expected = "one that lies neither in the directory of another run nor above it (--run-dir)"
     return InvalidConfig("run directory", expected, f"{folder}: {found}")
@@ -170,13 +179,16 @@ def move_aside(folder: Path, console: Console) -> None:
     """Renames a directory that is not empty, so that a new run starts in an empty one and no file is lost.
 
     Raises:
-        InvalidConfig: A run uses the directory, or it is the working directory or above it.
+        InvalidConfig: A run uses the directory, it is the working directory or above it, or no run wrote its files.
     """
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     if Path.cwd().is_relative_to(folder.resolve()):
         raise InvalidConfig("run directory", "one that this program does not work in, or an empty one", str(folder))
     with alone_in(folder):
+        if not _is_of_run(folder):
+            expected = "a new or an empty one, or that of an earlier run, which is moved aside"
+            raise InvalidConfig("run directory", expected, f"{folder}, which has files of another kind")
         for number in itertools.count(1):
             aside = folder.with_name(f"{folder.name}.{number}")
             if not aside.exists():
