@@ -19,7 +19,7 @@ from typing import Any, final
 from relive.checks.names import names_arguments
 from relive.checks.values import flag, folder_path, integer
 from relive.core.closing import Closing
-from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, SystemFailure
+from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, ReliveError, SystemFailure
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.saving.blobs import BESIDE, described, read_blob, remove_blobs, write_blobs
 from relive.saving.copying import SaveFacts
@@ -260,7 +260,12 @@ class ShardsFolder(Closing):
             SavedShard(at, one.path, one.cut, one.number, one.num_steps, one.path == self.place_of(at))
             for at, one in sorted(facts.items())
         )
-        write_blobs(self._files, number, beside)
+        try:
+            write_blobs(self._files, number, beside)
+        except BaseException:
+            with contextlib.suppress(ReliveError):  # the next save removes them
+                self._remove_blobs()
+            raise
         told = {name: (length, sum_) for name, (length, sum_) in described(beside).items()}
         kept = [SavedShards(self.path, number, shards, _blobs=told), *self._kept][:keep]
         self._files.sync_folder(BESIDE)
