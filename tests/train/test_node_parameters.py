@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -20,6 +21,7 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
 from processes.shm import needs_shared_memory  # noqa: E402
+from processes.tools import stop_process  # noqa: E402
 
 from relive.service import Published, RemoteParameters  # noqa: E402
 from relive.train.acting.node_parameters import NodeParameters  # noqa: E402
@@ -99,22 +101,40 @@ def test_the_next_leader_has_the_newest_version_that_it_got(opened: Opened) -> N
     assert polled(third).version == 10
 
 
-def test_a_leader_that_is_killed_leaves_the_lead(opened: Opened, name: str) -> None:
+@contextmanager
+def leader_elsewhere(name: str) -> Iterator[int]:
+    """The pid of a child that leads. It is killed at the end, whatever happens: a stopped one would hold the output."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _kept = NodeParameters(name, version(3), PATIENCE_S)
-        os.write(writing, b"1" if _kept.leads else b"0")
-        time.sleep(60.0)
-    assert os.read(reading, 1) == b"1"
-    follower = opened()
-    assert follower.follows() and polled(follower).version == 3
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert not follower.follows() and follower.leads
-    assert opened().follows()
-    os.close(reading)
+        try:
+            _kept = NodeParameters(name, version(3), PATIENCE_S)
+            os.write(writing, b"1" if _kept.leads else b"0")
+            time.sleep(60.0)
+        finally:
+            os._exit(1)
     os.close(writing)
+    try:
+        assert os.read(reading, 1) == b"1"
+        yield child
+    finally:
+        os.close(reading)
+        end(child)
+
+
+def end(child: int) -> None:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_leader_that_is_killed_leaves_the_lead(opened: Opened, name: str) -> None:
+    with leader_elsewhere(name) as leader:
+        follower = opened()
+        assert follower.follows() and polled(follower).version == 3
+        end(leader)
+        assert not follower.follows() and follower.leads
+        assert opened().follows()
 
 
 def test_a_follower_of_a_silent_leader_pulls_for_itself(opened: Opened) -> None:
@@ -132,22 +152,13 @@ def test_parameters_of_another_layout_are_not_shared(opened: Opened) -> None:
 
 
 def test_a_leader_that_does_not_answer_is_not_waited_for(opened: Opened, name: str) -> None:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _kept = NodeParameters(name, version(3), PATIENCE_S)
-        os.write(writing, b"1")
-        time.sleep(60.0)
-    os.read(reading, 1)
-    os.kill(child, signal.SIGSTOP)
-    began = time.monotonic()
-    other = opened()
-    assert time.monotonic() - began < 10.0 and not other.leads and other.poll() is None
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    wait(lambda: not other.follows() and other.leads, 10.0)
-    os.close(reading)
-    os.close(writing)
+    with leader_elsewhere(name) as leader:
+        stop_process(leader)
+        began = time.monotonic()
+        other = opened()
+        assert time.monotonic() - began < 10.0 and not other.leads and other.poll() is None
+        end(leader)
+        wait(lambda: not other.follows() and other.leads, 10.0)
 
 
 def test_no_descriptor_and_no_thread_is_left(name: str) -> None:
