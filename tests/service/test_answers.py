@@ -100,6 +100,10 @@ class _Reader:
         return next(self._chunks)
 
 
+class _Cancelled(_Reader):
+    def cancel(self) -> None: ...
+
+
 def _bytes(count: int, message: bytes | None = None) -> _Chunk:
     column = pa.array(np.arange(count, dtype=np.uint8))
     return _Chunk(pa.RecordBatch.from_arrays([column], schema=BODY), message)
@@ -121,10 +125,7 @@ def test_only_an_answer_that_may_be_there_gets_time_to_be_read(last_byte_s: floa
     Without a byte since the question there is no answer to read: many silent servers cost one wait.
     """
 
-    class Cancelled(_Reader):
-        def cancel(self) -> None: ...
-
-    reader, now = Cancelled(), time.monotonic()
+    reader, now = _Cancelled(), time.monotonic()
     watch = Watch(reader, lambda: None if last_byte_s is None else last_byte_s + clock - now)
     stream = Exchange(None, reader, watch, silence_s=1.0)
     watch.sleeps, clock = False, now  # no thread: the looks are made here
@@ -133,6 +134,22 @@ def test_only_an_answer_that_may_be_there_gets_time_to_be_read(last_byte_s: floa
         clock += 0.01
         watch._expire(clock)
     assert stream.was_silent and clock - now == pytest.approx(ends_s, abs=0.02)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_reader_that_stood_still_gives_its_server_a_second_again(told: bool) -> None:
+    """It was stopped for three seconds, or had no processor: what came meanwhile is not read yet."""
+    reader, now = _Cancelled(), time.monotonic()
+    watch = Watch(reader, lambda: clock - now if told else None)  # the last byte came as it was asked
+    stream = Exchange(None, reader, watch, silence_s=1.0)
+    watch.sleeps, clock = False, now  # no thread: the looks are made here
+    stream.begin(now + 10.0, now)
+    watch._expire(clock)
+    clock += 3.0
+    while not stream.expired:
+        watch._expire(clock)
+        clock += 0.01
+    assert stream.was_silent and clock - now == pytest.approx(4.0, abs=0.03)
 
 
 def test_a_body_is_what_its_header_says() -> None:

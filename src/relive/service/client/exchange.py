@@ -30,6 +30,7 @@ StreamBroken = (flight.FlightError, pa.ArrowException, OSError, StopIteration)  
 _LOOK_EVERY_S = 0.05
 _ROUNDS_BEFORE_SLEEP = 40
 LATE_S = 0.2  # for an answer that arrived during a wait for another server
+_PAUSE_S = 0.5  # between two looks of the watch: this process was stopped, or had no processor
 _CLOCK_S = 0.05  # the system tells the time of a byte less exactly than this
 
 
@@ -37,8 +38,9 @@ _CLOCK_S = 0.05  # the system tells the time of a byte less exactly than this
 class Watch:
     """A thread that cancels streams at their deadlines, and earlier if their server is silent for too long.
 
-    A server is silent while no byte comes from it, over any stream and for any thread. The object owns the thread,
-    which sleeps while no stream waits.
+    A server is silent while no byte comes from it, over any stream and for any thread. If this process stood still, the
+    silence counts from its next look: what came meanwhile is not read yet. The object owns the thread, which sleeps
+    while no stream waits.
 
     A wait of the main thread in gRPC hears no signals. The thread therefore cancels the stream of such a wait when
     Ctrl-C comes, and the wait raises KeyboardInterrupt. A handler of the program is not run earlier: it may return, and
@@ -58,6 +60,8 @@ class Watch:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self.heard_at = 0.0  # when a stream received a message last
+        self._looked_at = math.inf  # inf: the thread sleeps
+        self._went_on_at = 0.0  # when this process went on last
         self.main_waits: Exchange | None = None  # the stream on which the main thread waits; set by that thread
         self.sleeps = True
 
@@ -92,8 +96,11 @@ class Watch:
             # stream finds `sleeps` set and wakes this thread, or the look after the setting of `sleeps` sees the
             # deadline.
             self.sleeps = quiet > _ROUNDS_BEFORE_SLEEP
+            sleeps_now = quiet > _ROUNDS_BEFORE_SLEEP + 1
+            if sleeps_now:
+                self._looked_at = math.inf
             with contextlib.suppress(queue.Empty):
-                self._changed.get(timeout=None if quiet > _ROUNDS_BEFORE_SLEEP + 1 else _LOOK_EVERY_S)
+                self._changed.get(timeout=None if sleeps_now else _LOOK_EVERY_S)
         if not self._stopped:
             for stream in tuple(self._streams):
                 stream.cancel()
@@ -102,14 +109,18 @@ class Watch:
     def _expire(self, now: float) -> bool:
         """Returns whether a stream waits for an answer. On return the thread refers to no stream: it owns none."""
         busy = False
+        if now - self._looked_at > _PAUSE_S:
+            self._went_on_at = now
+        self._looked_at = now
         for stream in tuple(self._streams):  # a collection in this loop may drop a stream
             busy |= stream.deadline != math.inf
             if now >= stream.deadline:
                 self._ask_sockets(now)
                 stream.expire(now)
-            elif now >= stream.silent_from(self.heard_at):
+            elif now >= stream.silent_from(max(self.heard_at, self._went_on_at)):
                 heard_at = self.heard_at if self._ask_sockets(now) else now
-                if now >= stream.silent_from(self.heard_at) and stream.is_read(now, heard_at):
+                is_silent = now >= stream.silent_from(max(self.heard_at, self._went_on_at))
+                if is_silent and stream.is_read(now, heard_at):
                     stream.expire(now, is_silent=True)
         return busy
 
