@@ -172,8 +172,9 @@ def test_bytes_beside_the_shards_come_and_go_with_their_save(
     assert relive.fleet.saved(tmp_path).blob("learner") == b"second" and first.blob("none") == b""
     whole.save(tmp_path)
     assert relive.fleet.saved(tmp_path).beside == () and list((tmp_path / "beside").iterdir()) == []
-    with pytest.raises(errors.NoSuchSave):
-        first.blob("learner")
+    for call in (lambda: first.blob("learner"), lambda: ShardOwner(0, config_of(shm_name()), load=first)):
+        with pytest.raises(errors.NoSuchSave, match="has no save 1; it keeps 3"):
+            call()
     assert num_saved(tmp_path, shm_name) == (60, 40)
 
 

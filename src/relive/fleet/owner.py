@@ -19,7 +19,7 @@ from relive.config.storage import File, SharedMemory
 from relive.config.table_config import TableConfig
 from relive.core.attached import attached_pids
 from relive.core.closing import Closing
-from relive.errors import InvalidConfig, NameTaken, NoSuchTable, SystemFailure
+from relive.errors import DamagedSave, InvalidConfig, NameTaken, NoSuchTable, SystemFailure
 from relive.fleet.draws.pace import region_limiter
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.fleet.errors import OtherShards
@@ -75,9 +75,13 @@ def load_shard(number: int, config: TableConfig, load: str | os.PathLike[str] | 
     if part is None:
         raise OtherShards(save.numbers, [*save.numbers, number])
     more = {"shard": number, "metadata": config.to_metadata(save.numbers)}
-    table = load_table(
-        part.path, config.storage, config.capacity, config.max_lanes, config.timeout_s, cut=part.cut, more=more
-    )
+    try:
+        table = load_table(
+            part.path, config.storage, config.capacity, config.max_lanes, config.timeout_s, cut=part.cut, more=more
+        )
+    except DamagedSave:
+        save.check_kept()
+        raise
     try:
         if shard_of(table) != number:
             raise InvalidConfig(f"number of the shard saved in {part.path}", str(number), shard_of(table))

@@ -106,6 +106,7 @@ class SavedShards:
             finally:
                 files.close_handle(handle)
         except FileNotFoundError:
+            self.check_kept()
             raise NoSuchSave(self.path) from None
         except SystemFailure as error:
             if not is_no_file(error):
@@ -113,6 +114,14 @@ class SavedShards:
             raise DamagedSave(self.path, shown, "a file", "none") from error
         finally:
             files.close()
+
+    def check_kept(self) -> None:
+        """Raises NoSuchSave if the folder keeps other saves and not this one."""
+        kept: tuple[int, ...] = ()
+        with contextlib.suppress(ReliveError):  # the folder may be on another machine
+            kept = saved(self.path).kept
+        if kept and self.number not in kept:
+            raise NoSuchSave(self.path, self.number, kept)
 
     @property
     def numbers(self) -> tuple[int, ...]:
