@@ -50,6 +50,13 @@ def test_ragged_episodes_without_states_have_no_row_behind() -> None:
     assert (batch["a"].tolist(), batch["offsets"].tolist()) == ([0, 1, 2], [0, 3])
 
 
+@pytest.mark.parametrize("pad", ["right", "left"])
+def test_padded_episodes_without_states_are_as_long_as_the_longest(pad: str) -> None:
+    table = table_of(relive.Episodes(4, bootstrap=1, pad=pad))
+    table.writer().extend(a=np.arange(3), terminated=True)
+    assert table.sample(1)["a"].tolist() == [[0, 1, 2]]
+
+
 @pytest.mark.parametrize("name", ["red\x1b[31m", "two\nlines", "tab\t"])
 def test_names_can_be_printed(name: str) -> None:
     with pytest.raises(SpecError):

@@ -46,8 +46,15 @@ def shown_columns(
     Raises:
         UnknownColumn: a name stands for no column.
     """
+    # Without state columns, nothing is in the row behind an episode. Ragged rows show it of cut episodes alone.
+    shows_behind = items.is_ragged or any(column.kind == "state" for column in spec.columns.values())
     axis = TimeAxis(
-        items.is_trimmed, items.rows_behind, items.time_major, items.is_ragged, items.crosses, items.is_grouped
+        items.is_trimmed,
+        items.rows_behind if shows_behind else 0,
+        items.time_major,
+        items.is_ragged,
+        items.crosses,
+        items.is_grouped,
     )
     names = items.batch_names(spec, asked, more, others)
     refuse_columns({name.partition("/")[0] for name in names})
