@@ -53,20 +53,27 @@ def test_a_failure_between_shards_leaves_the_save_before(
     assert whole.save(tmp_path).num_steps == 140 and num_saved(tmp_path, shm_name) == (80, 60)
 
 
-def test_a_disk_that_is_full_before_the_bytes_beside_are_written_gets_its_room_back(
-    whole: relive.fleet.ShardedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["append", "sync_folder"])
+def test_a_failure_at_the_bytes_beside_the_shards_removes_what_was_written(
+    whole: relive.fleet.ShardedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
+    """A full disk gets its room back."""
     whole.save(tmp_path, {"learner": b"1"})
     fill(whole, 0, 60, 20)
-    append = DiskFiles.append
+    append, sync_folder = DiskFiles.append, DiskFiles.sync_folder
 
     def is_full(self: DiskFiles, handle: int, data: memoryview, at: int) -> None:
         append(self, handle, data[:1000], at)
         if len(data) == 5_000:
             raise errors.StorageFull(self.path, len(data), 0)
 
+    def fails(self: DiskFiles, *folder: str) -> None:
+        if folder == ("shards",):
+            raise errors.StorageFull(self.path, 0, 0)
+        sync_folder(self, *folder)
+
     with monkeypatch.context() as patch:
-        patch.setattr(DiskFiles, "append", is_full)
+        patch.setattr(DiskFiles, step, {"append": is_full, "sync_folder": fails}[step])
         with pytest.raises(errors.StorageFull):
             whole.save(tmp_path, {"learner": bytes(5_000)})
     assert [path.name for path in (tmp_path / "beside").iterdir()] == ["1"] and cuts(tmp_path, 0) == [1]

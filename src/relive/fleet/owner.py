@@ -23,7 +23,7 @@ from relive.errors import DamagedSave, InvalidConfig, NameTaken, NoSuchTable, Sy
 from relive.fleet.draws.pace import region_limiter
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.fleet.errors import OtherShards
-from relive.fleet.saved import SavedShards, saved
+from relive.fleet.saved import SavedShards, check_kept, saved
 from relive.table.table import Table, attach_path, load_table, table_over
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def load_shard(number: int, config: TableConfig, load: str | os.PathLike[str] | 
             part.path, config.storage, config.capacity, config.max_lanes, config.timeout_s, cut=part.cut, more=more
         )
     except DamagedSave:
-        save.check_kept()
+        check_kept(save)
         raise
     try:
         if shard_of(table) != number:

@@ -30,7 +30,7 @@ from relive.saving.loading import verify_save
 from relive.saving.named import is_visible_name
 from relive.saving.reader import open_save
 
-__all__ = ["MOST_KEPT", "SavedShard", "SavedShards", "ShardsFolder", "saved"]
+__all__ = ["MOST_KEPT", "SavedShard", "SavedShards", "ShardsFolder", "check_kept", "saved"]
 
 FORMAT = 1  # of the folder; raised when an earlier reader would misread it
 _MOST_NUMBER = 2**31
@@ -106,7 +106,7 @@ class SavedShards:
             finally:
                 files.close_handle(handle)
         except FileNotFoundError:
-            self.check_kept()
+            check_kept(self)
             raise NoSuchSave(self.path) from None
         except SystemFailure as error:
             if not is_no_file(error):
@@ -114,14 +114,6 @@ class SavedShards:
             raise DamagedSave(self.path, shown, "a file", "none") from error
         finally:
             files.close()
-
-    def check_kept(self) -> None:
-        """Raises NoSuchSave if the folder keeps other saves and not this one."""
-        kept: tuple[int, ...] = ()
-        with contextlib.suppress(ReliveError):  # the folder may be on another machine
-            kept = saved(self.path).kept
-        if kept and self.number not in kept:
-            raise NoSuchSave(self.path, self.number, kept)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -169,6 +161,15 @@ def saved(path: str | os.PathLike[str], number: int | None = None, verify: bool 
     if reads_all:
         _verify(one)
     return one
+
+
+def check_kept(save: SavedShards) -> None:
+    """Raises NoSuchSave if the folder keeps other saves and not this one."""
+    kept: tuple[int, ...] = ()
+    with contextlib.suppress(ReliveError):  # the folder may be on another machine
+        kept = saved(save.path).kept
+    if kept and save.number not in kept:
+        raise NoSuchSave(save.path, save.number, kept)
 
 
 def _verify(save: SavedShards) -> None:
@@ -271,14 +272,14 @@ class ShardsFolder(Closing):
         )
         try:
             write_blobs(self._files, number, beside)
+            self._files.sync_folder(BESIDE)
+            self._files.sync_folder("shards")
         except BaseException:
             with contextlib.suppress(ReliveError):  # the next save removes them
                 self._remove_blobs()
             raise
         told = {name: (length, sum_) for name, (length, sum_) in described(beside).items()}
         kept = [SavedShards(self.path, number, shards, _blobs=told), *self._kept][:keep]
-        self._files.sync_folder(BESIDE)
-        self._files.sync_folder("shards")
         self._committing = kept[0]
         self._put(CURRENT, {"folder": self._id, "saves": [_to_list(save) for save in kept]})
         self._kept, self._committing = kept, None

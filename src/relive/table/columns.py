@@ -46,7 +46,7 @@ def shown_columns(
     Raises:
         UnknownColumn: a name stands for no column.
     """
-    # Without state columns, nothing is in the row behind an episode. Ragged rows show it of cut episodes alone.
+    # Without state columns, the row behind an episode is empty. A ragged episode that was cut has the row nevertheless.
     shows_behind = items.is_ragged or any(column.kind == "state" for column in spec.columns.values())
     axis = TimeAxis(
         items.is_trimmed,

@@ -75,7 +75,7 @@ def train(
         run_dir: Directory of the run; None: runs/AGENT-ENV-sSEED. A relative path is that of the moment of the call.
         callbacks: Called about steps, updates, evaluations and checkpoints; see Callback.
         resume: Go on with the run in the directory.
-        moving_aside: Rename a directory that is not empty, instead of refusing a new run in it; None: if run_dir is
+        moving_aside: Rename the directory of an earlier run, instead of refusing a new run in it; None: if run_dir is
             None.
         stop_when: stop_when(environment steps, updates) is called before every batch; True stops the run as a signal
             does.

@@ -176,7 +176,7 @@ def _is_named(file: int, path: Path) -> bool:
 
 
 def move_aside(folder: Path, console: Console) -> None:
-    """Renames a directory that is not empty, so that a new run starts in an empty one and no file is lost.
+    """Renames the directory of an earlier run, so that a new run starts in an empty one and no file is lost.
 
     Raises:
         InvalidConfig: A run uses the directory, it is the working directory or above it, or no run wrote its files.
