@@ -308,6 +308,39 @@ def test_a_forked_child_ends_by_sys_exit(address: str, kind: str, shm_name: Any)
     assert (ended.stdout.split(), ended.returncode) == (["7", "7"], 0), ended.stderr
 
 
+GARBAGE = """
+import gc, os, sys, weakref
+import relive
+from relive.service.client.exchange import StreamBroken
+
+gc.disable()
+for number in range(3):
+    table = relive.connect(sys.argv[1], 5.0)
+    table.sample(4)
+    (stream, *_) = table.core.connection.streams()
+    stream.interrupt()
+    try:
+        stream.receive()
+    except StreamBroken as problem:
+        cycle = [problem]  # its traceback has the stream
+        cycle.append(cycle)
+    table.close()
+    left = weakref.ref(stream)
+    del table, stream, cycle
+    child = os.fork()
+    if child == 0:
+        gc.collect()
+        os._exit(7 if left() else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_a_forked_child_releases_no_stream_that_its_parent_left_to_the_collector(address: str) -> None:
+    """The stream is in a cycle with an error. Its release would end gRPC's channel, whose threads are the parent's."""
+    ended = subprocess.run([sys.executable, "-c", GARBAGE, address], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout.split(), ended.returncode) == (["7"] * 3, 0), ended.stderr
+
+
 def test_a_forked_child_of_a_process_that_serves(shm_name: Any) -> None:
     table = relive.Table(SPEC, 1000, storage=relive.SharedMemory(shm_name()))
     with table, relive.service.serve({"one": table}, "grpc://127.0.0.1:0") as server:

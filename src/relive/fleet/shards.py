@@ -244,6 +244,9 @@ class Shard(ABC):
         """Asks whether what became of draws has arrived. Returns a function that waits for the answer a little."""
         return lambda: None  # a mapped shard counts at once
 
+    def cut(self) -> None:  # noqa: B027 - a mapped shard has no connection
+        """Ends the connection at once, so that close() waits for no answer."""
+
     def prepare(self) -> None:  # noqa: B027 - a mapped shard has nothing to prepare
         """Begins what the next question to this shard would wait for, so that several shards are waited for once."""
 
@@ -419,8 +422,13 @@ class Shards:
         with ExitStack() as stack:
             for shard in reversed(self._shards):
                 stack.callback(shard.close)
-            for wait in [shard.settling() for shard in self._shards]:
-                wait()
+            try:
+                for wait in [shard.settling() for shard in self._shards]:
+                    wait()
+            except BaseException:  # Ctrl-C: the rest of the close waits for no owner
+                for shard in self._shards:
+                    shard.cut()
+                raise
 
     def _check_saved(self, shard: Shard) -> None:
         saved = TableConfig.shards_in(shard.core.metadata)

@@ -402,6 +402,10 @@ class RemoteShard(Shard):
 
         return wait
 
+    def cut(self) -> None:
+        """Ends the connection at once. Draws that are in flight in its streams go back."""
+        self.core.connection.close()
+
     def close(self) -> None:
         """Ends the streams. Draws that are in flight in them go back."""
         self._closing.set()
