@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import pickle
@@ -196,6 +197,20 @@ def test_what_changes_by_itself_is_told() -> None:
     assert where_of("staleness < 3 and x > 0", SPEC, STEPS).changes == ("staleness",)
     assert where_of("policy_version < 3", SPEC, STEPS).changes == ()
     assert where_of("num_steps < 3", SPEC, relive.Transitions(n_step=2)).changes == ("num_steps",)
+
+
+def test_a_text_is_parsed_again_if_another_thread_disturbed_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, failed = ast.parse, list[str]()
+
+    def disturbed(text: str, mode: str) -> Any:
+        if text not in failed:
+            failed.append(text)
+            raise SystemError("AST constructor recursion depth mismatch (before=30, after=27)")
+        return parse(text, mode=mode)
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    spec = relive.StepSpec({"reward": relive.ArraySpec((), "float32")})
+    assert where_of("reward > 1", spec, relive.Transitions()).text == "reward > 1" and failed
 
 
 def test_a_program_that_is_none_is_refused_by_the_core(table: Any) -> None:

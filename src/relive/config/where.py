@@ -14,6 +14,7 @@ settles the type of each operation and checks the names of the columns, so that 
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = ["MAX_OPERATIONS", "MAX_TEXT", "Operation", "Where", "check_text", "wh
 
 MAX_OPERATIONS = 32  # here and in the core
 MAX_TEXT = 1000  # bytes
+_TRIES = 20  # of a text that Python parses in several threads
 _EXACT = 2**53  # a float64 represents every integer up to here
 
 _WHOLE, _REAL, _TRUTH = "a whole number", "a real number", "a condition"
@@ -106,10 +108,10 @@ def where_of(text: object, spec: StepSpec, items: Items | Explicit) -> Where:
     """The program of a text, over items of a spec. Raises InvalidConfig or UnknownColumn, which name the column."""
     text = check_text(text)
     try:
-        ast.parse(text.strip(), mode="eval")  # first, so that the offset of an error is that of the given text
+        _parsed(text.strip())  # first, so that the offset of an error is that of the given text
         names = _Names(spec, items)
         named, paths = _with_paths_named(text.strip(), names)
-        part = _Compiler(text, names, paths).part(ast.parse(named, mode="eval").body)
+        part = _Compiler(text, names, paths).part(_parsed(named).body)
     except SyntaxError as error:
         problem = f"{error.msg}, at character {error.offset}" if error.offset else error.msg
         raise InvalidConfig(f"where {text!r}", f"an expression of Python: {_EXPECTED}", problem) from None
@@ -126,6 +128,18 @@ def where_of(text: object, spec: StepSpec, items: Items | Explicit) -> Where:
     asked = {one.code for one in part.operations}
     changes = tuple(name for name in ("staleness", "num_steps") if name in asked)
     return Where(text, part.operations, changes)
+
+
+def _parsed(text: str) -> ast.Expression:
+    """The tree of a text. Raises what ast.parse raises.
+
+    If several threads parse at once, Python 3.11 raises SystemError now and then: the threads share the count of the
+    depth (CPython, gh-106905). The text is then parsed again.
+    """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(SystemError):
+            return ast.parse(text, mode="eval")
+    return ast.parse(text, mode="eval")
 
 
 @final
