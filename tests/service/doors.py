@@ -13,7 +13,9 @@ import pyarrow.flight as flight
 from relive import errors
 from relive.core.roles import ROLES
 from relive.service.wire import framing
+from relive.service.wire.access import OPEN
 from relive.service.wire.tokens import add_token
+from relive.service.wire.transport import leave_to_parent
 
 __all__ = ["Stream", "tokens_for"]
 
@@ -41,10 +43,11 @@ class Stream:
             **more,
         }
         headers = [] if token is None else [(b"authorization", b"Bearer " + token.encode("latin-1"))]
-        self._client = flight.FlightClient(location, generic_options=[("grpc.use_local_subchannel_pool", 1)])
+        self._client = OPEN.client(location, [("grpc.use_local_subchannel_pool", 1)])
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         options = flight.FlightCallOptions(headers=headers, timeout=30.0)
         self._writer, self._reader = self._client.do_exchange(descriptor, options)
+        leave_to_parent(self._writer, self._reader)
 
     def hears(self) -> Mapping[str, Any]:
         """The header of the next message. Raises the error that it has."""

@@ -26,6 +26,7 @@ from relive.service import connect, serve
 from relive.service.client.exchange import Exchange, Watch
 from relive.service.server.pipe import BODY, CHUNK_BYTES, SMALL_BYTES
 from relive.service.wire import framing
+from relive.service.wire.access import OPEN
 
 LOOPBACK = "grpc://127.0.0.1:0"
 
@@ -61,7 +62,7 @@ def test_a_client_that_goes_in_mid_answer_leaves_nothing() -> None:
         with table.writer() as writer:
             writer.extend(frame=np.zeros((8, 1 << 20), np.uint8), terminated=True)
         for kind in ("call", "hold"):
-            client = flight.FlightClient(server.address)
+            client = OPEN.client(server.address, [])
             request = {"relive": framing.VERSION, "byte_order": sys.byteorder, "table": "t", "kind": kind}
             command = json.dumps({**request, "spec": None, "uuid": None, "layout_hash": None}).encode()
             sending, receiving = client.do_exchange(flight.FlightDescriptor.for_command(command))

@@ -25,6 +25,7 @@ from relive.core.roles import ROLES
 from relive.service import Server, ServerOptions, connect, serve
 from relive.service.parameters.sets import publication_of
 from relive.service.wire import framing
+from relive.service.wire.access import OPEN
 from relive.service.wire.tokens import add_token
 from service.doors import tokens_for
 
@@ -231,7 +232,7 @@ def test_malformed_messages_never_hurt(server: Server, profile_scale: int) -> No
     rng = random.Random(20)
     with connect(server.address + "/t") as remote, remote.writer() as writer:
         keys = write_steps(writer, 0, 100)
-        client = flight.FlightClient(server.address)
+        client = OPEN.client(server.address, [])
         sent = refused = 0
         while sent < NUM_MESSAGES * profile_scale:
             done = play(client, rng, rng.choice(KINDS), keys.tolist())
@@ -269,7 +270,7 @@ def test_malformed_messages_with_tokens_never_hurt(guarded: Tokens, profile_scal
     with connect(server.address + "/t", token=guarded.everything) as remote, remote.writer() as writer:
         keys = write_steps(writer, 0, 100).tolist()
         tokens = [*guarded.strange(), *guarded.of_role.values(), *[guarded.everything] * 5]
-        client = flight.FlightClient(server.address)
+        client = OPEN.client(server.address, [])
         assert played(client, rng, tokens, keys, NUM_WITH_TOKENS * profile_scale) > 0.3
         assert writer.append(**step(100, 101)) >= 0
         with remote.writer() as another:
@@ -291,7 +292,7 @@ def test_malformed_messages_without_the_role_change_nothing(guarded: Tokens, pro
         keys = write_steps(writer, 0, 100).tolist()
         before = state(remote)
         tokens = [*guarded.strange()[1:], *[guarded.of_role["read"]] * 24]
-        played(flight.FlightClient(server.address), rng, tokens, keys, NUM_WITH_TOKENS * profile_scale)
+        played(OPEN.client(server.address, []), rng, tokens, keys, NUM_WITH_TOKENS * profile_scale)
         assert state(remote) == before
         assert remote.stats().num_lanes == 1
 
@@ -301,7 +302,7 @@ def test_a_count_costs_no_memory() -> None:
     huge = {"seq": 1, "epoch": 0, "timeout_s": 0.0}
     row = {"op": "append", "rows": 2**31 - 1, "lanes": None, "names": ["observation"]}
     with relive.Table(plain_spec(), 100) as table, serve({"t": table}, "grpc://127.0.0.1:0") as server:
-        client = flight.FlightClient(server.address)
+        client = OPEN.client(server.address, [])
         for kind, header in (
             ("write", huge | {"ops": [row] * 4000}),
             ("call", {"op": "gather", "index": 0, "names": ["reward"], "n": 2**31 - 1, "timeout_s": 0.0}),

@@ -28,6 +28,8 @@ from relive.service import Parameters, ParameterStore, RemoteTable, Server, Serv
 from relive.service.parameters.sets import publication_of
 from relive.service.parameters.store import MOST_SENT
 from relive.service.wire import framing
+from relive.service.wire.access import OPEN
+from relive.service.wire.transport import leave_to_parent
 from service.hosts import Host
 from service.proxy import Proxy
 
@@ -348,9 +350,10 @@ class Raw:
             "relive": framing.VERSION, "byte_order": "little", "table": "t", "kind": "parameters", "spec": None,
             "uuid": None, "layout_hash": None, **changed,
         }  # fmt: skip
-        self._client = flight.FlightClient(server.address)
+        self._client = OPEN.client(server.address, [])
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         self._writer, self._reader = self._client.do_exchange(descriptor)
+        leave_to_parent(self._writer, self._reader)
         self.hello = self.receive()
 
     def send(self, header: dict[str, Any], *parts: Any) -> None:

@@ -25,6 +25,7 @@ from relive import errors
 from relive.service import Server, ServerOptions, Streaming, connect, serve
 from relive.service.server.pipe import Pipe
 from relive.service.server.sessions import Session
+from relive.service.wire.access import OPEN
 from service.cutting import cut_as_answered
 from service.hosts import Host
 
@@ -72,7 +73,7 @@ def test_another_layout_or_version_is_refused_by_the_server(change: dict[str, An
     with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
         request = {"relive": 1, "byte_order": "little", "table": "t", "kind": "call", "spec": None}
         request |= {"uuid": None, "layout_hash": None} | change
-        client = flight.FlightClient(server.address)
+        client = OPEN.client(server.address, [])
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(json.dumps(request).encode()))
         assert b"FormatMismatch" in reader.read_chunk().app_metadata.to_pybytes()
         writer.close()

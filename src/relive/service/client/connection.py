@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, NamedTuple, final
 
 import pyarrow.flight as flight
 
@@ -29,12 +29,10 @@ from relive.service.wire.framing import Bytes
 from relive.service.wire.memory import keep_freed_memory
 from relive.service.wire.packing import Packing
 from relive.service.wire.sockets import heard_s, keep_alive_to, peers_of
-from relive.service.wire.transport import check_process, keep_for_ever, with_few_wakeups
+from relive.service.wire.transport import all_of, check_process, keep_for_ever, leave_to_parent, with_few_wakeups
 from relive.service.wire.verbs import VERBS
 
 __all__ = ["MIN_REPLY_S", "Answer", "Asking", "Connection", "close_connections", "cutoff", "server_wait"]
-
-Kept = TypeVar("Kept")
 
 MIN_REPLY_S = 1.0  # shortest wait for an answer, whatever the deadline: networks have short outages
 _LEAVE_S = 1.0
@@ -56,10 +54,8 @@ _OPTIONS = [
 ]
 
 
-# A list for each fork, from before it until after it; in a child for ever.
-_kept: list[tuple[list[Connection], list[Exchange]]] = []
+_kept: list[list[Connection]] = []  # a list for each fork, from before it until after it; in a child for ever
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for forks, and for the end of the interpreter as in server.py
-_streams: weakref.WeakSet[Exchange] = weakref.WeakSet()  # all that exist, also those that have ended
 
 
 class Answer(NamedTuple):
@@ -266,8 +262,8 @@ class Connection:
         started = time.monotonic()
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         writer, reader = client.do_exchange(descriptor, *self.access.call_options(self._location))
+        leave_to_parent(writer, reader)
         stream = Exchange(writer, reader, self._watch, quiet_s)
-        _streams.add(stream)
         with self._changed:
             if not self.closed:  # close() looks for streams after it has set `closed`
                 self._all.add(stream)
@@ -359,9 +355,8 @@ class Connection:
             return list(self._all)
 
     def disown(self) -> None:
-        """Leaves everything to the parent, in a forked child. The release of an object of gRPC would wait for ever."""
+        """Leaves everything to the parent, in a forked child."""
         self.is_foreign = True
-        keep_for_ever(self._watch, self._client)  # a stream that breaks, and close(), drop them
 
     def close(self) -> None:
         """Ends every stream at once. A call that waits on a stream raises TableClosed."""
@@ -456,23 +451,13 @@ def _heard_s(connection: weakref.ref[Connection]) -> float | None:
 
 
 def _keep() -> None:
-    """Before a fork. In the child Python drops threads that are about to run, and maybe the last user of a handle.
-
-    The child may also release a stream that has ended: an error has it in its traceback, and waits for the collector.
-    The release of the last stream of a client ends gRPC's channel, which needs threads that the child lacks.
-    """
-    _kept.append((_all_of(_open), _all_of(_streams)))
-
-
-def _all_of(found: weakref.WeakSet[Kept]) -> list[Kept]:
-    while True:
-        with contextlib.suppress(RuntimeError):  # another thread has added one meanwhile
-            return list(found)
+    """Before a fork. In the child Python drops threads that are about to run, and maybe the last user of a handle."""
+    _kept.append(all_of(_open))
 
 
 def _disown() -> None:
     keep_for_ever(*_kept)
-    for connection in {one for connections, _ in _kept for one in connections}:
+    for connection in {one for connections in _kept for one in connections}:
         connection.disown()
 
 

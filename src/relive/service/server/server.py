@@ -347,13 +347,11 @@ def _cut_peers(peers: Collection[str]) -> None:
 
 
 def _note_fork() -> None:
-    """Leaves the servers to the parent: a child that released one would join threads that the child does not have.
+    """Leaves the servers to the parent.
 
-    pyarrow shuts each server down at the end of the interpreter, by a finalizer that only the registry of weakref
-    shows.
+    pyarrow shuts each server down at the end of the interpreter, also one that is closed and not released yet, by a
+    finalizer that only the registry of weakref shows.
     """
-    if not _running:
-        return
     keep_for_ever(*_running)
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         alive = finalizer.peek()

@@ -23,6 +23,7 @@ from relive.service.server.write_session import WriteSession
 from relive.service.wire import framing
 from relive.service.wire.door import Door
 from relive.service.wire.options import ServerOptions
+from relive.service.wire.transport import leave_to_parent
 
 __all__ = ["HEALTH", "KINDS", "FlightServer", "Serving"]
 
@@ -60,6 +61,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if door.tokens is not None:
             more["middleware"] = {TokenReader.NAME: TokenReader()}
         super().__init__(location, **more)
+        leave_to_parent(self)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serves one stream, from its handshake to its end."""

@@ -15,6 +15,7 @@ from relive.checks.secrets import Secret, read_token
 from relive.checks.values import is_text
 from relive.errors import InvalidConfig
 from relive.service.wire.address import is_loopback
+from relive.service.wire.transport import leave_to_parent
 
 __all__ = ["OPEN", "Access", "ClientTLS", "Token", "checked_pem", "path_or_none", "read_authorities"]
 
@@ -96,7 +97,9 @@ class Access:
     def client(self, location: str, options: list[tuple[str, Any]]) -> Any:
         """Makes a Flight client. Raises InvalidConfig if a file of the access cannot be read."""
         more = self.tls.arguments() if self.tls is not None and location.startswith("grpc+tls://") else {}
-        return flight.FlightClient(location, generic_options=options, **more)
+        client = flight.FlightClient(location, generic_options=options, **more)
+        leave_to_parent(client)
+        return client
 
     def call_options(self, location: str) -> tuple[Any, ...]:
         """Returns the options of a stream, if there is a token. Their repr shows it: callers keep them in no variable.

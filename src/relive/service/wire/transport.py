@@ -12,22 +12,28 @@ SIGSEGV or SIGABRT (seen with the gRPC of pyarrow 26). So that the count never r
 stays until the process ends.
 
 gRPC does not survive a fork: its threads stay in the parent, and its locks may be taken. In a forked child of a process
-that used gRPC, a call would wait for ever. The child therefore uses no object of gRPC, and releases none.
+that used gRPC, a call would wait for ever. The child therefore uses no object of gRPC, and releases none. The release
+of a server joins threads that the child does not have, and so does the release of the last object of a client. An
+object may be held by anything, such as a thread that Python drops in the child, or an error that waits for the
+collector. So this module knows all clients, servers and streams by weak references, and a child keeps those that exist
+at its birth.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
+import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow.flight as flight
 
 from relive.errors import ForkedHandle
 
-__all__ = ["check_process", "keep_for_ever", "with_few_wakeups"]
+__all__ = ["all_of", "check_process", "keep_for_ever", "leave_to_parent", "with_few_wakeups"]
 
 Made = TypeVar("Made")
 
@@ -36,6 +42,8 @@ _FEW_WAKEUPS = "-event_engine_client,-event_engine_listener"
 _making = threading.Lock()
 _was_made = False
 _came_by_fork = False  # from a process that had used gRPC
+_objects: weakref.WeakSet[Any] = weakref.WeakSet()  # of gRPC: all that exist
+_kept: list[list[Any]] = []  # a list for each fork, from before it until after it; in a child for ever
 
 
 def check_process(what: str) -> None:
@@ -53,6 +61,19 @@ def keep_for_ever(*objects: object) -> None:
     """Keeps objects from being released, even at the end of the interpreter."""
     for one in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+
+
+def leave_to_parent(*objects: object) -> None:
+    """Notes objects of gRPC: a child that is forked from now on never releases one, whatever refers to it there."""
+    for one in objects:
+        _objects.add(one)
+
+
+def all_of(found: weakref.WeakSet[Made]) -> list[Made]:
+    """Returns what a set of weak references has now, while other threads may change it."""
+    while True:
+        with contextlib.suppress(RuntimeError):  # another thread has added one meanwhile
+            return list(found)
 
 
 def with_few_wakeups(make: Callable[[], Made]) -> Made:
@@ -95,7 +116,13 @@ def _note_fork() -> None:
     global _came_by_fork, _making
     _came_by_fork = _came_by_fork or _was_made
     _making = threading.Lock()  # the copy may be taken
+    keep_for_ever(*_kept)
+
+
+def _keep() -> None:
+    """Runs before a fork: the first that Python does in the child is to drop other threads, with what they refer to."""
+    _kept.append(all_of(_objects))
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
+    os.register_at_fork(before=_keep, after_in_parent=_kept.pop, after_in_child=_note_fork)
