@@ -27,6 +27,7 @@ from benchmarks import peers  # noqa: E402
 LIBRARIES = ("sb3", "torchrl", "tianshou", "rllib", "reverb", "transferqueue", "flashbax")
 TOOLS = ("pytest", "pytest-timeout")
 FURTHER = {  # test files that need only this library's packages
+    "rllib": ("test_ray_pages.py",),
     "tianshou": ("test_tianshou_goals.py",),
     "transferqueue": ("test_nemo_rl.py", "test_rollouts.py"),
 }
