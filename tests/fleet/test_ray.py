@@ -23,7 +23,9 @@ from relive import errors
 pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
 
-from relive.fleet.ray import FleetConfig, load_config  # noqa: E402
+from fleet.tools import config_of  # noqa: E402
+from relive.fleet import ShardOwner, attach  # noqa: E402
+from relive.fleet.ray import FleetConfig, ShardActor, load_config  # noqa: E402
 
 pytestmark = [needs_shared_memory, pytest.mark.timeout(1000)]
 PROGRAM = Path(__file__).with_name("on_two_nodes.py")
@@ -276,3 +278,16 @@ def test_an_actor_that_is_asked_to_end_keeps_what_it_is_told_to(shm_name: Any, r
     name = shm_name()
     subprocess.run([sys.executable, "-c", ENDS, name, removes], check=True, timeout=60, cwd=Path(__file__).parents[1])
     assert (name in {row.name for row in relive.list_tables()}) == (removes == "none")
+
+
+def test_a_shard_whose_port_is_taken_is_served_at_another(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor that was killed may keep the port for a while; another program keeps it for good."""
+    monkeypatch.setattr("relive.fleet.ray._PORT_S", 0.2)
+    actor = object.__new__(ShardActor)
+    with ShardOwner(0, config_of(shm_name())) as actor._owner, socket.create_server(("127.0.0.1", 0)) as other:
+        actor._door = None
+        taken = other.getsockname()[1]
+        address = actor._served("grpc://127.0.0.1", taken)
+        assert f":{taken}/" not in address
+        with attach([address], path="service") as table:
+            assert len(table) == 0

@@ -31,6 +31,7 @@ from relive.train import ActorsKeepDying, EnvironmentRaised, TrainConfig, preset
 from relive.train.acting import ray_actors  # noqa: E402
 from relive.train.acting.ray_actors import RayActors, placed  # noqa: E402
 from relive.train.acting.ray_shards import chosen_nodes  # noqa: E402
+from relive.train.acting.serving import limits_of  # noqa: E402
 from relive.train.learners.meeting import starts_hosts  # noqa: E402
 from relive.train.sections import ClusterConfig  # noqa: E402
 
@@ -69,6 +70,7 @@ def test_the_options_of_a_cluster_survive_their_way() -> None:
         ({"cluster.kind": None, "cluster.actors_per_node": 2}, "cluster.actors_per_node"),
         ({"cluster.kind": None, "cluster.address": "head:6379"}, "cluster.address"),
         ({"cluster.kind": None, "cluster.shards": 2}, "cluster.shards"),
+        ({"serving.client_ca": "ca.pem"}, "serving.client_ca"),
         ({"cluster.shards": 0}, "cluster.shards"),
         ({"cluster.shards": 2, "topology": "learners(2, async)"}, "cluster.shards"),
         ({"cluster.shards": 2, "checkpoint.table": "always"}, "checkpoint.table"),
@@ -83,6 +85,15 @@ def test_options_that_do_not_fit_are_refused(settings: dict[str, object], named:
 @pytest.mark.parametrize("topology", ["actors(4)", "learners(2, sync)", "learners(2, async)"])
 def test_learners_of_this_machine_may_have_actors_on_a_cluster(topology: str) -> None:
     assert preset("dqn", "CartPole-v1", {**RAY, "topology": topology}).num_actors_here == 0
+
+
+@pytest.mark.parametrize("settings", [{"acting.num_actors": 1024}, {"serving.max_lanes": 1024}])
+def test_each_actor_has_room_at_the_server_of_the_run(settings: dict[str, object]) -> None:
+    """For its calls, its parameters and its rows, also while the streams of a broken network still count."""
+    limits = limits_of(preset("dqn", "CartPole-v1", {**RAY, **settings}))
+    least = 2 * 3 * 1024
+    assert limits.max_streams - limits.reserved_streams >= least
+    assert min(limits.max_streams_per_client, limits.max_connections) >= least
 
 
 def test_a_host_that_was_given_a_number_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +356,17 @@ def test_lanes_that_the_run_has_not_missed_yet_are_waited_for() -> None:
         assert isinstance(acted, Acted) and acted.finished and acted.num_visits >= 2
         wait(lambda: run.table.stats().num_lanes == 0)
         check_what_follows_what(run.table)
+
+
+def test_as_many_actors_as_there_are_lanes_find_room() -> None:
+    """Each has three streams. The server of any other table has room for 170 such clients."""
+    with served() as run, ExitStack() as stack:
+        run.publish()
+        for _ in range(180):
+            remote = stack.enter_context(connect(run.run.address, timeout_s=30.0))
+            assert remote.parameters.pull(timeout_s=30.0) is not None
+            stack.enter_context(remote.writer())
+        assert run.table.stats().num_lanes == 180
 
 
 def test_an_actor_whose_run_is_gone_gives_up_in_time() -> None:

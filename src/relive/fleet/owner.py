@@ -37,6 +37,7 @@ __all__ = ["OwnerWatch", "ShardOwner", "load_shard", "make_shard", "outlive", "s
 _OWNER_BYTE = 2**61
 _EPOCH_BITS = 62
 _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process
+_MOST_STREAMS = 4096  # of 1,024 actors with two each, and once more those of a broken network, which count for a while
 
 _owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # of this process, for its forked children
 
@@ -181,7 +182,7 @@ class ShardOwner(Closing):
     ) -> str:
         """Serves the shard to handles of other hosts until close(). Needs the extra `service`.
 
-        Such handles attach with attach(["grpc://host:port/name"]).
+        Such handles attach with attach(["grpc://host:port/name"]). They may have 4,096 streams open at once.
 
         Args:
             address: where to listen. Port 0 takes a free port. Name a port if the shard must be found again after a
@@ -207,8 +208,10 @@ class ShardOwner(Closing):
         storage = self.table.config.storage
         shown = storage.name if name is None and isinstance(storage, SharedMemory) else str(name)
         nixl = importlib.import_module("relive.fleet.onesided.nixl")
+        limits = {name: _MOST_STREAMS for name in ("max_streams", "max_streams_per_client", "max_connections")}
+        options = service.ServerOptions(saves=saves, **limits)
         self._server = service.serve_behind(
-            {shown: self.table}, address, service.Door() if door is None else door, service.ServerOptions(saves=saves)
+            {shown: self.table}, address, service.Door() if door is None else door, options
         )
         if door is not None and door.offers and nixl.is_installed():
             self._region = nixl.SharedRegion(self.table.core)

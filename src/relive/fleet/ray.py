@@ -35,13 +35,13 @@ from relive.config.storage import SharedMemory
 from relive.config.table_config import TableConfig
 from relive.core.attached import attached_pids
 from relive.errors import (
+    CannotListen,
     DeadlineExceeded,
     InvalidConfig,
     MissingPackage,
     NameTaken,
     NoSuchTable,
     ReliveError,
-    ServiceUnavailable,
 )
 from relive.errors.extras import install_command
 from relive.fleet.agreement import Exchange
@@ -107,14 +107,13 @@ class ShardActor:
         """Serves the shard and returns its address. Falls back to a free port if the port stays in use.
 
         An actor that was killed may keep the port a little longer. Handles of this host do not need the port. A handle
-        that
-        knows only the address does not find the shard at another port until it connects again.
+        that knows only the address does not find the shard at another port until it connects again.
         """
         wait = Wait(_PORT_S)
         while True:
             try:
                 return self._owner.serve(f"{host}:{0 if wait.is_over else port}", door=self._door)
-            except ServiceUnavailable:
+            except CannotListen:
                 if wait.is_over:
                     raise
             wait.pause()
@@ -138,10 +137,8 @@ class ShardActor:
         """Ends the ownership, and removes memory, which disappears with the last attached handle.
 
         Memory that is not removed stays when the process is killed. Ray ends an actor by a kill. If the placement group
-        is
-        removed first, Ray asks the actor to end: the actor must then not close the handle, because memory disappears
-        with the
-        last handle.
+        is removed first, Ray asks the actor to end: the actor must then not close the handle, because memory disappears
+        with the last handle.
         """
         if removes == "all" or (removes == "new" and not self._owner.is_restored):
             self._owner.close()

@@ -125,6 +125,9 @@ class TrainConfig:
         for name in ("actors_per_node", "shards", "token_file", "ca") if on_hosts else ():
             expected = f"none where topology = {self.topology}: each host has actors of its own"
             require(getattr(self.cluster, name) is None, f"cluster.{name}", expected, getattr(self.cluster, name))
+        needs_certificate = self.acts_on_cluster and self.serving.client_ca is not None
+        expected = "none with cluster.kind: actors of a cluster show a token (cluster.token_file), and no certificate"
+        require(not needs_certificate, "serving.client_ca", expected, self.serving.client_ca)
         shards, saved = self.cluster.shards, self.checkpoint.table
         expected = f"none where topology = {self.topology}: its learners draw from one table"
         require(shards is None or not self.topology.learns_apart, "cluster.shards", expected, shards)

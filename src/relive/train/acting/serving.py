@@ -16,7 +16,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from relive import Table
 from relive.errors import FormatMismatch, InvalidConfig
-from relive.service import Door, ServerTLS, serve_behind
+from relive.service import Door, ServerOptions, ServerTLS, serve_behind
 from relive.train.config import TrainConfig
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.parts import Part
@@ -32,6 +32,7 @@ from relive.train.sections import ServingConfig, where_to_serve
 
 FORMAT = 2  # of the facts that are published with the parameters; an actor refuses another format
 RETURNS_TOLD = 64  # returns of the last episodes in a report
+_STREAMS = 3  # of an actor: calls, parameters, rows
 _MOST_REMEMBERED = 4096  # actors whose sums are kept; with more of them, the longest silent ones are forgotten
 
 
@@ -95,6 +96,19 @@ def door_of(config: ServingConfig) -> Door:
     return Door(tls, config.tokens, config.insecure)
 
 
+def limits_of(config: TrainConfig) -> ServerOptions:
+    """Returns the limits of the server of a run: all its actors have room, whichever host or token these share.
+
+    Each has its streams twice. After a broken network the server counts the dead ones for up to 20 s.
+    """
+    least = ServerOptions()
+    num_actors = max(config.num_actors if config.acts_on_cluster else 0, config.serving.max_lanes)
+    most = max(2 * _STREAMS * num_actors + least.reserved_streams, least.max_streams)
+    return replace(
+        least, max_streams=most, max_streams_per_client=most, max_connections=max(most, least.max_connections)
+    )
+
+
 @final
 class ServedRun(Part):
     """The server of a run. It owns the listening socket; the run owns the table. See Part.
@@ -137,7 +151,7 @@ class ServedRun(Part):
         self._connected: set[int] = set()  # streams that have sent a report
         self._sums: OrderedDict[str, ActorReport] = OrderedDict()
         self._followed: dict[str, int] = {}
-        self._server = serve_behind({name: table}, server_address, door_of(config.serving))
+        self._server = serve_behind({name: table}, server_address, door_of(config.serving), limits_of(config))
         self.address = f"{self._server.address}/{name}"
         self._store = self._server.parameters(name)
         self._store.listen(self._hear)
