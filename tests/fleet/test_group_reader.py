@@ -131,7 +131,7 @@ def test_a_rank_whose_table_is_closed_is_named() -> None:
         GroupReader(closed if rank == 1 else table, exchange, "keys").sample(4)
 
     told = in_threads(work, 2)
-    assert isinstance(told[0], RankFailed) and told[0].rank == 1
+    assert isinstance(told[0], RankFailed) and told[0].rank == 1 and isinstance(told[1], errors.TableClosed)
     assert table.stats().indexes["default"].sampled == 0
 
 

@@ -11,7 +11,7 @@ from processes.shm import needs_shared_memory
 import relive
 from fleet.tools import config_of, fill
 from relive import errors
-from relive.fleet import Alone, GroupReader, RankFailed, ShardedTable, ShardOwner, attach, group_reader, saved
+from relive.fleet import Alone, GroupReader, ShardedTable, ShardOwner, attach, saved
 
 pytestmark = needs_shared_memory
 WRONG: list[Any] = ["token", 0, [1], {1: 2}, np.zeros(2), object()]
@@ -21,11 +21,9 @@ class Announces(Alone):
     """An exchange of one rank that can broadcast; the head of its last call."""
 
     rank = 0
-    sent: Any = None
 
     def broadcast(self, given: Any, num_bytes: int, source: int, timeout_s: float) -> Any:
-        self.sent = np.zeros(8, np.uint8) if given is None else given
-        return self.sent
+        return given
 
     def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
         self.head = mine
@@ -100,24 +98,3 @@ def test_a_leader_tells_the_others_about_an_error_that_is_not_of_relive(
         with pytest.raises(MemoryError):
             reader.sample(2)
         assert b"MemoryError: no room for the batch" in exchange.head
-
-
-def test_a_group_gets_no_batch_that_its_leader_may_not_hand_out(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when an owner falls silent: the draw may be counted or not, and no rank has the batch."""
-    name, exchange = shm_name(), Announces()
-
-    def fail(held: Any) -> None:
-        raise errors.ServiceUnavailable("grpc://somewhere", 1.0, "no answer")
-
-    with ShardOwner(0, config_of(name)), attach([name]) as table:
-        fill(table, 0, 0, 20)
-        reader = GroupReader(table, exchange)
-        with monkeypatch.context() as patch:
-            patch.setattr(group_reader._Held, "commit", fail)
-            with pytest.raises(errors.ServiceUnavailable):
-                reader.sample(2)
-        assert not exchange.sent.any()
-        assert reader.sample(2)["observation"].shape[0] == 2 and exchange.sent.any()
-    exchange.rank, exchange.world = 1, 2
-    with pytest.raises(RankFailed):
-        GroupReader(None, exchange).sample(2)

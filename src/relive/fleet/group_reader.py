@@ -3,55 +3,72 @@
 Protocol of one call:
 
 1. The leader draws, and its draw stays in flight.
-2. All ranks exchange 17 bytes: the digest of the arguments, the state of the call, and the number of bytes that follow.
-   If the call failed on a rank, the rank adds its reason, and every rank ends the call with that reason.
-3. The leader broadcasts. If rows travel, the broadcast is the batch.
-4. If keys travel, each rank gathers the rows itself. All ranks exchange which rows were gone, and the leader draws
-   replacements for those rows in the same way until no row is gone.
+2. *Ask*: one all_gather of 36 bytes a rank: the digest of the arguments, the state of the call, and the number of bytes
+   that follow.
+3. *Send*: the leader broadcasts the batch, or the keys. By keys, each rank then gathers the rows itself.
+4. *Confirm*: one all_gather of 36 bytes a rank: the rank has the batch. By keys, a rank adds which rows were gone. If
+   rows were gone on any rank, the leader draws replacements for them, and steps 2 to 4 follow again, until no row is
+   gone or the deadline of a rank has passed.
 5. Only then the draws count.
+6. *Count*: if the index counts uses, counting may fail. One more all_gather tells whether it did. Step 4 says whether
+   this step follows.
 
-A rank that gives up in the middle of a call stays out of step: the other ranks may be a collective further on.
+Messages of all_gathers have one form (draws/messages.py). A message contains the number of its step in the call. If the
+call fails on a rank in any of these steps, the rank puts its error into the message of the next all_gather, and every
+rank ends the call with that error. The draws go back, and the group goes on.
+
+A rank that gives up (its deadline has passed, Ctrl-C, or its process ends) cannot tell the others:
+
+| it gives up in | the other ranks | the draw |
+|---|---|---|
+| 2 | wait for it in step 2, or in step 4 if they come later than its message | goes back |
+| 3, or before its message of step 4 | wait for it in step 4 | goes back |
+| 4, after its message | go on. The rank has received the batch, too, and raises an error | counts |
+| 6 | raise an error. All ranks have received the batch | counts |
+
+A rank that waits for another one until its own deadline gives up, too. A rank that gave up stays out of step, because
+the other ranks may be a collective further on: its later calls raise RankLost. The number of the step shows a message
+of another call.
+
+The leader's draw may end later than the leader's deadline: it waits for answers of shards and for other leaders one
+second at least. The other ranks therefore wait for the leader longer than their deadline.
 """
 
 from __future__ import annotations
 
 import hashlib
-import pickle
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, final
+from typing import Any, Literal, NoReturn, Protocol, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 
 from relive.checks.values import integer, timeout
 from relive.core.request import DrawRequest
-from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed
+from relive.errors import InvalidConfig, ReliveError, TableClosed
 from relive.fleet.agreement import Exchange
+from relive.fleet.draws.messages import FAILED, LATE, Keys, Message, packed, packed_keys, unpacked, unpacked_keys
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import RankFailed, RankLost, RanksDisagree
+from relive.fleet.shards import SILENCE_S
 from relive.reading.batch import Batch
 from relive.reading.columns import Selection
 from relive.reading.holds import HeldDraw, HeldDraws, Hold
 from relive.table.handle import TableHandle
+from relive.table.table import Table
 
 __all__ = ["Broadcasts", "GroupReader"]
 
 Bytes = npt.NDArray[np.uint8]
-Keys = npt.NDArray[np.int64]
 Value = TypeVar("Value")
 
-# Digest of the arguments, state of the draw, number of bytes that follow; leader and carries of this reader.
-_HEAD = struct.Struct("<8sBqH?")
 _CARRIES = ("rows", "keys")
-_GOOD, _LATE, _FAILED = 0, 1, 2
-_MAX_REASON = 500  # bytes of an error's text
-_LEAST_S = 1.0  # the shortest wait of ranks for each other, for every deadline
+_LEAST_S = 1.0  # the shortest wait of the leader for the others
+_GRACE_S = 5 * SILENCE_S  # how long the others wait past their deadline: the waits of a draw that have a least time
 _USUAL_S = 60.0
-_ALIGNED = 64
+_UNKNOWN = bytes(8)
 
 
 class Broadcasts(Exchange, Protocol):
@@ -90,12 +107,14 @@ class _Asked:
         return hashlib.sha256(repr(self).encode()).digest()[:8]
 
 
-class _Keys(NamedTuple):
-    """The keys and probabilities from which a rank gathers a batch."""
+class _Call:
+    """One call of sample(): its arguments, its deadline, and the number of its next all_gather."""
 
-    item_keys: Keys
-    probabilities: npt.NDArray[np.float64]
-    num_live_items: int
+    def __init__(self, asked: _Asked, wait: Wait) -> None:
+        self.asked = asked
+        self.wait = wait
+        self.step = 0
+        self.digest = asked.digest
 
 
 @final
@@ -136,6 +155,7 @@ class GroupReader:
         if not isinstance(table, TableHandle) and (table is not None or self.is_leader or self._by_keys):
             raise InvalidConfig("table", "a table, of the leader and where keys are carried", table)
         self._table = table
+        self._regions = _regions(table) if self._by_keys else _UNKNOWN
         self._is_in_step = True
 
     def sample(
@@ -150,17 +170,13 @@ class GroupReader:
         """Draws one batch for all ranks of the group, as the table's sample(). The draw counts once.
 
         Every rank calls it at once with the same arguments. With carries="keys", the index must not have
-        max_times_sampled,
-        and the columns must not include staleness, because each rank would see another moment. An index with Hindsight
-        is
-        refused.
+        max_times_sampled, and the columns must not include staleness, because each rank would see another moment. An
+        index with Hindsight is refused.
 
         Args:
             num_items: number of items of the batch.
             columns: names of the columns. None: all columns of the index.
-            timeout_s: timeout in seconds. None: the table's, or 60 s on a rank without a table. Ranks wait for each
-                other for
-                at least 1 s.
+            timeout_s: timeout in seconds. None: the table's, or 60 s on a rank without a table.
             index: name of the index. None: as in the table's sample().
             where: a condition, as in the table's sample().
 
@@ -170,84 +186,74 @@ class GroupReader:
         Raises:
             ReliveError: on the leader, every error that the table's sample() raises. The other ranks then raise
                 DeadlineExceeded or RankFailed.
-            DeadlineExceeded: a rank did not make the call. The error names such ranks.
+            RankFailed: another rank could not do its part. The group may go on.
+            DeadlineExceeded: a rank did not make the call, and the error names such ranks. Or, with carries="keys", a
+                rank did not find items of any draw until its deadline.
             InvalidConfig: a rank asks for another batch, or the index or a column is refused.
-            RanksDisagree: a rank has a reader with another leader or another carries. Nothing was drawn.
+            RanksDisagree: a rank has a reader with another leader or another carries, makes another call over the
+                group, or reads another table by keys. Nothing was drawn.
             RankLost: a rank ended, or an earlier call was given up. End all ranks, and start the group again.
+
+        Blocks:
+            The leader waits for the others at most timeout_s, but one second at least. The others wait at most
+            timeout_s + 5 s, because the leader waits for shards and other leaders one second at least.
         """
         if isinstance(columns, (str, bytes)) or not (columns is None or isinstance(columns, Iterable)):
             raise InvalidConfig("columns", "a list of names, or None", columns)
         names = None if columns is None else tuple(columns)
         asked = _Asked(integer("num_items", num_items, 1, 2**31 - 1), names, index, where)
         usual_s = _USUAL_S if self._table is None else self._table.timeout_s
-        wait = Wait(usual_s if timeout_s is None else timeout(timeout_s))
+        call = _Call(asked, Wait(usual_s if timeout_s is None else timeout(timeout_s)))
         if not self._is_in_step:
             raise RankLost("an earlier call was given up, and ranks may be out of step")
-        return self._led(asked, wait) if self.is_leader else self._followed(asked, wait)
+        return self._led(call) if self.is_leader else self._followed(call)
 
     # ---- the leader ------------------------------------------------------------------------------------------------
 
-    def _led(self, asked: _Asked, wait: Wait) -> Batch:
+    def _led(self, call: _Call) -> Batch:
         with ExitStack() as stack:
-            with self._telling(asked, wait):
-                table, selection = self._selected(asked)
+            with self._telling(call):
+                table, selection = self._selected(call.asked)
                 draws = stack.enter_context(closing(table.held_draws()))
-                held = _Held(table, selection, asked, draws)
-                drawn = held.draw(asked.num_items, wait, self._by_keys)
-            if self._by_keys:  # no uses are counted, so commit() does not fail
-                batch = self._gathered(held, self._gives_keys(asked, drawn, wait), wait)
+                held = _Held(table, selection, call.asked, draws)
+                drawn = held.draw(call.asked.num_items, call.wait, self._by_keys)
+                batch = None if self._by_keys else Batch(selection.columns, *drawn[:-1])
+                given = _keys_of(drawn) if batch is None else packed(batch)
+            self._gives(call, given)
+            if batch is None:
+                batch = self._gathered(call, held, unpacked_keys(given))
+                held.commit()  # no uses are counted, so it does not fail
+                return batch
+            self._exchanged(call, held.counts_uses)  # all ranks have the batch
+            if not held.counts_uses:
                 held.commit()
                 return batch
-            batch = Batch(selection.columns, *drawn[:-1])
-            given = _packed(batch)
-            self._heads(asked, wait, len(given))  # all ranks are here
-            try:
+            with self._telling(call, BaseException):  # the others are there, so it does not wait for them
                 held.commit()
-            except BaseException:
-                with suppress(ReliveError):
-                    self._sends(np.zeros_like(given), wait)  # a batch of no parts
-                raise
-            self._sends(given, wait)
+            self._exchanged(call)
             return batch
 
-    def _sends(self, given: Bytes, wait: Wait) -> None:
-        self._in_step(self._exchange.broadcast, given, len(given), self._leader, _patience(wait))
-
-    def _gives(self, asked: _Asked, given: Bytes, wait: Wait) -> None:
-        self._heads(asked, wait, len(given))
-        self._sends(given, wait)
-
-    def _gives_keys(self, asked: _Asked, drawn: HeldDraw, wait: Wait) -> _Keys:
-        keys = _Keys(drawn.item_keys, drawn.probabilities, drawn.num_live_items)
-        self._gives(asked, _packed_keys(keys), wait)
-        return keys
-
-    @contextmanager
-    def _telling(self, asked: _Asked, wait: Wait) -> Iterator[None]:
-        """Tells the other ranks about an error that the block raises."""
-        try:
-            yield
-        except Exception as error:  # such as a MemoryError: the others would wait for this rank
-            with suppress(ReliveError):
-                self._heads(asked, wait, 0, error)
-            raise
+    def _gives(self, call: _Call, given: Bytes) -> None:
+        self._exchanged(call, len(given))
+        self._in_step(self._exchange.broadcast, given, len(given), self._leader, self._patience(call.wait))
 
     # ---- the others ------------------------------------------------------------------------------------------------
 
-    def _followed(self, asked: _Asked, wait: Wait) -> Batch:
-        if not self._by_keys:
-            told = self._hears(asked, wait)
-            if not told[:8].any():
-                raise RankFailed(self._leader, "no owner confirmed the draw: its items went back, or count as drawn")
-            batch: Batch = _unpacked(told)
-            return batch
-        with self._telling(asked, wait):
-            held = _Held(*self._selected(asked), asked)
-        return self._gathered(held, _unpacked_keys(self._hears(asked, wait)), wait)
+    def _followed(self, call: _Call) -> Batch:
+        if self._by_keys:
+            with self._telling(call):
+                held = _Held(*self._selected(call.asked), call.asked)
+            return self._gathered(call, held, unpacked_keys(self._hears(call)))
+        told = self._hears(call)
+        with self._telling(call):
+            batch: Batch = unpacked(told)
+        if self._exchanged(call)[self._leader].number:
+            self._exchanged(call)  # the leader has counted the uses
+        return batch
 
-    def _hears(self, asked: _Asked, wait: Wait) -> Bytes:
-        num_bytes = self._heads(asked, wait)
-        return self._in_step(self._exchange.broadcast, None, num_bytes, self._leader, _patience(wait))
+    def _hears(self, call: _Call) -> Bytes:
+        num_bytes = self._exchanged(call)[self._leader].number
+        return self._in_step(self._exchange.broadcast, None, num_bytes, self._leader, self._patience(call.wait))
 
     # ---- all of them -----------------------------------------------------------------------------------------------
 
@@ -264,58 +270,89 @@ class GroupReader:
                 raise InvalidConfig("carries, with the column staleness", "'rows': it is of a moment", "keys")
         return self._table, selection
 
-    def _gathered(self, held: _Held, keys: _Keys, wait: Wait) -> Batch:
+    def _gathered(self, call: _Call, held: _Held, keys: Keys) -> Batch:
         """Gathers the rows of the keys. The leader draws a replacement for each item that is gone on any rank."""
         while True:
-            arrays, present = held.rows(keys)
-            mine = b"" if present is None else np.packbits(~present).tobytes()
+            with self._telling(call):
+                arrays, present = held.rows(keys)
             gone = np.zeros(len(keys.item_keys), np.bool_)
-            for rank, told in enumerate(self._in_step(self._exchange.all_gather, mine, _patience(wait))):
-                if not told:
-                    raise RankFailed(rank, "its table was closed")
-                gone |= np.unpackbits(np.frombuffer(told, np.uint8), count=len(gone)).astype(np.bool_)
+            for message in self._exchanged(call, body=np.packbits(~present).tobytes()):
+                gone |= np.unpackbits(np.frombuffer(message.body, np.uint8), count=len(gone)).astype(np.bool_)
             if not gone.any():
                 return Batch(held.selection.columns, arrays, *keys)
-            anew = self._anew(held, int(gone.sum()), wait)
+            anew = self._anew(call, held, int(gone.sum()))
             keys.item_keys[gone], keys.probabilities[gone] = anew.item_keys, anew.probabilities
 
-    def _anew(self, held: _Held, num_items: int, wait: Wait) -> _Keys:
-        if not self.is_leader:
-            return _unpacked_keys(self._hears(held.asked, wait))
-        with self._telling(held.asked, wait):
-            drawn = held.draw(num_items, wait, keys_only=True)
-        return self._gives_keys(held.asked, drawn, wait)
+    def _anew(self, call: _Call, held: _Held, num_items: int) -> Keys:
+        with self._telling(call):
+            if call.wait.is_over:
+                raise call.wait.exceeded(
+                    "a batch that every rank finds", f"{num_items} items that a rank does not find"
+                )
+            given = _keys_of(held.draw(num_items, call.wait, keys_only=True)) if self.is_leader else None
+        if given is None:
+            return unpacked_keys(self._hears(call))
+        self._gives(call, given)
+        return unpacked_keys(given)
 
-    def _heads(self, asked: _Asked, wait: Wait, num_bytes: int = 0, error: Exception | None = None) -> int:
-        """Exchanges the heads of all ranks. Returns the number of bytes that the leader sends.
+    @contextmanager
+    def _telling(self, call: _Call, kinds: type[BaseException] = Exception) -> Iterator[None]:
+        """Tells the other ranks about an error that the block raises."""
+        try:
+            yield
+        except kinds as error:  # such as a MemoryError: the others would wait for this rank
+            with suppress(ReliveError):
+                self._exchanged(call, error=error)
+            raise
 
-        Raises the same error on all ranks if the call failed on one rank.
-        """
-        status, reason = _GOOD, b""
-        if error is not None:
-            status = _LATE if isinstance(error, DeadlineExceeded) else _FAILED
-            reason = f"{type(error).__name__}: {error}".encode()[:_MAX_REASON]
-        mine = _HEAD.pack(asked.digest, status, num_bytes, self._leader, self._by_keys) + reason
-        heard = self._in_step(self._exchange.all_gather, mine, _patience(wait))
-        if heard[self._exchange.rank] != mine:
-            self._is_in_step = False
-            raise RankLost("an earlier call over this group was given up, and ranks may be out of step")
-        heads = [(*_HEAD.unpack_from(one), one[_HEAD.size :].decode(errors="replace")) for one in heard]
-        for rank, (_, _, _, leader, by_keys, _) in enumerate(heads):
-            if leader != self._leader:
-                raise RanksDisagree(rank, "a leader", self._leader, leader)
-            if by_keys != self._by_keys:
-                raise RanksDisagree(rank, "carries", _CARRIES[self._by_keys], _CARRIES[by_keys])
-        for rank, (_, status, *_, text) in enumerate(heads):
-            if status == _LATE:
-                raise wait.exceeded(f"a batch from rank {rank}", text)
-            if status == _FAILED:
-                raise RankFailed(rank, text)
-        for rank, (digest, *_) in enumerate(heads):
-            if digest != asked.digest:
+    def _exchanged(
+        self, call: _Call, number: int = 0, body: bytes = b"", error: BaseException | None = None
+    ) -> list[Message]:
+        """Exchanges the messages of the next step. Raises the same error on all ranks if the call failed on a rank."""
+        mine = Message(call.step, call.digest, self._regions, self._leader, self._by_keys, number=number, body=body)
+        mine = mine if error is None else mine.of(error)
+        call.step += 1
+        told = self._in_step(self._exchange.all_gather, mine.pack(), self._patience(call.wait))
+        if told[self._exchange.rank] != mine.pack():
+            self._lose()
+        heard = self._of_this_step(mine, told)
+        for rank, other in enumerate(heard):
+            if other.status == LATE:
+                raise call.wait.exceeded(f"a batch from rank {rank}", other.reason)
+            if other.status == FAILED:
+                raise RankFailed(rank, other.reason)
+        for rank, other in enumerate(heard):
+            if other.asked != mine.asked:
                 raise InvalidConfig(f"arguments of sample() on rank {rank}", "those of every other rank", "others")
-        size: int = heads[self._leader][2]
-        return size
+        known = next((one.regions for one in (mine, *heard) if one.regions != _UNKNOWN), _UNKNOWN)
+        for rank, other in enumerate(heard):
+            if other.regions not in (known, _UNKNOWN):
+                raise RanksDisagree(rank, "a table, or shards,")
+        return heard
+
+    def _of_this_step(self, mine: Message, told: Sequence[bytes]) -> list[Message]:
+        """The messages of all ranks. Raises RanksDisagree for another kind of call, and RankLost for another step."""
+        heard = []
+        for rank, other in enumerate(map(Message.unpack, told)):
+            if other is None and mine.step == 0:
+                draws = "another call over the group, such as a draw of a table that was attached with this exchange"
+                raise RanksDisagree(rank, "a call", "GroupReader.sample()", draws)
+            if other is None or other.step != mine.step:
+                self._lose()
+            if other.leader != mine.leader:
+                raise RanksDisagree(rank, "a leader", mine.leader, other.leader)
+            if other.by_keys != mine.by_keys:
+                raise RanksDisagree(rank, "carries", _CARRIES[mine.by_keys], _CARRIES[other.by_keys])
+            heard.append(other)
+        return heard
+
+    def _lose(self) -> NoReturn:
+        self._is_in_step = False
+        raise RankLost("an earlier call over this group was given up, and ranks may be out of step")
+
+    def _patience(self, wait: Wait) -> float:
+        """How long this rank waits for the others, in seconds."""
+        return max(wait.left_s, _LEAST_S) if self.is_leader else wait.left_s + _GRACE_S
 
     def _in_step(self, call: Callable[..., Value], *arguments: Any) -> Value:
         self._is_in_step = False
@@ -347,12 +384,14 @@ class _Held:
         self._holds.append(drawn.hold)
         return drawn
 
-    def rows(self, keys: _Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_] | None]:
-        """The rows of the keys, and which rows were present; ([], None) if the table was closed."""
-        try:
-            return self._table.gather_arrays(self.selection, keys.item_keys)
-        except TableClosed:
-            return [], None
+    def rows(self, keys: Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
+        """The rows of the keys, and which rows were present."""
+        return self._table.gather_arrays(self.selection, keys.item_keys)
+
+    @property
+    def counts_uses(self) -> bool:
+        """Whether a draw of the index counts uses, so that counting may fail."""
+        return list(self._table.indexes.values())[self.selection.number].max_times_sampled is not None
 
     def commit(self) -> None:
         """Counts all draws of the batch as sampled."""
@@ -360,51 +399,17 @@ class _Held:
             hold.commit()
 
 
-def _patience(wait: Wait) -> float:
-    return max(wait.left_s, _LEAST_S)
+def _keys_of(drawn: HeldDraw) -> Bytes:
+    return packed_keys(Keys(drawn.item_keys, drawn.probabilities, drawn.num_live_items))
 
 
-# ---- bytes that travel -----------------------------------------------------------------------------------------------
+def _regions(table: TableHandle | None) -> bytes:
+    """The digest of the regions that a handle reads.
 
-
-def _packed_keys(keys: _Keys) -> Bytes:
-    parts = [np.array([keys.num_live_items], np.int64), keys.item_keys, keys.probabilities.view(np.int64)]
-    return np.concatenate(parts).view(np.uint8)
-
-
-def _unpacked_keys(told: Bytes) -> _Keys:
-    numbers = told.view(np.int64)
-    count = (len(numbers) - 1) // 2
-    return _Keys(numbers[1 : count + 1], numbers[count + 1 :].view(np.float64), int(numbers[0]))
-
-
-def _packed(batch: Batch) -> Bytes:
-    """The batch as bytes: the sizes of all parts, the pickle, then the arrays, each at a multiple of 64 bytes."""
-    buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(batch, 5, buffer_callback=buffers.append)
-    parts = [np.frombuffer(head, np.uint8), *(np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers)]
-    sizes = np.array([len(parts), *map(len, parts)], np.int64)
-    ends = _ends(sizes)
-    packed = np.empty(ends[-1], np.uint8)
-    packed[: sizes.nbytes] = sizes.view(np.uint8)
-    for part, end in zip(parts, ends[1:], strict=True):
-        packed[end - _padded(len(part)) : end][: len(part)] = part
-    return packed
-
-
-def _unpacked(told: Bytes) -> Any:
-    sizes = told[:8].view(np.int64)
-    sizes = told[: 8 * (int(sizes[0]) + 1)].view(np.int64)
-    parts = [
-        told[end - _padded(int(size)) : end][: int(size)] for size, end in zip(sizes[1:], _ends(sizes)[1:], strict=True)
-    ]
-    return pickle.loads(parts[0].tobytes(), buffers=parts[1:])
-
-
-def _ends(sizes: npt.NDArray[np.int64]) -> list[int]:
-    """Where the sizes and each part after the sizes end, in bytes."""
-    return list(accumulate(_padded(int(size)) for size in (sizes.nbytes, *sizes[1:])))
-
-
-def _padded(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
+    Not known for a handle of relive.connect(): its server may load a save, which keeps keys, into another region.
+    """
+    uuids: list[bytes] = [shard.uuid for shard in getattr(getattr(table, "_core", None), "shards", ())]
+    if isinstance(table, Table):
+        with suppress(TableClosed):  # sample() raises it
+            uuids = [table.core.geometry["uuid"]]
+    return hashlib.sha256(b"".join(sorted(uuids))).digest()[:8] if uuids else _UNKNOWN
