@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 from torch import distributed  # noqa: E402
 
 from relive.fleet.agreement import Agreement  # noqa: E402
+from relive.fleet.holds import FleetSource  # noqa: E402
 from relive.fleet.torch import TorchExchange, _Calls  # noqa: E402
 
 pytestmark = [needs_shared_memory, pytest.mark.usefixtures("processes_start_warm")]
@@ -330,6 +332,38 @@ def test_ranks_that_make_unlike_calls_draw_nothing(shards: Any, ranks: Any) -> N
         assert table.stats().indexes["p"].sampled == 16, "the calls that disagreed took nothing"
 
 
+def break_off(pipe: Any, names: Names) -> Any:
+    """The thread of rank 1 is late for the fifth draw, which no batch is handed out of. That of rank 0 begins it."""
+    exchange = TorchExchange()
+    num_taken, is_fifth, take = itertools.count(), threading.Event(), FleetSource.take
+
+    def take_four(self: FleetSource) -> Any:
+        if next(num_taken) >= 4:
+            is_fifth.set()
+            if exchange.rank == 1:
+                raise errors.DeadlineExceeded("close()", "none", 0.0)
+        return take(self)
+
+    with attach(names, exchange=exchange, timeout_s=60.0) as table, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FleetSource, "take", take_four)
+        with table.batches(8, prefetch=1) as ahead:
+            keys = [next(ahead).item_keys for _ in range(4)]
+            assert is_fifth.wait(60.0)
+        keys.append(table.sample(16).item_keys)
+        return keys, table.next_draw
+
+
+def test_ranks_break_off_their_batches_and_make_another_call(shards: Any, ranks: Any) -> None:
+    names = shards(2)
+    with attach(names) as table:
+        for shard in (0, 1):
+            fill(table, shard, 100 * shard, 100)
+    (mine, my_number), (theirs, number) = answers(ranks(2, break_off, names))
+    assert my_number == number
+    for one, other in zip(mine, theirs, strict=True):
+        assert np.bincount(np.concatenate([one, other]) >> 51).tolist() == [len(one), len(one)]
+
+
 def end_early(pipe: Any) -> Any:
     exchange = TorchExchange()
     exchange.all_gather(b"", 60.0)
@@ -444,6 +478,7 @@ def stay_in_step(shards: Any, ranks: Any, world: int, without: str = "") -> None
             group[late].pipe.send("come")
     last = next(late for kind, late in plan if kind == "ends")
     told = [child.answer() for rank, child in enumerate(group) if rank != last]
+    assert "waits" not in told, f"seed {seed}: a rank waits that was to draw"
     expected = {"index": "RanksDisagree", "size": "RanksDisagree", "ends": "RankLost"}
     num_drawn = 0
     for step, (kind, _) in enumerate(plan):

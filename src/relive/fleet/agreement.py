@@ -1,12 +1,26 @@
-"""Makes the ranks of a group agree on roots: each rank sends the roots of its shards, and all ranks receive all."""
+"""Makes the ranks of a group agree on roots: each rank sends the roots of its shards, and all ranks receive all.
+
+Protocol:
+
+- A message begins with a head (`_Head`): the call that the rank is in, the table, and the number of the rank's next
+  draw. If the heads name different calls, every rank raises RanksDisagree. The draw gets the largest of the numbers.
+- An exchange answers a call with the bytes of an earlier call if that call was given up (`Exchange.all_gather`). If
+  these bytes name the call that the rank makes now, the call is the retry.
+- If the other ranks made the draw that this rank gave up, this rank skips its part of that draw: the draw's number and
+  its roots count as used, so that the ranks stay in step.
+- Draws ahead of batches() end together: close() is a call of its own. A rank that draws ahead while another rank closes
+  draws no more. A close() that has not met all ranks in time goes on before the next call over the same group.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import struct
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, final
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, final
+from weakref import WeakKeyDictionary
 
 from relive.errors import FormatMismatch
 from relive.fleet.draws.pace import Pace, Wait
@@ -14,37 +28,55 @@ from relive.fleet.draws.placement import ROOT_BYTES, Root, Roots
 from relive.fleet.errors import RanksDisagree
 from relive.fleet.shards import Shards
 
-__all__ = ["HEAD_BYTES", "Agreement", "Alone", "Exchange"]
+__all__ = ["BATCHES_CLOSED", "HEAD_BYTES", "Agreement", "Alone", "Exchange"]
 
-_HEAD = struct.Struct("<BBHI")
+_HEAD = struct.Struct("<4sBBHIQ8s")
 HEAD_BYTES = _HEAD.size  # sent before the roots of a draw
-_ATTACH, _NUMBER, _DRAW = 0, 1, 2
-_CALLS = ("attach()", "number_draws()", "a draw")
+_MAGIC = b"rlv1"
+_ATTACH, _NUMBER, _DRAW, _CLOSE = range(4)
+BATCHES_CLOSED = "close() of batches()"
+_CALLS = ("attach()", "number_draws()", "a draw", BATCHES_CLOSED)
+_OTHER = "a call of another kind, such as GroupReader.sample()"
+_LEAST_S = 1.0  # the shortest wait of ranks for each other
 
 
 @final
 @dataclass(frozen=True)
 class _Head:
-    """The call that a rank is in. All ranks compare it, except for is_over."""
+    """The call that a rank is in."""
 
     call: int
     is_over: bool = False  # the rank's deadline has passed
     index: int = 0
     num_items: int = 0
+    number: int = 0  # of the rank's next draw
+    table: bytes = bytes(8)  # digest of spec, indexes and shards; zeros in attach(), which compares them in full
 
     def pack(self) -> bytes:
-        return _HEAD.pack(self.call, self.is_over, self.index, self.num_items)
+        return _HEAD.pack(_MAGIC, self.call, self.is_over, self.index, self.num_items, self.number, self.table)
 
     @classmethod
-    def unpack(cls, told: bytes) -> _Head:
+    def unpack(cls, told: bytes) -> _Head | None:
+        """The head of a message; None if the message is of another kind."""
         if len(told) < HEAD_BYTES:
-            raise FormatMismatch("bytes of a call", f"at least {HEAD_BYTES}", len(told))
-        call, is_over, index, num_items = _HEAD.unpack_from(told)
-        return cls(call, bool(is_over), index, num_items)
+            return None
+        magic, call, is_over, index, num_items, number, table = _HEAD.unpack_from(told)
+        if magic != _MAGIC or call >= len(_CALLS):
+            return None
+        return cls(call, bool(is_over), index, num_items, number, table)
+
+    @property
+    def asked(self) -> tuple[int, bytes, int, int]:
+        """The part that must be alike on all ranks."""
+        return self.call, self.table, self.index, self.num_items
 
 
 class Exchange(Protocol):
-    """Carries bytes between the ranks of a group, by a collective or by reads of each other's memory."""
+    """Carries bytes between the ranks of a group, by a collective or by reads of each other's memory.
+
+    If a process has several exchanges over one group, they share one sequence of calls. Each of them then has an
+    attribute `calls`, the same object for all.
+    """
 
     @property
     def rank(self) -> int:
@@ -86,6 +118,14 @@ class Alone:
         return [mine]
 
 
+class _Agreed(NamedTuple):
+    """Roots on which draws of at most num_items items may go on."""
+
+    roots: Roots
+    draws_left: int  # how many more draws the roots serve
+    num_items: int
+
+
 @final
 class Agreement:
     """Gives each draw its roots. Reads the roots, or agrees on them with the other ranks, every root_age draws.
@@ -102,7 +142,11 @@ class Agreement:
         self._shards = shards
         self._exchange = exchange
         self.root_age = root_age
-        self._agreed: dict[int, tuple[Roots, int]] = {}  # by index: the roots, and how many more draws they serve
+        self.number = 0  # of the next draw; ranks agree on it
+        self._agreed: dict[int, _Agreed] = {}  # by index
+        self._table = bytes(8)
+        # Agreements over the same calls, with a close_batches() that has not met all ranks.
+        self._closing = _closing_over(exchange)
         self.bytes_sent = 0
         self.bytes_received = 0
 
@@ -122,6 +166,7 @@ class Agreement:
             if theirs[HEAD_BYTES:] != mine:
                 age = int.from_bytes(theirs[HEAD_BYTES + 64 :], "little")
                 raise RanksDisagree(rank, "root_age", self.root_age, age)
+        self._table = hashlib.sha256(mine).digest()[:8]
 
     def check_alike(self, number: int, timeout_s: float) -> None:
         """Raises RanksDisagree if a rank gives its next draw another number.
@@ -131,10 +176,24 @@ class Agreement:
         if self._exchange.world == 1:
             return
         mine = number.to_bytes(8, "little")
-        for rank, theirs in enumerate(self._gathered(_Head(_NUMBER), mine, timeout_s)):
+        for rank, theirs in enumerate(self._gathered(self._head(_NUMBER), mine, timeout_s)):
             if theirs[HEAD_BYTES:] != mine:
                 given = int.from_bytes(theirs[HEAD_BYTES:], "little")
                 raise RanksDisagree(rank, "a number of its next draw", number, given)
+
+    def close_batches(self) -> None:
+        """Ends the draws ahead of one batches() on every rank. All ranks then have the same number of draws.
+
+        Raises:
+            DeadlineExceeded: another rank neither draws ahead nor closes. The next call over the group waits for it.
+            RankLost: a rank ended.
+
+        Blocks:
+            One second at most.
+        """
+        self._agreed.clear()  # ranks may have used the roots for unlike numbers of draws ahead
+        self._closing.append(self)
+        self._end_closes(time.monotonic() + _LEAST_S)
 
     def read(self, index: int, left_s: float) -> Roots:
         """Reads the roots as this rank sees them. Waits at most left_s for the answers of shards."""
@@ -145,13 +204,13 @@ class Agreement:
 
         Raises DeadlineExceeded on every rank as soon as one rank's deadline has passed. If a rank does not come in
         time, raises DeadlineExceeded on the ranks that waited, and their next call is the retry. Raises RanksDisagree
-        if a rank draws from another index, or another number of items.
+        if a rank draws from another table or index, or another number of items.
         """
-        agreed, draws_left = self._agreed.get(index, (None, 0))
-        if agreed is None or draws_left == 0:
-            agreed, draws_left = self._wait(index, num_items, pace, wait), self.root_age
-        self._agreed[index] = agreed, draws_left - 1
-        return agreed
+        agreed = self._agreed.get(index)
+        if agreed is None or agreed.draws_left == 0 or num_items > agreed.num_items:
+            agreed = _Agreed(self._wait(index, num_items, pace, wait), self.root_age, num_items)
+        self._agreed[index] = agreed._replace(draws_left=agreed.draws_left - 1)
+        return agreed.roots
 
     def forget(self, index: int) -> None:
         """Makes the next draw read the roots again. Only with one rank, because other ranks would wait for it."""
@@ -159,10 +218,9 @@ class Agreement:
             self._agreed.pop(index, None)
 
     def _wait(self, index: int, num_items: int, pace: Pace, wait: Wait) -> Roots:
-        asked = num_items * self._exchange.world * self.root_age
+        asked = self._served(num_items)
         while True:
-            is_over = wait.is_over
-            roots, is_over = self._exchanged(_Head(_DRAW, is_over, index, num_items), wait)
+            roots, is_over = self._exchanged(self._head(_DRAW, wait.is_over, index, num_items), wait)
             if roots.bounds[-1] > 0.0 and pace.can_sample(roots, asked):
                 return roots
             if is_over:
@@ -171,6 +229,10 @@ class Agreement:
                 raise wait.exceeded(pace.needs(asked), roots.num_items)
             wait.pause()
 
+    def _served(self, num_items: int) -> int:
+        """Number of items that one read of the roots serves."""
+        return num_items * self._exchange.world * self.root_age
+
     def _exchanged(self, head: _Head, wait: Wait) -> tuple[Roots, bool]:
         exchange = self._exchange
         if exchange.world == 1:
@@ -178,29 +240,112 @@ class Agreement:
         told = self._shards.roots(head.index, wait.arrives_s, exchange.rank, exchange.world)
         mine = b"".join(root.pack() for root in told)
         self.bytes_sent += HEAD_BYTES + len(mine)
-        heard = self._gathered(head, mine, max(wait.left_s, 1.0))
+        heard = self._gathered(head, mine, wait.left_s)
         self.bytes_received += sum(map(len, heard)) - len(heard[exchange.rank])
-        roots = Roots.of(root for one in heard for root in _unpacked(one[HEAD_BYTES:]))
-        return roots, any(_Head.unpack(one).is_over for one in heard)
+        return _roots_of(heard), any(one.is_over for one in map(_Head.unpack, heard) if one is not None)
+
+    # ---- calls of all ranks ----------------------------------------------------------------------------------------
+
+    def _head(self, call: int, is_over: bool = False, index: int = 0, num_items: int = 0) -> _Head:
+        return _Head(call, is_over, index, num_items, self.number, self._table)
 
     def _gathered(self, head: _Head, mine: bytes, timeout_s: float) -> list[bytes]:
         """Exchanges bytes with a head in front. Raises RanksDisagree if a rank is in another call.
 
         The bytes of this rank are compared, too: they may be those of a call that it gave up.
         """
-        heard = self._exchange.all_gather(head.pack() + mine, timeout_s)
-        for rank, theirs in enumerate(map(_Head.unpack, heard)):
-            if theirs.call != head.call:
-                raise RanksDisagree(rank, "a call", _CALLS[head.call], _CALLS[theirs.call])
+        ends = time.monotonic() + max(timeout_s, _LEAST_S)
+        self._end_closes(ends)
+        heard = self._exchange.all_gather(replace(head, number=self.number).pack() + mine, _left_s(ends))
+        heads = [_Head.unpack(one) for one in heard]
+        own = heads[self._exchange.rank]
+        if own is not None and own.asked != head.asked:
+            self._skip(own, heard)
+        self._note_end(heads)
+        self._compare(head, heads)
+        self.number = max([self.number, *(one.number for one in heads if one is not None)])
+        return heard
+
+    def _end_closes(self, ends: float) -> None:
+        """Makes the closes of batches() that have not met all ranks."""
+        while self._closing:
+            self._closing[0]._close(ends)
+            del self._closing[0]
+
+    def _close(self, ends: float) -> None:
+        """One close, after the draw ahead that this rank may have given up."""
+        while True:
+            head = self._head(_CLOSE)
+            heard = self._exchange.all_gather(head.pack(), _left_s(ends))
+            heads = [_Head.unpack(one) for one in heard]
+            if self._note_end(heads):
+                return
+            own = heads[self._exchange.rank]
+            if own is None or not self._skip(own, heard):
+                return  # the other ranks raise RanksDisagree
+            self._agreed.clear()
+
+    def _note_end(self, heads: list[_Head | None]) -> bool:
+        """Returns whether a rank closes batches(), while the others close, too, or draw. Takes their number."""
+        known = [one for one in heads if one is not None and one.call in (_DRAW, _CLOSE) and one.table == self._table]
+        if len(known) < len(heads) or all(one.call == _DRAW for one in known):
+            return False
+        self.number = max(one.number for one in known)
+        self._agreed.clear()
+        return True
+
+    def _skip(self, given_up: _Head, heard: list[bytes]) -> bool:
+        """Whether the ranks have met in the call that this rank gave up. A draw counts as the other ranks count it."""
+        heads = [one for one in map(_Head.unpack, heard) if one is not None and one.asked == given_up.asked]
+        if len(heads) < len(heard):
+            return False
+        if given_up.call == _DRAW and given_up.table == self._table:
+            self.number = max(one.number for one in heads)
+            roots, index = _roots_of(heard), given_up.index
+            pace: Pace = list(self._shards[0].table.config.index.values())[index].limiter
+            if roots.bounds[-1] > 0.0 and pace.can_sample(roots, self._served(given_up.num_items)):
+                self._agreed[index] = _Agreed(roots, self.root_age - 1, given_up.num_items)
+                self.number += 1
+        return True
+
+    def _compare(self, head: _Head, heads: list[_Head | None]) -> None:
+        for rank, theirs in enumerate(heads):
+            if theirs is None or theirs.call != head.call:
+                raise RanksDisagree(
+                    rank, "a call", _CALLS[head.call], _OTHER if theirs is None else _CALLS[theirs.call]
+                )
+        for rank, theirs in enumerate(one for one in heads if one is not None):
+            if theirs.table != head.table:
+                raise RanksDisagree(rank, "a table of its call")
             if theirs.index != head.index:
                 raise RanksDisagree(rank, "an index of its draw", self._names[head.index], self._names[theirs.index])
             if theirs.num_items != head.num_items:
                 raise RanksDisagree(rank, "a number of items of its draw", head.num_items, theirs.num_items)
-        return heard
 
     @property
     def _names(self) -> Sequence[str]:
         return list(self._shards[0].table.config.index)
+
+
+# By the calls of a group, or by exchange if its calls are its own.
+_closing: WeakKeyDictionary[Any, list[Agreement]] = WeakKeyDictionary()
+
+
+def _closing_over(exchange: Exchange) -> list[Agreement]:
+    if exchange.world == 1:
+        return []
+    try:
+        return _closing.setdefault(getattr(exchange, "calls", exchange), [])
+    except TypeError:  # an exchange without a hash or weak references
+        return []
+
+
+def _left_s(ends: float) -> float:
+    return max(ends - time.monotonic(), 0.0)
+
+
+def _roots_of(heard: list[bytes]) -> Roots:
+    return Roots.of(root for one in heard for root in _unpacked(one[HEAD_BYTES:]))
 
 
 def _unpacked(told: bytes) -> list[Root]:

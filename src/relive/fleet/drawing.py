@@ -85,7 +85,6 @@ class Drawing:
         self._seed = config.seed
         self._paces: list[Pace] = [index.limiter for index in config.index.values()]
         self._max_times = [index.max_times_sampled for index in config.index.values()]
-        self._call = 0
         self._heard: dict[int, tuple[Roots, float]] = {}  # by index: roots that came with a draw, and when
 
     def check_request(self, request: DrawRequest) -> None:
@@ -292,8 +291,19 @@ class Drawing:
         In a group the number is used up on every rank.
         """
         with self._numbers:
-            if self._exchange.world == 1 and self._call == call + 1:
-                self._call = call
+            if self._exchange.world == 1 and self.agreement.number == call + 1:
+                self.agreement.number = call
+
+    def close_batches(self) -> None:
+        """Ends the draws ahead of one batches() on every rank. Does nothing if this handle draws alone.
+
+        Raises DeadlineExceeded and RankLost, as Agreement.close_batches.
+
+        Blocks: as Agreement.close_batches, and for a draw of another thread.
+        """
+        if self._exchange.world > 1:
+            with self._lock:
+                self.agreement.close_batches()
 
     @property
     def num_ranks(self) -> int:
@@ -303,7 +313,7 @@ class Drawing:
     @property
     def next_call(self) -> int | None:
         """The number of the next draw; None if the owner of a shard numbers its draws."""
-        return None if any(shard.table.next_draw is None for shard in self._shards) else self._call
+        return None if any(shard.table.next_draw is None for shard in self._shards) else self.agreement.number
 
     def number_draws(self, number: int, timeout_s: float) -> None:
         """Gives the next draw this number, here and in every shard.
@@ -313,7 +323,7 @@ class Drawing:
         number = integer("number of the next draw", number, 0)
         self.agreement.check_alike(number, timeout_s)
         with self._numbers:
-            self._call = number
+            self.agreement.number = number
         for shard in self._shards:
             shard.table.number_draws(number)
 
@@ -332,7 +342,8 @@ class Drawing:
 
     def _next_number(self) -> int:
         with self._numbers:
-            call, self._call = self._call, self._call + 1
+            call = self.agreement.number
+            self.agreement.number += 1
         return call
 
     def _placed(

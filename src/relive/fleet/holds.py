@@ -9,8 +9,10 @@ import numpy as np
 
 from relive.core.request import DrawRequest
 from relive.errors import DeadlineExceeded, ServiceUnavailable
+from relive.fleet.agreement import BATCHES_CLOSED
 from relive.fleet.core import FleetCore
 from relive.fleet.drawing import Begun, Drawn
+from relive.fleet.errors import RanksDisagree
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
@@ -88,6 +90,8 @@ class FleetSource:
 
     Shards at addresses are asked for as many batches as the caller has room for, before it takes the first of them. The
     first batch of all is taken alone: it brings the roots for those that follow.
+
+    In a group of ranks the sources of all ranks end together, as the first one closes.
     """
 
     def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns, timeout_s: float) -> None:
@@ -101,6 +105,7 @@ class FleetSource:
         self._has_come = False  # the first batch
         self._begun: deque[Begun] = deque()  # the oldest first
         self._turns: dict[int, Any] = {}  # of Asked
+        self._closed_by: RanksDisagree | None = None  # names the rank that closed its batches first
 
     def ask(self, num_batches: int) -> None:
         """Begins draws until num_batches of them have been asked for. Waits for no answer of theirs."""
@@ -118,9 +123,15 @@ class FleetSource:
 
     def take(self) -> Taken:
         """Draws and gathers one batch, or waits for the oldest one that was asked for."""
+        if self._closed_by is not None:
+            raise self._closed_by
         # Rows that are on their way have the time of the whole call.
-        drawing, times = self._fleet.drawing, (SLICE_S, self._timeout_s)
-        drawn = drawing.finish(self._begun.popleft(), *times) if self._begun else drawing.hold(self._request, *times)
+        drawing, times, begun = self._fleet.drawing, (SLICE_S, self._timeout_s), self._begun
+        try:
+            drawn = drawing.finish(begun.popleft(), *times) if begun else drawing.hold(self._request, *times)
+        except RanksDisagree as problem:
+            self._closed_by = problem if problem.got == BATCHES_CLOSED else None
+            raise
         self._has_come = True
         batch = Batch(self._columns, drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
         return Taken(batch, _FleetHold(self._fleet, drawn))
@@ -129,7 +140,14 @@ class FleetSource:
         """Does nothing: take() is short."""
 
     def close(self) -> None:
-        """Gives back the batches that were asked for and not taken."""
+        """Gives back the batches that were asked for and not taken.
+
+        In a group of ranks, ends the draws of the other ranks' sources.
+
+        Raises DeadlineExceeded and RankLost, as Drawing.close_batches.
+        """
         while self._begun:
             self._fleet.drawing.abandon(self._begun.pop())
         self._fleet.drawing.flush()
+        if self._closed_by is None:
+            self._fleet.drawing.close_batches()

@@ -1,6 +1,6 @@
 """Lets the ranks of a torch.distributed group draw together, or share one rank's batches, by the group's collectives.
 
-A draw sends 68 bytes if each rank has one shard (agreement.py). These bytes go over gloo even if gradients go over
+A draw sends 88 bytes if each rank has one shard (agreement.py). These bytes go over gloo even if gradients go over
 NCCL: the default group of a machine with GPUs has both ("cpu:gloo,cuda:nccl").
 
 Protocol:
@@ -95,8 +95,8 @@ class TorchExchange:
             expected = "one with gloo: backend='cpu:gloo,cuda:nccl', or new_group(backend='gloo') beside it"
             raise InvalidConfig("backend of the group", expected, str(backend))
         self._group: Any = distributed.group.WORLD if group is None else group
-        self._calls = _calls_of(self._group)
-        self.rank, self.world = self._calls.rank, self._calls.world
+        self.calls = _calls_of(self._group)  # of this process over the group; all its exchanges share them
+        self.rank, self.world = self.calls.rank, self.calls.world
 
     def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
         """Exchanges bytes among all ranks of the group.
@@ -118,7 +118,7 @@ class TorchExchange:
         """
         if not isinstance(mine, bytes):
             raise InvalidConfig("bytes of this rank", "bytes", mine)
-        return self._calls.all_gather(mine, timeout(timeout_s))
+        return self.calls.all_gather(mine, timeout(timeout_s))
 
     def broadcast(self, given: npt.NDArray[np.uint8] | None, num_bytes: int, source: int, timeout_s: float) -> Bytes:
         """Sends bytes of rank `source` to all ranks of the group.
@@ -138,7 +138,7 @@ class TorchExchange:
         Blocks:
             At most timeout_s. Ctrl-C ends the wait. The source may return before the other ranks have all bytes.
         """
-        return self._calls.broadcast(given, num_bytes, source, timeout(timeout_s))
+        return self.calls.broadcast(given, num_bytes, source, timeout(timeout_s))
 
 
 @final

@@ -332,6 +332,10 @@ class MixedSource:
     """
 
     def __init__(self, mixed: MixedDraws, requests: list[DrawRequest], columns: Columns, num_items: int) -> None:
+        """Raises InvalidConfig for a table that draws with other ranks: how often take() draws depends on the clock."""
+        if any(one.table.num_ranks > 1 for one in mixed.sources):
+            expected = "tables that each rank draws from alone, or sample(), which every rank calls at once"
+            raise InvalidConfig("batches() of a Mixture", expected, "a table with an exchange")
         self._mixed = mixed
         self._requests = requests
         self._columns = columns

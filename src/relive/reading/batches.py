@@ -155,10 +155,12 @@ class _Bringer:
         with self.lock:
             left = [*self.ready] if self._unmoved is None else [*self.ready, self._unmoved]
             self.ready.clear()
-        self._quietly(self._source.close)  # the newest draws first, as their numbers ask for
-        for taken in reversed(left):
-            self._quietly(taken.hold.give_back)
-        _running.pop(self, None)
+        try:
+            self._quietly(self._source.close)  # the newest draws first, as their numbers ask for
+        finally:
+            for taken in reversed(left):
+                self._quietly(taken.hold.give_back)
+            _running.pop(self, None)
 
     @staticmethod
     def _quietly(call: Any) -> None:
@@ -238,7 +240,8 @@ class Batches(Closing):
     def close(self) -> None:
         """Stops the thread, which gives back the batches that were not handed out. Closing twice is harmless.
 
-        Blocks: until the call of the source that is under way ends.
+        Blocks: until the call of the source that is under way ends. If the table has an exchange, close() also waits
+        until every rank closes its batches or draws one more ahead, at most one second.
         """
         if self._is_a_childs:  # in a child, thread and batches in flight belong to the parent
             self._bringer.stopping = True
