@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from relive.fleet.agreement import Agreement
 from relive.fleet.calls import Calls
 from relive.fleet.drawing import Drawing
 from relive.fleet.draws.sharing import Sharing
-from relive.fleet.shards import STALL_S
+from relive.fleet.shards import STALL_S, Later
 
 pytestmark = needs_shared_memory
 
@@ -118,6 +119,22 @@ def completed_meanwhile(make: Make) -> None:
         table.complete(np.concatenate([near, far]), s=np.arange(6.0))
     assert (caught.value.position, caught.value.applied) == (4, 3)
     assert table.num_items() == 4
+
+
+def test_two_refusals_count_the_rows_of_both_shards(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard completes many rows in parts, so a row that is completed meanwhile may refuse a later part of them."""
+    table = make(3, LATE)
+    keys = np.concatenate([table.writer(shard=number).extend(**rows(4)) for number in range(3)])
+    for at, applied in ((0, 2), (2, 1)):
+        answer = Later(partial(raising, errors.AlreadyCompleted(3, int(keys[4 * at + 3]), "s", applied)))
+        monkeypatch.setattr(table._fleet.shards[at], "ask", lambda call, *values, answer=answer: answer)
+    with pytest.raises(errors.AlreadyCompleted) as caught:
+        table.complete(keys, s=np.arange(12.0))
+    assert (caught.value.position, caught.value.applied) == (3, 2 + 4 + 1)
+
+
+def raising(error: BaseException) -> None:
+    raise error
 
 
 def test_an_exponent_that_one_shard_refuses_changes_none(make: Make) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 from contract.tools import write_steps
 from processes.shm import needs_shared_memory
@@ -19,6 +20,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 
 from processes.tools import stop_process
 
+import relive
 from fleet.fake_nixl import Pair
 from fleet.tools import config_of, fill, needs_nixl
 from relive import errors
@@ -94,6 +96,45 @@ def test_a_writer_that_is_faster_than_reads_starves_no_draw(
         assert shards[0].path == "nixl"
         wait_until(lambda: not owners[0].table.stats().indexes["default"].in_flight)
         assert table.stats().indexes["default"].sampled == 24
+
+
+def test_a_draw_without_columns_of_items_that_went_meanwhile(
+    pair: Pair, shm_name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        ShardOwner(0, config_of(shm_name(), capacity=64)) as owner,
+        peers(pair, [owner]) as shards,
+        ShardedTable(shards) as table,
+        owner.table.writer() as writer,
+    ):
+        write_steps(writer, 0, 64)
+        as_it_is, calls = PeerShard._read, 0
+
+        def overtaken(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                write_steps(writer, 64, 2 * owner.table.capacity)
+            return as_it_is(*arguments)
+
+        monkeypatch.setattr(PeerShard, "_read", overtaken)
+        batch = table.sample(8, columns=[])
+        assert calls == 2 and batch.num_items == 8 and table.gather(batch.item_keys).present.all()
+
+
+def test_memory_that_cannot_be_registered_for_a_batch_leaves_its_rows_to_the_owner(pair: Pair, shm_name: Any) -> None:
+    """As where the process may lock no more memory (ulimit -l). The reader itself has registered its memory before."""
+    spec = relive.StepSpec({"large": relive.ArraySpec((300,), "float32")})
+    config = relive.TableConfig(spec, 200, storage=relive.SharedMemory(shm_name()))
+    with ShardOwner(0, config) as owner, peers(pair, [owner]) as (shard,), ShardedTable([shard]) as table:
+        with owner.table.writer() as writer:
+            writer.extend(large=np.broadcast_to(np.arange(50)[:, None], (50, 300)), truncated=True)
+        refused: list[int] = []
+        pair.fake.refuses_memory = lambda address, num_bytes: not refused.append(num_bytes)
+        for _ in range(3):
+            assert table.sample(8, columns=["large"])["large"].shape == (8, 300)
+        pair.fake.refuses_memory = lambda address, num_bytes: False
+        assert refused and shard.path == "service" and "registering" in shard.progress
 
 
 def test_a_shard_that_comes_back_as_its_handle_closes_gets_no_reader(pair: Pair, shm_name: Any) -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -125,6 +127,52 @@ def test_draws_go_on_without_a_killed_owner_and_it_comes_back(start: Any, shm_na
         assert 1 in (table.sample(256).item_keys >> 51)
         assert table.stats().policy_version == 5, "what it was not told while it was dead"
         table.check()
+
+
+def with_an_owner_that_died(stack: ExitStack, shm_name: Any, count: int) -> tuple[Any, np.ndarray]:
+    """A table over shards of this process, and its keys. The first owner has ended, and no call has found that yet."""
+    owners = [stack.enter_context(ShardOwner(number, config_of(shm_name()))) for number in range(count)]
+    table = stack.enter_context(attach([owner.serve() for owner in owners], path="service", timeout_s=PATIENCE_S))
+    keys = np.concatenate([fill(table, number, 10 * number, 10) for number in range(count)])
+    table.sample(8)
+    table._fleet.shards[0].core.connection.retries_s = 0.1  # a shorter test: nothing listens at the address
+    owners[0].close()
+    assert table._fleet.shards[0].state == "live"
+    return table, keys
+
+
+def batched(table: Any, keys: np.ndarray) -> np.ndarray:
+    with table.batches(8, columns=["action"]) as batches:
+        return next(batches).item_keys
+
+
+NEW_COLUMNS: dict[str, Callable[[Any, np.ndarray], np.ndarray]] = {
+    "sample": lambda table, keys: table.sample(8, columns=["action"]).item_keys,
+    "batches": batched,
+    "gather": lambda table, keys: keys[table.gather(keys, columns=["action"]).present],
+}
+
+
+@pytest.mark.parametrize("call", NEW_COLUMNS)
+def test_columns_that_no_call_has_named_are_those_of_a_shard_that_lives(shm_name: Any, call: str) -> None:
+    with ExitStack() as stack:
+        table, keys = with_an_owner_that_died(stack, shm_name, 2)
+        found = NEW_COLUMNS[call](table, keys)
+        assert len(found) and (found >> 51 == 1).all() and states(table) == ["dead", "live"]
+
+
+def test_columns_that_no_shard_tells_are_an_error(shm_name: Any) -> None:
+    with ExitStack() as stack:
+        table, _ = with_an_owner_that_died(stack, shm_name, 1)
+        with pytest.raises(errors.ServiceUnavailable):
+            table.sample(8, columns=["action"])
+        assert states(table) == ["dead"]
+
+
+def test_the_exponent_is_that_of_a_shard_that_lives(shm_name: Any) -> None:
+    with ExitStack() as stack:
+        table, _ = with_an_owner_that_died(stack, shm_name, 2)
+        assert table.priority_exponent() == 1.0 and states(table) == ["dead", "live"]
 
 
 def test_a_shard_comes_back_although_ctrl_c_met_the_start_of_its_search(

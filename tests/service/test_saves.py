@@ -25,6 +25,7 @@ from relive import errors
 from relive.saving.disk_files import DiskFiles
 from relive.saving.folder import Segment
 from relive.service import RemoteSaving, RemoteTable, Server, ServerOptions, Streaming, connect, serve
+from relive.service.server.saves import Saves
 from service.hosts import Host
 
 LOOPBACK = "grpc://127.0.0.1:0"
@@ -303,6 +304,34 @@ def test_the_deadline_of_the_caller_cancels_the_save(
     with pytest.raises(errors.NoSuchSave):
         relive.saved(tmp_path / "saves" / FOLDER / "late")
     assert remote.save("late").num_steps == 100  # the folder is free again
+
+
+@pytest.mark.parametrize("call", ["begin", "told"])
+def test_a_save_whose_server_answers_late_is_cancelled(
+    remote: RemoteTable, slow: threading.Event, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The client does not hear that the save began, or whether it has its moment, and raises. The save ends, too."""
+    with remote.writer() as writer:
+        write_steps(writer, 0, 100)
+    whole, answers = getattr(Saves, call), threading.Event()
+    asked: list[tuple[Saves, str]] = []
+
+    def late(self: Saves, token: str, *more: Any) -> Any:
+        told = whole(self, token, *more)
+        asked.append((self, token))
+        answers.wait(20.0)
+        return told
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Saves, call, late)
+        with pytest.raises(errors.ServiceUnavailable):
+            remote.save("late", timeout_s=0.0)
+    answers.set()
+    slow.set()
+    saves, token = asked[0]
+    with pytest.raises(errors.SaveCancelled):
+        saves._known(token).wait(20.0)
+        saves._known(token).facts()
 
 
 def test_ctrl_c_cancels_the_save(remote: RemoteTable, slow: threading.Event, tmp_path: Path) -> None:

@@ -127,6 +127,25 @@ def test_a_part_of_parameters_without_the_role_is_told_at_the_commit(
         assert remote.parameters.pull(timeout_s=0.0) is None
 
 
+def test_a_note_of_a_pull_needs_the_role_append_too(served: tuple[Server, dict[str, str], str]) -> None:
+    """The serving process may count what a note says, as a run does, so readers send none."""
+    server, tokens, path = served
+    heard: list[Any] = []
+    server.parameters("pong").listen(lambda stream, note: heard.append(note))
+    with connect(f"{server.address}/pong", token=tokens["read"]) as reader:
+        for note in ({"num_steps": 10**12}, {}):
+            with pytest.raises(errors.AccessDenied) as caught:
+                reader.parameters.pull(note=note)
+            assert (caught.value.table, caught.value.role) == ("pong", "append")
+        assert reader.parameters.pull() is None and reader.parameters.version == 0
+    assert heard == [], "nor is the end of its stream heard"
+    both = add_token(path, "actor", ["read", "append"], ["pong"])
+    _settle(server)
+    with connect(f"{server.address}/pong", token=both) as actor:
+        assert actor.parameters.pull(note={"num_steps": 3}) is None
+    assert heard[0] == {"num_steps": 3}
+
+
 # ---- a handle --------------------------------------------------------------------------------------------------------
 
 

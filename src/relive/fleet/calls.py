@@ -220,7 +220,7 @@ class Calls:
             for _, _, answer in asked:
                 answer.drop()
         if refusals:
-            raise _counted(refusals[0], told)
+            raise _counted(refusals, told)
         return told
 
     def _leave_out(self, missed: Missed, must_answer: bool) -> None:
@@ -237,11 +237,13 @@ def _placed(error: ReliveError, mine: Places) -> ReliveError:
     return _again(error, position=int(mine[position]))
 
 
-def _counted(error: ReliveError, told: Sequence[_Told]) -> ReliveError:
-    """The refusal with the number of rows that the other shards completed before."""
-    if not isinstance(error, AlreadyCompleted):
-        return error
-    return _again(error, applied=error.applied + sum(int(count) for _, _, count in told))
+def _counted(refusals: Sequence[ReliveError], told: Sequence[_Told]) -> ReliveError:
+    """The first refusal, with the number of rows that all shards completed, those that refuse included."""
+    first = refusals[0]
+    if not isinstance(first, AlreadyCompleted):
+        return first
+    refused = sum(one.applied for one in refusals if isinstance(one, AlreadyCompleted))
+    return _again(first, applied=refused + sum(int(count) for _, _, count in told))
 
 
 def _again(error: ReliveError, **changed: Any) -> ReliveError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NamedTuple, NoReturn, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from relive.fleet.draws.mixing import Outputs
 from relive.fleet.draws.pace import Pace, Wait
 from relive.fleet.draws.placement import home
 from relive.fleet.errors import NoLiveShard, NotOverShards
-from relive.fleet.shards import Shard, Shards
+from relive.fleet.shards import Missed, Shard, Shards
 from relive.fleet.writing import PacedWriterCore, emptiest
 from relive.writing.blocks import Inserted
 
@@ -67,12 +67,29 @@ class FleetCore:
     # ---- drawing ---------------------------------------------------------------------------------------------------
 
     def select(self, index: int, names: list[str]) -> FleetSelection:
-        """Resolves columns in every shard. Raises UnknownColumn."""
+        """Resolves columns in every shard. Raises UnknownColumn, and ServiceUnavailable if no shard answers."""
         alike: list[Any] = []
         parts: list[Any] = [shard.select(index, names, alike) for shard in self.shards]
-        live = [part for part, shard in zip(parts, self.shards, strict=True) if shard.is_live]
-        outputs: Outputs = next((part for part in parts if isinstance(part, CoreSelection)), (live or parts)[0]).outputs
-        return FleetSelection(parts, outputs)
+        return FleetSelection(parts, self._outputs(parts))
+
+    def _outputs(self, parts: list[Any]) -> Outputs:
+        """The outputs of columns, which are the same in every shard, by the first shard that tells them."""
+        mapped = next((part for part in parts if isinstance(part, CoreSelection)), None)
+        if mapped is not None:
+            return mapped.outputs
+        pairs = list(zip(parts, self.shards, strict=True))
+        left = [pair for pair in pairs if pair[1].is_live] or pairs[:1]
+        while True:
+            part, _ = left.pop(0)
+            try:
+                return cast(Outputs, part.outputs)
+            except Missed as missed:
+                if left:
+                    self.calls.of_live("num_steps")  # finds all silent shards with one wait
+                    left = [pair for pair in left if pair[1].is_live]
+                if not left:
+                    assert missed.error is not None
+                    raise missed.error from None
 
     def where(self, index: int, text: str, operations: list[Any]) -> list[Any]:
         """The condition, translated for each shard."""
@@ -228,8 +245,9 @@ class FleetCore:
         )
 
     def priority_exponent(self, index: int) -> float:
-        """The exponent of the first live shard."""
-        return (self.shards.live or list(self.shards))[0].core.priority_exponent(index)
+        """The exponent of the first live shard that answers."""
+        known: list[float] = self.calls.of_live("priority_exponent", index)
+        return known[0] if known else self.shards[0].core.priority_exponent(index)
 
     def set_priority_exponent(self, index: int, exponent: float) -> None:
         """Sets the exponent in every shard, one after another. Draws in between mix masses of both exponents.
@@ -246,7 +264,8 @@ class FleetCore:
     def set_policy_version(self, version: int) -> None:
         """Sets the policy version in every shard.
 
-        Dead mapped shards get it too; shards of other hosts get it when they answer.
+        Dead mapped shards get it too. Shards of other hosts get it when they answer. A mapped shard whose lock is stuck
+        gets it with a later call of this handle, after the lock is free.
         """
         self._check_changes()
         self.calls.of_all("set_policy_version", version)

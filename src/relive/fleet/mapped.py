@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -67,6 +68,9 @@ class MappedShard(Shard):
         self.core: CoreTable = table.core
         self.watch = watch
         self._stalled_until = 0.0
+        self._is_only = False
+        self._versions = threading.RLock()  # protects the order of versions; a signal's handler may set one
+        self._missed_version: int | None = None  # the policy version that a stuck lock kept from the shard
 
     @property
     def state(self) -> State:
@@ -93,6 +97,7 @@ class MappedShard(Shard):
         return partial(self._root, index)
 
     def _root(self, index: int) -> Root:
+        self._catch_up()
         mass, num_items, max_priority, inserted, sampled, pending, version = self.core.root(index)
         words = limiter_words(self.core, index) if self.bounds_items[index] else NO_WORDS
         is_dead = not self.is_live
@@ -113,10 +118,45 @@ class MappedShard(Shard):
         return self._later(partial(self.core.gather, selection, keys, None))
 
     def ask(self, call: str, *values: Any) -> Answer:
-        """Returns an answer that calls the core when it is taken."""
+        """Returns an answer that calls the core when it is taken.
+
+        A policy version that a stuck lock keeps from the shard is sent again by later calls.
+        """
+        if call == "set_policy_version":
+            return self._telling(*values)
+        self._catch_up()
         if call == "policy_version":
             return Later(lambda: self.core.policy_version)
         return self._later(partial(getattr(self.core, call), *values), takes_lock=call in _LOCKING)
+
+    def _telling(self, version: int) -> Answer:
+        answer = self._later(partial(self.core.set_policy_version, version), takes_lock=True)
+
+        def take() -> None:
+            with self._versions:
+                self._missed_version = None
+                try:
+                    answer.take()
+                except Missed:
+                    if not self._is_only:  # else the caller gets the error
+                        self._missed_version = version
+                    raise
+
+        return Later(take)
+
+    def _catch_up(self) -> None:
+        """Sends the policy version that the shard missed, if the lock is free now."""
+        if self._missed_version is None or not self.is_live or not self._versions.acquire(blocking=False):
+            return
+        try:
+            if self._missed_version is not None:
+                check_lock(self.core, 0.0)
+                self._later(partial(self.core.set_policy_version, self._missed_version)).take()
+                self._missed_version = None
+        except (DeadlineExceeded, Missed):
+            return  # a later call tries again
+        finally:
+            self._versions.release()
 
     def ask_list(self, index: int, first: int, count: int, condition: Any) -> Answer:
         """Returns an answer that lists when it is taken."""
@@ -173,7 +213,8 @@ class MappedShard(Shard):
 
         The wait is timeout_s for the only shard of a table, and at most STALL_S for one of several.
         """
-        self.core.timeout_s = min(timeout_s, math.inf if num_shards == 1 else STALL_S)
+        self._is_only = num_shards == 1
+        self.core.timeout_s = min(timeout_s, math.inf if self._is_only else STALL_S)
 
     def close(self) -> None:
         """Closes the handle and the watch."""

@@ -3,8 +3,8 @@
 - The process that draws also counts. Draws, priorities and writes therefore go to the owner, as for every shard of
   another host.
 - An index with use counts, and every index that the reader refuses (rows.py), is read through the owner entirely.
-- A batch whose bytes do not come in time is read through the owner. Its reader is spoiled, and the owner answers until
-  a new reader is made, a second later or more.
+- A batch whose bytes do not come in time, or have no memory that can be registered, is read through the owner. Its
+  reader is given up, and the owner answers until a new reader is made, a second later or more.
 - If no path was asked for, the faster way for batches of that kind is used. Over sockets and for small rows that is the
   owner's answer. A network card was not tried.
 
@@ -25,7 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.config.spec import next_step_names
-from relive.errors import DeadlineExceeded, ForeignKey, FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable
+from relive.errors import (
+    DeadlineExceeded,
+    ForeignKey,
+    FormatMismatch,
+    InvalidConfig,
+    ReliveError,
+    ServiceUnavailable,
+    SystemFailure,
+)
 from relive.fleet.draws.mixing import Outputs, scatter
 from relive.fleet.draws.placement import Root
 from relive.fleet.errors import PeerUnreadable
@@ -284,7 +292,7 @@ class PeerShard(RemoteShard):
             if self._reader is None:
                 return None
             return self._reader[0].gather(index, names, keys, _READ_S, are_published=are_drawn)
-        except (ServiceUnavailable, DeadlineExceeded, PeerUnreadable, InvalidConfig) as problem:
+        except (ServiceUnavailable, DeadlineExceeded, PeerUnreadable, InvalidConfig, SystemFailure) as problem:
             self._retire(problem)
             return None
         except BaseException as problem:  # Ctrl-C, in the middle of a read whose bytes may still come
@@ -369,7 +377,7 @@ class _PeerPart:
             some, keys[gone], masses[gone] = self._parts[-1].take()
             if not is_last:
                 some, present[gone] = self._shard.rows(self._selection, keys[gone], are_drawn=True)
-            if not arrays[0].flags.writeable:
+            if arrays and not arrays[0].flags.writeable:
                 arrays = [array.copy() for array in arrays]
             scatter(outputs, arrays, gone, some)
         return arrays, keys, masses

@@ -85,11 +85,14 @@ class LazySelection:
 
     @property
     def resolved(self) -> RemoteSelection:
-        """The selection that the service made of the columns. Raises UnknownColumn, ServiceUnavailable."""
+        """The selection that the service made of the columns. Raises UnknownColumn, Missed."""
         if self._resolved is None:
             told = (other._resolved for other in self._alike if other._resolved is not None)
-            self._resolved = next(told, None) or self._shard.core.select(self.index, self.names)
+            self._resolved = next(told, None) or self._shard.answered(self._asked)
         return self._resolved
+
+    def _asked(self) -> RemoteSelection:
+        return self._shard.core.select(self.index, self.names)
 
     @property
     def outputs(self) -> list[tuple[str, str, tuple[int, ...], int, str]]:

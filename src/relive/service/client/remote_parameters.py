@@ -80,13 +80,15 @@ class RemoteParameters:
             newer_than: The highest version that the caller does not need, default 0.
             timeout_s: Seconds to wait for a newer version, default 0.
             note: A dict that JSON can represent, at most 64 KiB, for the serving process, which may listen; None: no
-                note. The note is sent again if the link breaks. A note should therefore contain sums, not increments.
+                note. A note needs the role append. The note is sent again if the link breaks. A note should therefore
+                contain sums, not increments.
 
         Returns:
             The version; None if no newer version came by the deadline. None at once if none will come (`finished`).
 
         Raises:
             InvalidConfig: An argument is not as described.
+            AccessDenied: The client does not have the role read, or has a note and not the role append.
             TableClosed: The handle is closed.
             ForkedHandle: The handle was opened by a parent of this process.
             FormatMismatch: The server now serves another table under this address.

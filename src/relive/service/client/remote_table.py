@@ -13,7 +13,7 @@ from relive.checks.values import flag, timeout
 from relive.config.spec import StepSpec
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
-from relive.errors import InvalidConfig, ReliveError
+from relive.errors import InvalidConfig, ReliveError, ServiceUnavailable
 from relive.reading.columns import Columns
 from relive.reading.holds import BatchSource
 from relive.saving.copying import SaveFacts
@@ -229,7 +229,8 @@ class RemoteTable(TableHandle):
             wait: False: return when the moment has passed; the server writes the rest.
             keep: Number of saves that FOLDER/TABLE/NAME keeps, this one included.
             timeout_s: Deadline in seconds of the whole call; None: the handle's default. The save is cancelled then,
-                and also if Ctrl-C interrupts the call.
+                and also if Ctrl-C interrupts the call. If the server answers late, the call takes up to 5 s longer: it
+                cancels the save, and asks for the outcome.
 
         Returns:
             The facts of the save; with wait=False a RemoteSaving, which has progress, wait() and cancel().
@@ -258,6 +259,9 @@ class RemoteTable(TableHandle):
                 facts = saving.ended_by(began, "the commit of a save" if waits else "the moment of a save")
                 return facts if waits else saving
             return facts_of(told) if waits else saving
+        except ServiceUnavailable:
+            saving.give_up()
+            raise
         except ReliveError:
             raise
         except BaseException:

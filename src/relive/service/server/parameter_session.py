@@ -30,6 +30,8 @@ class ParameterSession(Session):
 
     A part has no answer: its error is the commit's answer.
 
+    A pull with a note also needs the role append: the listener may count what the note says.
+
     A publisher loses the seat at the end of its stream, at its deadline, and at any error.
     """
 
@@ -78,6 +80,7 @@ class ParameterSession(Session):
             framing.seconds(header, "lease_s") if "lease_s" in header else LEASE_S, LEASE_S
         )
         if "note" in header:
+            self.permit.check("append")
             self._hear(framing.field(header, "note", dict))
         while True:
             left = ends - time.monotonic()
