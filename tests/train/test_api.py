@@ -200,6 +200,24 @@ def test_a_program_without_the_guard_of_spawn_is_told_so(tmp_path: Path) -> None
     assert done.returncode == 1 and 'under `if __name__ == "__main__":`' in done.stderr
 
 
+@pytest.mark.parametrize("topology", ["actors", "learners(2, async)", "central"])
+def test_a_run_that_starts_processes_is_refused_in_a_daemonic_process(
+    topology: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidConfig, match=r"call of train\(\).*daemon=False.*topology = inline"):
+        relive.train.train(small(topology=topology), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_inline_run_goes_on_in_a_daemonic_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = small(topology="inline", update="compiled", limits__max_steps=200)  # it starts a compiler
+    assert relive.train.train(config, tmp_path / "run").num_updates > 0
+    assert list((tmp_path / "relive" / "updates").glob("*.log"))
+
+
 def test_every_public_name_is_there() -> None:
     assert all(getattr(relive.train, name).__name__ == name for name in relive.train.__all__)
     assert set(relive.train.__all__) == set(relive.train._HOMES)

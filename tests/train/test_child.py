@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from relive.train.child import START_METHOD, Child, Deaths, end_all
+from relive.train.child import START_METHOD, Child, Deaths, end_all, one_thread_for_numerics
 from train.workers import echo_until_the_pipe_ends, never_end
 
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -81,6 +82,28 @@ def test_a_child_ends_with_a_killed_parent(method: str) -> None:
         time.sleep(0.05)
     assert not is_alive(pid)
     parent.stdout.close()
+
+
+def test_runs_in_two_threads_leave_the_variables_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block that begins first ends first."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    begun, ends = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with one_thread_for_numerics():
+            begun.set()
+            assert ends.wait(60)
+
+    other = threading.Thread(target=run)
+    with one_thread_for_numerics():
+        other.start()
+        assert begun.wait(60)
+    during = [os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+    ends.set()
+    other.join()
+    assert during == ["1", "1"]
+    assert os.environ["OMP_NUM_THREADS"] == "7" and "MKL_NUM_THREADS" not in os.environ
 
 
 def test_the_third_death_in_a_row_is_one_too_many() -> None:

@@ -191,14 +191,18 @@ def in_a_row(number: int, folder: Path) -> list[Any]:
     if number:
         shutil.rmtree(folder / "solved-host1")
     ended(None, folder / "solved", resume=True)
+    most = told[-1][1] + 10
+    ended(config, folder / "solved", resume=True, stop_when=lambda steps, updates: number == 0 and updates >= most)
     return told
 
 
 def test_runs_in_a_row_end_for_all_as_the_first_host_says(hosts: Any, tmp_path: Path) -> None:
     first, second = answers(hosts(in_a_row, tmp_path))
-    assert first[:3] == second[:3], "the last one is over before the second host has learnt anything"
+    assert first[:3] == second[:3], "the fourth one is over before the second host has learnt anything"
     stopped, solved = Ending.STOPPED.value, Ending.SOLVED.value
-    assert [ending for ending, _ in first] == [ending for ending, _ in second] == [stopped, stopped, solved, solved]
+    assert [ending for ending, _ in first] == [stopped, stopped, solved, solved, stopped]
+    assert [ending for ending, _ in second] == [stopped, stopped, solved, solved, stopped]
+    assert first[4][1] == first[3][1] + 10, "another return was asked for, and the run goes on"
     assert first[0][1] == 20 and first[1][1] == 50, "the first evaluation reached its return, but the run was stopped"
     assert not load_checkpoint(tmp_path / "both")[1].solved
 

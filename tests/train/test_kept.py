@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 import relive.train.setup as setups  # noqa: E402
@@ -38,7 +39,9 @@ from relive.train.checkpoint import Progress, load_checkpoint, save_checkpoint  
 from relive.train.evaluating import evaluate  # noqa: E402
 from relive.train.run import with_streams_of  # noqa: E402
 from relive.train.setup import prepare  # noqa: E402
+from relive.train.signals import _Listening  # noqa: E402
 from relive.train.watching.progress import ProgressReporter  # noqa: E402
+from relive.train.watching.result import Ending  # noqa: E402
 from train import worlds  # noqa: E402
 from train.runs import has_checkpoint  # noqa: E402
 
@@ -291,6 +294,35 @@ def test_an_environment_that_hangs_ends_at_the_time_limit(
         train(small(WILLED, limits__max_steps=10**6, limits__max_minutes=0.1), tmp_path / "run")
     assert caught.value.what.startswith("the environment of actor" if side == "acting" else "an environment of an eval")
     assert load_checkpoint(tmp_path / "run")[1].num_steps > 100
+
+
+def test_a_session_that_begins_after_its_time_limit_interrupts_no_short_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    train(small(), folder)
+    learner, progress = load_checkpoint(folder)
+    progress.elapsed_s = 600.0
+    save_checkpoint(folder, learner, progress)
+    looks, is_overdue, reset = threading.Semaphore(0), _Listening._is_overdue, CartPoleEnv.reset
+
+    def looking(self: Any, call: Any) -> bool:
+        looks.release()
+        return is_overdue(self, call)
+
+    def resetting(self: Any, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Lasts for two looks at the call: the second one comes after an interrupt by the first one."""
+        while looks.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            assert looks.acquire(timeout=60)
+        monkeypatch.setattr(CartPoleEnv, "reset", reset)
+        return reset(self, seed=seed, options=options)
+
+    monkeypatch.setattr(_Listening, "_is_overdue", looking)
+    monkeypatch.setattr(CartPoleEnv, "reset", resetting)
+    result = train(small(limits__max_steps=10**6, limits__max_minutes=5), folder, resume=True)
+    assert result.ending == Ending.LIMIT.value
 
 
 @pytest.mark.forms(3)

@@ -99,6 +99,18 @@ def test_wandb_ends_with_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.Mo
     assert steps == sorted(steps)
 
 
+def test_a_run_whose_id_of_wandb_was_not_written_gets_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb_or_skip(monkeypatch)
+    from relive.train.watching import wandb_logger
+
+    ids: list[str] = []
+    monkeypatch.setattr(wandb_logger.wandb, "init", lambda **named: ids.append(named["id"]))
+    (tmp_path / "wandb-id.txt").touch()
+    for _ in range(2):
+        wandb_logger.WandbLogger().on_start(preset("dqn", "CartPole-v1"), tmp_path)
+    assert len(ids[0]) == 16 and ids[0] == ids[1] == (tmp_path / "wandb-id.txt").read_text().strip()
+
+
 def test_without_wandb_the_run_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.delitem(sys.modules, "relive.train.watching.wandb_logger", raising=False)

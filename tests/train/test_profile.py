@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -230,6 +231,21 @@ def test_a_profile_is_read_as_it_was_written_and_nothing_else_is(tmp_path: Path)
             load_profile(tmp_path)
     with pytest.raises(InvalidConfig, match="--profile"):
         load_profile(tmp_path / "none")
+
+
+def test_a_profile_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Profile((process("learner", update=1.5),))
+    before.save(tmp_path / PROFILE_FILE)
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=f"No space.*{PROFILE_FILE}"):
+        Profile((process("learner", update=2.5),)).save(tmp_path / PROFILE_FILE)
+    assert load_profile(tmp_path) == before and [path.name for path in tmp_path.iterdir()] == [PROFILE_FILE]
 
 
 def test_the_picture_has_a_bar_for_each_process(tmp_path: Path) -> None:

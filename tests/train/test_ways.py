@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pwd
 import shutil
 import signal
 import subprocess
@@ -331,6 +332,21 @@ def test_what_keeps_one_from_compiling_is_said(monkeypatch: pytest.MonkeyPatch) 
     missing = World()
     missing.update(1)
     assert missing.chosen == ["handwritten"] and "there is no g++ here" in missing.told[0] and missing.makers == []
+
+
+@pytest.mark.parametrize("chooses", [True, False])
+def test_a_cache_that_cannot_be_searched_is_said(chooses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/" + "x" * 300)  # no file system has such a name, and root may search any
+    long = World(chooses=chooses, worth_s=3600.0)
+    long.update(2)
+    assert long.chosen == ["handwritten"] and "File name too long" in long.told[0] and len(long.told) == 1
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a user that is not in /etc/passwd
+    homeless = World(chooses=chooses, worth_s=3600.0)
+    homeless.update(2)
+    assert homeless.chosen == ["handwritten"] and "no home directory: set $XDG_CACHE_HOME" in homeless.told[0]
+    assert long.agent.num_updates == homeless.agent.num_updates == 2 and long.makers == homeless.makers == []
 
 
 # ---- configurations and whole runs -----------------------------------------------------------------------------------

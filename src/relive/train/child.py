@@ -29,6 +29,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -231,17 +232,32 @@ def signals_masked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_THREAD_NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_limiting = threading.Lock()  # of the next two
+_num_limited = 0  # open blocks of one_thread_for_numerics
+_unlimited: dict[str, str | None] = {}  # the variables before the first of them
+
+
 @contextmanager
 def one_thread_for_numerics() -> Iterator[None]:
-    """Numeric libraries that are loaded meanwhile use one thread: the matrices of an actor are too small to share."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
+    """Numeric libraries that are loaded meanwhile use one thread: the matrices of an actor are too small to share.
+
+    Runs in several threads of this process may be in such blocks at once. The last block that ends restores the
+    variables.
+    """
+    global _num_limited
+    with _limiting:
+        if _num_limited == 0:
+            _unlimited.update({name: os.environ.get(name) for name in _THREAD_NAMES})
+            os.environ.update(dict.fromkeys(_THREAD_NAMES, "1"))
+        _num_limited += 1
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        with _limiting:
+            _num_limited -= 1
+            if _num_limited == 0:
+                for name, value in _unlimited.items():
+                    os.environ.pop(name, None)
+                    if value is not None:
+                        os.environ[name] = value

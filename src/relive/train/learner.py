@@ -112,8 +112,9 @@ class Learner:
             TooFewUpdates: The run is at its limit, without the updates that its replay ratio asks for.
         """
         acting, learning = self._parts.acting, self._parts.learning
-        if learning.begin(self._progress.solved):
+        if learning.begin(self._progress.has_reached(self._config.evaluation.stop_return)):
             return Ending.SOLVED
+        self._progress.solved = False  # a session before this one may have solved the run for a lower return
         self._publish()
         acting.start()
         learning.start()
@@ -263,7 +264,10 @@ class Learner:
             again = self._played(parameters, evaluation.num_confirm_episodes)
             if again is None:
                 return False
-            good = wanted <= float(again.returns.mean()) < math.inf and again.num_cut == 0
+            again_mean = float(again.returns.mean())
+            good = wanted <= again_mean < math.inf and again.num_cut == 0
+            if good:
+                self._progress.solved_return = min(mean, again_mean)
             mean, num_cut = float(np.concatenate([played.returns, again.returns]).mean()), again.num_cut
         self._note_evaluation(mean, num_cut, parameters)
         return good

@@ -86,11 +86,12 @@ def train(
 
     Raises:
         HostsDiffer: The hosts of the run were told different options.
-        HostGone: Another host of the run did not come, or ended.
+        HostGone: Another host of the run did not come, or ended; or it failed at its end, on a cluster.
         InvalidConfig: The directory has a run already (without resume) or none (with resume), or files that no run
             wrote; another run uses it, or lies in it or above it; the address is taken; the table cannot hold
-            replay.min_size items; the agent cannot act in the environment; or a program without the guard calls it in
-            a process of the run. A refused run leaves no directory.
+            replay.min_size items; the agent cannot act in the environment; a program without the guard calls it in a
+            process of the run; or the run starts processes, and this process is a daemon of multiprocessing, which may
+            start none. A refused run leaves no directory.
         StorageFull: /dev/shm is too small for the table. Making the table may raise other errors, too.
         MissingPackage: An option needs an extra that is not installed.
         NonFiniteLoss: Learning has led to nan or infinity. The last good checkpoint stays.
@@ -109,6 +110,7 @@ def train(
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
+    _check_daemon(config)
     aside = not resume and (run_dir is None if moving_aside is None else moving_aside)
     resumes, host = resume, 0 if starts_hosts(config) else host_number(config.topology.num_hosts)
     if host:  # the first host shows progress for all
@@ -136,8 +138,9 @@ def train(
             progress, saved = _begun(setup, folder, resume, stopping)
             run = _Run(setup, host, progress, folder, saved, console, listeners)
             listeners.tell(lambda one: one.on_start(config, folder))
-            is_over = progress.solved and config.topology.num_hosts == 1  # of several hosts the first one says so
-            ending = Ending.SOLVED if is_over else run.learn(stopping, stop_when)
+            is_over = progress.has_reached(config.evaluation.stop_return)
+            is_over = is_over and config.topology.num_hosts == 1  # of several hosts the first one says so
+            ending = Ending.SOLVED if is_over else run.learn(stopping, stop_when, is_new=not resume)
             final = None if ending is Ending.STOPPED or host else run.final_episodes(stopping)
         result = run.result(ending if final or host else Ending.STOPPED, final, time.monotonic() - began_s)
         run.finish(result)
@@ -149,6 +152,17 @@ def _check_guard() -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself finds it out
         expected = 'under `if __name__ == "__main__":`, because each process of a run imports the program again'
         raise InvalidConfig("call of train()", expected, "one that an import of the file makes")
+
+
+def _check_daemon(config: TrainConfig) -> None:
+    """Raises InvalidConfig in a daemonic process if the run starts processes by multiprocessing."""
+    process, topology = multiprocessing.current_process(), config.topology
+    starts_actors = not config.acts_inline and config.num_actors_here > 0
+    starts_learners = topology.learns_apart or topology.num_learners > 1
+    if process.daemon and (starts_actors or starts_learners):
+        expected = "in a process with daemon=False, or with topology = inline: a daemonic process may start no process"
+        got = f"in {process.name}, daemonic as the processes of multiprocessing.Pool are, with topology = {topology}"
+        raise InvalidConfig("call of train()", expected, got)
 
 
 @contextmanager
@@ -298,7 +312,7 @@ class _Run:
         self._console = console
         self._listeners = listeners
 
-    def learn(self, stopping: Callable[[], bool], stop_when: Callable[[int, int], bool]) -> Ending:
+    def learn(self, stopping: Callable[[], bool], stop_when: Callable[[int, int], bool], *, is_new: bool) -> Ending:
         """Makes the parts of the run, and learns until something ends it."""
         config, run_dir = self._config, self._run_dir
         with owning() as stack:
@@ -308,7 +322,8 @@ class _Run:
             try:
                 session = stack.enter_context(opening)
             except ReliveError:
-                forget_run(run_dir)
+                if is_new:  # else an earlier session wrote the options
+                    forget_run(run_dir)
                 raise
             note_table(run_dir, session.table_name)
             evaluator = self._evaluator()

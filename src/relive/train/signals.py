@@ -8,9 +8,10 @@ Protocol, in the main thread, in which Python runs the handlers of signals:
       that handler is called instead. This happens once in a run: later signals are noted.
   S3  While resources are given back (`owning`, `uninterrupted`), signals are noted and raise nothing. After the second
       signal every wait in there ends at once (`in_a_hurry`), and children are killed.
-  S4  A call of an environment (`Call`) that has not returned at its time is interrupted. A thread looks for such calls
-      and sends SIGURG to the main thread, whose handler raises. A call that never returns to Python, such as a loop in
-      C, cannot be interrupted.
+  S4  A call of an environment (`Call`) that has not returned at its time is interrupted. A call that begins after the
+      time limit of its run gets the same grace as one that is under way then. A thread looks for overdue calls and
+      sends SIGURG to the main thread, whose handler raises. A call that never returns to Python, such as a loop in C,
+      cannot be interrupted.
 
 In other threads Python delivers no signals: there the functions of this module do nothing, and no call is interrupted.
 """
@@ -29,7 +30,7 @@ from typing import Any, final
 from relive.train.errors import EnvironmentHangs
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE_S = 10.0  # that a call of an environment gets after the time limit of the run
+GRACE_S = 10.0  # that a call of an environment gets after the time limit of the run, and after its own beginning
 _LOOK_S = 0.2
 _SILENT_S = 1.0  # between the first signal and the line about it
 _KICK = signal.SIGURG  # ignored by default, and of no other use in a run
@@ -48,11 +49,18 @@ class Call:
     Cost: about 0.3 us a call.
     """
 
-    __slots__ = ("began_s", "ends_s", "kicked_s", "what")
+    __slots__ = ("began_s", "ends_s", "grace_s", "kicked_s", "what")
 
-    def __init__(self, what: str, ends_s: float) -> None:
-        """what: the call, for the error. ends_s: time on time.monotonic() at which the call is interrupted."""
-        self.what, self.ends_s = what, ends_s
+    def __init__(self, what: str, ends_s: float, grace_s: float = 0.0) -> None:
+        """Describes the call.
+
+        Args:
+            what: The call, for the error.
+            ends_s: Time on time.monotonic() at which the call should have returned.
+            grace_s: Seconds after ends_s, or after the beginning of the call if it is later, at which the call is
+                interrupted.
+        """
+        self.what, self.ends_s, self.grace_s = what, ends_s, grace_s
         self.began_s = self.kicked_s = 0.0
 
     def __enter__(self) -> None:
@@ -132,7 +140,7 @@ class _Listening:
     def _is_overdue(self, call: Call) -> bool:
         is_shut = self.num_shields > 0 or self._has_raised
         hurries = self.num_heard > 1 and is_shut  # no other signal will interrupt the call
-        return hurries or time.monotonic() >= call.ends_s
+        return hurries or time.monotonic() >= max(call.ends_s, call.began_s) + call.grace_s
 
     def _line(self) -> str:
         call = self.call

@@ -45,14 +45,14 @@ class InlineActors(Part):
             scoreboard: Counters of the actors.
             watch: Times the methods, if the run is profiled: the watch of the learner, whose thread this is.
             ends_s: Time on time.monotonic() at which the run reaches its time limit. A call of an environment that has
-                not returned soon after it raises EnvironmentHangs.
+                not returned GRACE_S after it, and has lasted as long, raises EnvironmentHangs.
         """
         self._config, self._policy = config, policy
         self._table, self._board, self._scoreboard = table, board, scoreboard
         self._watch = watch
         self._actors: list[Acting] = []
         names = (f"the environment of actor {actor}" for actor in range(config.num_actors))
-        self._calls = [Call(name, ends_s + GRACE_S) for name in names]
+        self._calls = [Call(name, ends_s, GRACE_S) for name in names]
         self._stack = ExitStack()
 
     def start(self) -> None:

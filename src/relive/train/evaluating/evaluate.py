@@ -79,7 +79,7 @@ class Evaluator:
             EnvironmentRaised: An environment raised an error.
             EnvironmentHangs: A call of an environment was interrupted.
         """
-        call = Call("an environment of an evaluation", ends_s + GRACE_S)
+        call = Call("an environment of an evaluation", ends_s, GRACE_S)
         with call, environment_errors("in the first reset of an evaluation", 0):
             envs = self._environments.get(len(seeds))
             if envs is None:

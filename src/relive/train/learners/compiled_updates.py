@@ -41,8 +41,12 @@ _LOOK_S = 1.0
 
 
 def cache_folder() -> Path:
-    """Returns the folder of the packages."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relive" / "updates"
+    """Returns the folder of the packages. Raises OSError if this user has no home directory."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(cache or Path.home() / ".cache") / "relive" / "updates"
+    except RuntimeError:
+        raise FileNotFoundError("this user has no home directory: set $XDG_CACHE_HOME") from None
 
 
 def compiler() -> str | None:
@@ -92,7 +96,7 @@ class PackageRequest:
 
     @property
     def is_there(self) -> bool:
-        """Whether all packages of the update are on disk."""
+        """Whether all packages of the update are on disk. Raises OSError if the cache folder cannot be searched."""
         return all(self.path(step).exists() for step in self.steps)
 
 

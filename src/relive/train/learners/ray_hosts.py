@@ -10,8 +10,11 @@ Protocol:
       address at which the hosts meet in its environment, as torchrun gives them. From there on the rules of meeting.py
       and host_group.py hold.
   N3  A host that ends before the hosts have met ends the run: the first host looks for such a host while it waits.
-  N4  After its own part the first host waits for the others, which end after the same update. It then ends the actors
-      and removes the group. If it dies, by whatever signal, Ray ends the actors.
+  N4  After its own part the first host waits for the others, which end after the same update: as long as a last save
+      may take (rule C5 of watching/saves.py). It then ends the actors and removes the group. A line names each host
+      that is ended in its last save. If the first host dies, by whatever signal, Ray ends the actors.
+  N5  If another host fails or is ended in its last save, `train` raises HostGone on the first host. An error of the
+      first host's own part, and a second signal, come first.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from relive.fleet.ray import explained, join, reason
 from relive.train.config import TrainConfig
 from relive.train.errors import HostGone
 from relive.train.signals import in_a_hurry, uninterrupted
+from relive.train.watching.saves import LAST_SAVE_S
 
 if importlib.util.find_spec("ray") is None:
     raise MissingPackage("--cluster ray", "ray", install_command("ray"))
@@ -50,7 +54,8 @@ __all__ = ["OtherHosts", "with_other_hosts"]
 
 _JOIN_S = 30.0
 _PLACED_S = 120.0  # for nodes that are just being added
-_LEAVE_S = 120.0  # for the last checkpoints of the other hosts
+_LEAVE_S = LAST_SAVE_S + 60.0  # for the last saves of the other hosts, and the end of their processes
+_SILENT_S = 2.0  # of the wait for them before the line about it
 _PAUSE_S = 0.1
 _LOOK_S = 1.0  # between two looks at the other hosts
 _PINNED = 0.001  # of the resource that only one node has
@@ -130,18 +135,44 @@ class OtherHosts:
             if problem is not None and self.failure is None:
                 self.failure = f"host {number}: {problem}"
 
-    def stop(self) -> None:
-        """Waits for the other hosts, which end by themselves, and ends those that do not: rule N4."""
+    def stop(self, say: Callable[[str], None]) -> None:
+        """Waits for the other hosts, which end by themselves, and ends those that do not: rule N4.
+
+        Args:
+            say: Gets lines for people.
+        """
         with uninterrupted():
-            ends_s = time.monotonic() + _LEAVE_S
+            self._began_s = time.monotonic()
             with suppress(RayError):
-                while self._owing and time.monotonic() < ends_s and not in_a_hurry():
-                    self._hear(_PAUSE_S)
+                self._wait(say)
+            for number in sorted(self._owing.values()):
+                cut = f"host {number} was ended after {time.monotonic() - self._began_s:.0f} s, in its last save"
+                _tell(say, f"{cut}: --resume goes on from the newest save that all hosts have")
+                if self.failure is None and not in_a_hurry():
+                    self.failure = f"host {number}: it did not end by itself"
             for one in self._handles:
                 with suppress(RayError):  # an error of one host must keep neither the others nor the group
                     ray.kill(one, no_restart=True)
             with suppress(RayError):
                 remove_placement_group(self._group)
+
+    def _wait(self, say: Callable[[str], None]) -> None:
+        """Waits until all other hosts have answered, the time is over, or a second signal comes."""
+        is_said = False
+        while self._owing and not in_a_hurry():
+            waited_s = time.monotonic() - self._began_s
+            if waited_s >= _LEAVE_S:
+                return
+            if waited_s >= _SILENT_S and not is_said:
+                is_said = True
+                numbers = ", ".join(map(str, sorted(self._owing.values())))
+                _tell(say, f"waiting for the last save of other hosts ({numbers}): at most {_LEAVE_S:.0f} s")
+            self._hear(_PAUSE_S)
+
+
+def _tell(say: Callable[[str], None], line: str) -> None:
+    with suppress(OSError, ValueError):  # the output may be gone
+        say(line)
 
 
 @contextlib.contextmanager
@@ -168,6 +199,7 @@ def with_other_hosts(
         DeadlineExceeded: The cluster had no room for the hosts for two minutes.
         ClusterFailed: Ray could not do a call.
         KeyboardInterrupt: A signal asked the run to end while it waited for the nodes.
+        HostGone: The block ended well, and another host did not: rule N5.
     """
     with explained("train()"):
         join(config.cluster.address, Wait(_JOIN_S))
@@ -184,12 +216,14 @@ def with_other_hosts(
         with place.told():
             yield others
     finally:
-        others.stop()
+        others.stop(say)
         if dist.is_initialized():  # of the hosts of this run, which have ended
             with suppress(RuntimeError, ValueError, AssertionError):
                 dist.destroy_process_group()
         if others.failure is not None:
-            say(others.failure)
+            _tell(say, others.failure)
+    if others.failure is not None:
+        raise others.lost()
 
 
 def _placed(config: TrainConfig, stopping: Callable[[], bool]) -> Any:

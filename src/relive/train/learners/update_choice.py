@@ -116,7 +116,13 @@ class UpdateChoice(Part):
     def _look(self) -> bool:
         """Returns whether the packages are there; has them compiled when it is time."""
         self._looked_s = time.monotonic()
-        if self._request.is_there:
+        try:
+            is_there = self._request.is_there
+        except OSError as error:  # the cache folder cannot be searched
+            self.stop()
+            self._settle("handwritten", f"are not compiled: {error}")
+            return False
+        if is_there:
             self.stop()
             return True
         if self._maker is None:
@@ -155,7 +161,7 @@ class UpdateChoice(Part):
             self._steps = self._options.load(self._request)
             self._compiled(batch)
             compiled = agent.state_dict()
-        except (RuntimeError, AttributeError) as problem:
+        except (OSError, RuntimeError, AttributeError) as problem:
             self._steps = {}
             lines = str(problem).strip().splitlines() or [type(problem).__name__]
             self._settle("handwritten", f"could not be run compiled: {lines[0]}")

@@ -83,7 +83,12 @@ class Progress:
     kept_cut: bool = False  # whether the evaluation of the kept policy was cut
     kept_parameters: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     solved: bool = False
+    solved_return: float = float("-inf")  # the lower mean of the two evaluations that solved the run
     curve: list[CurvePoint] = field(default_factory=list)
+
+    def has_reached(self, stop_return: float | None) -> bool:
+        """Whether the run has nothing left to learn: the evaluations that solved the run reached this return, too."""
+        return self.solved and stop_return is not None and self.solved_return >= stop_return
 
 
 @final
@@ -291,6 +296,8 @@ def _read(
         raise InvalidConfig(what=f"format of {path}", expected=str(expected), got=str(found))
     try:
         curve = [CurvePoint(**point) for point in state["curve"]]
-        return state["learner"], Progress(**state["counters"], kept_parameters=kept, curve=curve)
+        # Older checkpoints lack solved_return. The last evaluation solved the run, and its mean is that of both.
+        counters = {"solved_return": curve[-1].evaluation_return if curve else float("-inf"), **state["counters"]}
+        return state["learner"], Progress(**counters, kept_parameters=kept, curve=curve)
     except (KeyError, TypeError, AttributeError) as problem:
         raise InvalidConfig(f"parts of {path}", "those that a run writes", repr(problem)) from problem

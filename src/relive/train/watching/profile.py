@@ -223,8 +223,8 @@ class Profile:
         return answer
 
     def save(self, path: Path) -> None:
-        """Writes the profile as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        """Writes the profile as JSON. Raises OSError if the file cannot be written; the old file stays."""
+        write_whole(path, f"{json.dumps(asdict(self), indent=2)}\n".encode())
 
 
 def _whose(one: ProcessTime) -> str:

@@ -8,8 +8,8 @@ Protocol of a checkpoint with the table:
   C3  A thread writes the rest and commits. One rename makes table and learner the newest checkpoint, or neither.
   C4  A save that fails leaves the one before it whole, and the run goes on. A line says so, and checkpoint.pt gets the
       learner alone. At the end of a run an error of checkpoint.pt is raised.
-  C5  The end of a run waits for the save under way, and then saves for the last time: at most _MOST_S, and after a
-      second signal at most _HURRY_S. A save that takes longer is cancelled.
+  C5  The end of a run waits for the save under way, and then saves for the last time: at most LAST_SAVE_S,
+      and after a second signal at most _HURRY_S. A save that takes longer is cancelled.
   C6  After the last save, checkpoint.pt gets a copy of its learner, for programs that read it by torch.load. The copy
       says that it is one, so the save counts. A failure is told.
 """
@@ -34,7 +34,7 @@ from relive.train.signals import in_a_hurry, uninterrupted
 from relive.train.watching.checkpoint import Progress, save_checkpoint, tree_of
 from relive.train.watching.joint_saves import JointSaves
 
-_MOST_S = 600.0
+LAST_SAVE_S = 600.0
 _HURRY_S = 5.0
 _LOCK_S = 5.0  # for the table's lock
 _PAUSE_S = 0.005
@@ -209,7 +209,7 @@ class Checkpoints:
         with uninterrupted():
             if self._config.checkpoint.table == "never":
                 return self._write_alone(state)
-            ends_s = time.monotonic() + _MOST_S
+            ends_s = time.monotonic() + LAST_SAVE_S
             under_way = self._save
             if under_way is not None and under_way.num_updates >= 0:
                 self._end(under_way, ends_s)
@@ -232,7 +232,7 @@ class Checkpoints:
                 save.give_up()
                 self._wait_for_end(save)
                 return
-            self._end(save, time.monotonic() + _MOST_S)
+            self._end(save, time.monotonic() + LAST_SAVE_S)
 
     # ---- the parts of a checkpoint ---------------------------------------------------------------------------------
 

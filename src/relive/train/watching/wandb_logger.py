@@ -15,6 +15,7 @@ from typing import Any, final
 from relive.errors import MissingPackage
 from relive.errors.extras import install_command
 from relive.train.config import TrainConfig
+from relive.train.run_directory import write_whole
 from relive.train.watching.callbacks import Callback
 from relive.train.watching.checkpoint import CurvePoint
 from relive.train.watching.progress import Snapshot, figures
@@ -41,11 +42,13 @@ class WandbLogger(Callback):
     def on_start(self, config: TrainConfig, run_dir: Path) -> None:
         """Begins the wandb run, or resumes it. Blocks for seconds; without a network, until wandb gives up."""
         path = run_dir / _ID_FILE
-        if not path.exists():
-            path.write_text(secrets.token_hex(8) + "\n", encoding="ascii")
+        known = path.read_text(encoding="ascii").strip() if path.exists() else ""
+        if not known:
+            known = secrets.token_hex(8)
+            write_whole(path, f"{known}\n".encode())
         self._run = wandb.init(
             project=config.logging.project,
-            id=path.read_text(encoding="ascii").strip(),
+            id=known,
             name=run_dir.name,
             dir=str(run_dir),
             config=config.to_tree(),

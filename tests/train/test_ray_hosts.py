@@ -1,0 +1,99 @@
+"""The end of a run whose other hosts are on nodes of a Ray cluster: without a cluster, by a clock that tests set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="learners are written in torch")
+pytest.importorskip("ray", reason="hosts on nodes of a cluster need Ray")
+
+from relive.train.config import preset  # noqa: E402
+from relive.train.errors import HostGone  # noqa: E402
+from relive.train.learners import ray_hosts  # noqa: E402
+from relive.train.learners.ray_hosts import OtherHosts, with_other_hosts  # noqa: E402
+from relive.train.watching.saves import LAST_SAVE_S  # noqa: E402
+
+
+class Cluster:
+    """Stands for Ray and for its clock: the host `answer` ends at a time, and each look at it takes 50 s."""
+
+    def __init__(self, ends: dict[str, float], answer: str | None) -> None:
+        self.now_s, self.ends, self.answer = 0.0, ends, answer
+        self.told: list[str] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wait(self, owing: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        self.now_s += 50.0
+        ended = [one for one in owing if self.ends[one] <= self.now_s][:1]
+        return ended, [one for one in owing if one not in ended]
+
+    def get(self, answer: str) -> str | None:
+        self.told.append(f"{answer} answers")
+        return self.answer
+
+    def kill(self, handle: str, no_restart: bool) -> None:
+        self.told.append(f"{handle} is killed")
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Cluster, list[str], Any]]:
+    """Returns the cluster, the lines that are said, and the block in which the run goes on."""
+
+    def begin(ends_s: float, answer: str | None = None) -> tuple[Cluster, list[str], Any]:
+        cluster = Cluster({"host 1": ends_s}, answer)
+        others = OtherHosts("group", {"host 1": 1}, ["host 1"])
+        place = SimpleNamespace(told=nullcontext, count=2, address="here", port=1)
+        for name, stand_in in {
+            "ray": cluster, "time": cluster, "remove_placement_group": lambda group: cluster.told.append("removed"),
+            "explained": lambda call: nullcontext(), "join": lambda address, wait: None,
+            "_placed": lambda *told: "group", "_started": lambda *told: (place, others),
+        }.items():  # fmt: skip
+            monkeypatch.setattr(ray_hosts, name, stand_in)
+        said: list[str] = []
+        config = preset("dqn", "CartPole-v1", {"topology": "hosts(2)"})
+        return cluster, said, with_other_hosts(config, tmp_path, False, False, lambda: False, said.append)
+
+    return begin
+
+
+def test_the_last_save_of_another_host_has_as_long_as_its_own_rule_gives_it(begun: Any) -> None:
+    cluster, said, block = begun(LAST_SAVE_S)
+    with block:
+        pass
+    assert cluster.told == ["host 1 answers", "host 1 is killed", "removed"]
+    assert "waiting for the last save of other hosts (1)" in said[1] and len(said) == 2
+
+
+def test_a_host_that_is_ended_in_its_last_save_is_named_and_ends_the_run_with_an_error(begun: Any) -> None:
+    cluster, said, block = begun(float("inf"))
+    with pytest.raises(HostGone, match="host 1: it did not end by itself"), block:
+        pass
+    assert cluster.told == ["host 1 is killed", "removed"]
+    assert "host 1 was ended after" in said[2] and "newest save that all hosts have" in said[2]
+
+
+def test_an_error_of_another_host_is_that_of_the_run_unless_the_first_host_has_its_own(begun: Any) -> None:
+    failure = "OSError: no space"
+    with pytest.raises(HostGone, match="host 1: OSError: no space"), begun(0.0, failure)[2]:
+        pass
+    _, said, block = begun(0.0, failure)
+    with pytest.raises(ArithmeticError), block:
+        raise ArithmeticError
+    assert said[-1] == "host 1: OSError: no space"
+
+
+def test_after_a_second_signal_a_host_that_is_cut_is_named_and_no_error_follows(
+    begun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, said, block = begun(float("inf"))
+    with block:
+        monkeypatch.setattr(ray_hosts, "in_a_hurry", lambda: True)
+    assert cluster.told == ["host 1 is killed", "removed"] and "host 1 was ended after 0 s" in said[1]
