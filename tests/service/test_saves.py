@@ -25,7 +25,7 @@ from relive import errors
 from relive.saving.disk_files import DiskFiles
 from relive.saving.folder import Segment
 from relive.service import RemoteSaving, RemoteTable, Server, ServerOptions, Streaming, connect, serve
-from relive.service.server.saves import Saves
+from relive.service.server.saves import AskedSave, Saves
 from service.hosts import Host
 
 LOOPBACK = "grpc://127.0.0.1:0"
@@ -365,6 +365,17 @@ def test_cancel(remote: RemoteTable, slow: threading.Event, tmp_path: Path) -> N
     with pytest.raises(errors.SaveCancelled):
         saving.wait(20.0)
     assert relive.saved(tmp_path / "saves" / FOLDER / "one").num_steps == 100
+
+
+def test_a_cancel_that_comes_before_its_save_ends_it(table: relive.Table, tmp_path: Path) -> None:
+    """They come over two streams, and a server that was stopped may read the cancel first."""
+    saves = Saves(FOLDER, table, str(tmp_path))
+    saves.cancel("one")
+    with pytest.raises(errors.SaveCancelled):
+        saves.begin("one", AskedSave("run", {}, 1))
+    assert not list(tmp_path.iterdir())
+    saves.begin("two", AskedSave("run", {}, 1))
+    assert saves.told("two", 20.0, until_cut=False)["facts"]["number"] == 1
 
 
 def test_a_save_outlives_its_client(served: Server, slow: threading.Event, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from relive.errors import InvalidConfig
 from relive.train.child import START_METHOD, Child, Deaths, end_all, one_thread_for_numerics
 from train.workers import echo_until_the_pipe_ends, never_end
 
@@ -115,3 +116,12 @@ def test_the_third_death_in_a_row_is_one_too_many() -> None:
         deaths.count(RuntimeError)
     with pytest.raises(RuntimeError, match="3"):
         deaths.count(lambda number: RuntimeError(f"died {number} times"))
+
+
+def test_a_daemonic_process_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """multiprocessing itself raises an AssertionError; `relive.train.tune` starts a child, too."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    child = Child("a child", print)
+    with pytest.raises(InvalidConfig, match="daemon=False"):
+        child.start(None)
+    assert child.pid is None

@@ -37,6 +37,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, final
 
+from relive.errors import InvalidConfig
 from relive.train.signals import STOP_SIGNALS, in_a_hurry, uninterrupted
 
 START_METHOD = "RELIVE_START_METHOD"  # environment variable: see process_context
@@ -109,7 +110,13 @@ class Child:
         return end
 
     def start(self, task: Any) -> None:
-        """Starts the process, which calls run(task) with the environment variables of this moment."""
+        """Starts the process, which calls run(task) with the environment variables of this moment.
+
+        Raises InvalidConfig in a daemonic process of multiprocessing, which may start none.
+        """
+        mine = multiprocessing.current_process()
+        if mine.daemon:
+            raise InvalidConfig(f"process that starts {self.name}", "one with daemon=False", f"{mine.name}, a daemon")
         limited = one_thread_for_numerics() if self._one_thread else nullcontext()
         with uninterrupted(), signals_masked(), limited:
             arguments = (task, self._run, dict(os.environ))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, final
@@ -49,6 +50,7 @@ class Saves:
         self._name, self._table, self._root = name, table, root
         self._changed = threading.Lock()
         self._saves: dict[str, SavingApart] = {}  # by token, the oldest first
+        self._cancelled: deque[str] = deque(maxlen=_MOST_KNOWN)  # tokens whose save may still come
         self._is_closed = False
 
     def path_of(self, name: object) -> str:
@@ -63,7 +65,7 @@ class Saves:
         Raises:
             SavesNotAllowed: The server has no folder of saves.
             InvalidConfig: The name is none, or too many saves of the table go on.
-            SaveCancelled: The server closes.
+            SaveCancelled: The server closes, or the client has cancelled the save: its streams may change places.
         """
         path = self.path_of(asked.name)
         table, loaded = self._table, self._table.loaded
@@ -71,7 +73,7 @@ class Saves:
         saved = SavedCore(table.core, table.config, since, table.timeout_s)
         save = SavingApart(saved, path, asked.beside, asked.keep)
         with self._changed:
-            if self._is_closed:
+            if self._is_closed or token in self._cancelled:
                 raise SaveCancelled(path)
             if token in self._saves:
                 raise BadMessage("header field 'token'", "a new one for each save", token)
@@ -96,9 +98,11 @@ class Saves:
         return told if facts is None else {**told, "facts": asdict(facts)}
 
     def cancel(self, token: str) -> None:
-        """Ends a save. One that is not known has ended, or is a server's before this one."""
+        """Ends a save. One that is not known has ended, is a server's before this one, or comes later: begin()."""
         with self._changed:
             save = self._saves.get(token)
+            if save is None:
+                self._cancelled.append(token)
         if save is not None:
             save.cancel()
 
