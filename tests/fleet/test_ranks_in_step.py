@@ -137,6 +137,32 @@ def test_a_draw_and_a_group_reader_disagree(shards: Any, tables: Any) -> None:
     assert problem.rank == 1 and problem.expected == "a draw" and "GroupReader" in str(problem.got)
 
 
+@pytest.mark.parametrize("root_age", [1, 8])
+def test_a_group_reader_over_the_group_of_its_own_table_is_refused(shards: Any, tables: Any, root_age: int) -> None:
+    """The draw of the leader would be a call of the other ranks, too, which do not draw."""
+    posts = Posts(2)
+    table = tables(shards(), posts, root_age=root_age)[0]
+    with pytest.raises(errors.InvalidConfig, match="of another group"):
+        GroupReader(table, posts.rank(0))
+    assert GroupReader(table, Posts(2).rank(0)).is_leader  # the leaders' group is another one
+
+
+def test_a_group_reader_ends_the_close_of_batches_first(shards: Any, tables: Any) -> None:
+    """Rank 0 closes long before rank 1, and then reads over the same group."""
+    posts, names = Posts(2), shards()
+    group = tables(names, posts)
+    mine, theirs = sources(group)
+    gives_up(mine.close)
+    with attach(names) as own:
+        reader = GroupReader(own, posts.rank(0))
+        gives_up(lambda: reader.sample(8))
+        theirs.close()
+        gives_up(lambda: reader.sample(8))  # its question is posted now, and no earlier one
+        with pytest.raises(errors.ReliveError) as caught:
+            GroupReader(None, posts.rank(1)).sample(16)
+    assert isinstance(caught.value, errors.InvalidConfig), "the two ask each other, for unlike batches"
+
+
 @pytest.mark.parametrize("root_age", [1, 3])
 def test_a_changed_retry_leaves_the_ranks_in_step(shards: Any, tables: Any, root_age: int) -> None:
     mine, theirs = tables(shards(), Posts(2), root_age=root_age)

@@ -73,3 +73,14 @@ def test_the_only_shard_of_a_table_refuses_a_version_and_does_not_get_it_later(s
                 table.set_policy_version(3)
             holder.kill()
         assert table.sample(1).num_items == 1 and table.num_items() > 0 and versions(table) == [5]
+
+
+def test_a_version_that_another_handle_set_meanwhile_stays(shm_name: Any) -> None:
+    names = [shm_name(), shm_name()]
+    with ExitStack() as stack:
+        table = made(stack, names)
+        with stopped_holder(names[1]) as holder:
+            table.set_policy_version(3)
+            holder.kill()
+        table._fleet.shards[1].core.set_policy_version(6)
+        assert table.num_items() > 0 and versions(table) == [3, 6]

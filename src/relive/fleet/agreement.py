@@ -28,7 +28,7 @@ from relive.fleet.draws.placement import ROOT_BYTES, Root, Roots
 from relive.fleet.errors import RanksDisagree
 from relive.fleet.shards import Shards
 
-__all__ = ["BATCHES_CLOSED", "HEAD_BYTES", "Agreement", "Alone", "Exchange"]
+__all__ = ["BATCHES_CLOSED", "HEAD_BYTES", "LEAST_S", "Agreement", "Alone", "Exchange", "calls_of", "end_closes"]
 
 _HEAD = struct.Struct("<4sBBHIQ8s")
 HEAD_BYTES = _HEAD.size  # sent before the roots of a draw
@@ -37,7 +37,7 @@ _ATTACH, _NUMBER, _DRAW, _CLOSE = range(4)
 BATCHES_CLOSED = "close() of batches()"
 _CALLS = ("attach()", "number_draws()", "a draw", BATCHES_CLOSED)
 _OTHER = "a call of another kind, such as GroupReader.sample()"
-_LEAST_S = 1.0  # the shortest wait of ranks for each other
+LEAST_S = 1.0  # the shortest wait of ranks for each other
 
 
 @final
@@ -193,7 +193,11 @@ class Agreement:
         """
         self._agreed.clear()  # ranks may have used the roots for unlike numbers of draws ahead
         self._closing.append(self)
-        self._end_closes(time.monotonic() + _LEAST_S)
+        end_closes(self._exchange, time.monotonic() + LEAST_S)
+
+    def goes_over(self, exchange: Exchange) -> bool:
+        """Whether ranks agree by calls over the same group as the calls of this exchange."""
+        return self._exchange.world > 1 and calls_of(self._exchange) is calls_of(exchange)
 
     def read(self, index: int, left_s: float) -> Roots:
         """Reads the roots as this rank sees them. Waits at most left_s for the answers of shards."""
@@ -254,8 +258,8 @@ class Agreement:
 
         The bytes of this rank are compared, too: they may be those of a call that it gave up.
         """
-        ends = time.monotonic() + max(timeout_s, _LEAST_S)
-        self._end_closes(ends)
+        ends = time.monotonic() + max(timeout_s, LEAST_S)
+        end_closes(self._exchange, ends)
         heard = self._exchange.all_gather(replace(head, number=self.number).pack() + mine, _left_s(ends))
         heads = [_Head.unpack(one) for one in heard]
         own = heads[self._exchange.rank]
@@ -266,14 +270,8 @@ class Agreement:
         self.number = max([self.number, *(one.number for one in heads if one is not None)])
         return heard
 
-    def _end_closes(self, ends: float) -> None:
-        """Makes the closes of batches() that have not met all ranks."""
-        while self._closing:
-            self._closing[0]._close(ends)
-            del self._closing[0]
-
-    def _close(self, ends: float) -> None:
-        """One close, after the draw ahead that this rank may have given up."""
+    def meet_close(self, ends: float) -> None:
+        """Makes one close of batches(), after the draw ahead that this rank may have given up. See close_batches()."""
         while True:
             head = self._head(_CLOSE)
             heard = self._exchange.all_gather(head.pack(), _left_s(ends))
@@ -331,11 +329,31 @@ class Agreement:
 _closing: WeakKeyDictionary[Any, list[Agreement]] = WeakKeyDictionary()
 
 
+def calls_of(exchange: Exchange) -> object:
+    """Returns the object that all exchanges over the same calls have in common. See Exchange."""
+    return getattr(exchange, "calls", exchange)
+
+
+def end_closes(exchange: Exchange, ends: float) -> None:
+    """Makes the closes of batches() that have not met all ranks, of all tables over the calls of this exchange.
+
+    Args:
+        exchange: The exchange of the next call.
+        ends: A time.monotonic(), the deadline.
+
+    Raises DeadlineExceeded and RankLost, as Agreement.close_batches.
+    """
+    closing = _closing_over(exchange)
+    while closing:
+        closing[0].meet_close(ends)
+        del closing[0]
+
+
 def _closing_over(exchange: Exchange) -> list[Agreement]:
     if exchange.world == 1:
         return []
     try:
-        return _closing.setdefault(getattr(exchange, "calls", exchange), [])
+        return _closing.setdefault(calls_of(exchange), [])
     except TypeError:  # an exchange without a hash or weak references
         return []
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from relive.checks.values import integer
 from relive.config.limiters import MinSize
 from relive.core.request import DrawRequest
-from relive.errors import ServiceUnavailable, TableClosed
-from relive.fleet.agreement import Agreement, Exchange
+from relive.errors import DeadlineExceeded, ServiceUnavailable, TableClosed
+from relive.fleet.agreement import LEAST_S, Agreement, Exchange
 from relive.fleet.calls import Calls
 from relive.fleet.draws.mixing import mixed
 from relive.fleet.draws.pace import Pace, Wait
@@ -299,11 +299,16 @@ class Drawing:
 
         Raises DeadlineExceeded and RankLost, as Agreement.close_batches.
 
-        Blocks: as Agreement.close_batches, and for a draw of another thread.
+        Blocks: as Agreement.close_batches, and for a draw of another thread, one second at most.
         """
-        if self._exchange.world > 1:
-            with self._lock:
-                self.agreement.close_batches()
+        if self._exchange.world == 1:
+            return
+        if not self._lock.acquire(timeout=LEAST_S):  # a handler of a signal may close in the middle of a draw
+            raise DeadlineExceeded("the end of a draw of this handle", "one that goes on", LEAST_S)
+        try:
+            self.agreement.close_batches()
+        finally:
+            self._lock.release()
 
     @property
     def num_ranks(self) -> int:

@@ -23,7 +23,8 @@ A rank that gives up (its deadline has passed, Ctrl-C, or its process ends) cann
 |---|---|---|
 | 2 | wait for it in step 2, or in step 4 if they come later than its message | goes back |
 | 3, or before its message of step 4 | wait for it in step 4 | goes back |
-| 4, after its message | go on. The rank has received the batch, too, and raises an error | counts |
+| 4, after its message, and is not the leader | go on. The rank has the batch, too, and raises an error | counts |
+| 4, after its message, and is the leader | go on, and return the batch. Their next call raises RankLost | goes back |
 | 6 | raise an error. All ranks have received the batch | counts |
 
 A rank that waits for another one until its own deadline gives up, too. A rank that gave up stays out of step, because
@@ -37,6 +38,7 @@ second at least. The other ranks therefore wait for the leader longer than their
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -48,7 +50,7 @@ import numpy.typing as npt
 from relive.checks.values import integer, timeout
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, ReliveError, TableClosed
-from relive.fleet.agreement import Exchange
+from relive.fleet.agreement import Exchange, end_closes
 from relive.fleet.draws.messages import FAILED, LATE, Keys, Message, packed, packed_keys, unpacked, unpacked_keys
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import RankFailed, RankLost, RanksDisagree
@@ -134,7 +136,8 @@ class GroupReader:
         leader: the leader's rank in the group. Default 0.
 
     Raises:
-        InvalidConfig: carries is unknown, leader is out of range, or a table is missing.
+        InvalidConfig: carries is unknown, leader is out of range, or a table is missing. Or the table's own exchange
+            has the same group.
     """
 
     def __init__(
@@ -154,6 +157,12 @@ class GroupReader:
         self._by_keys = carries == "keys"
         if not isinstance(table, TableHandle) and (table is not None or self.is_leader or self._by_keys):
             raise InvalidConfig("table", "a table, of the leader and where keys are carried", table)
+        fleet = getattr(table, "_fleet", None)
+        if fleet is not None and fleet.agreement.goes_over(exchange):
+            expected = (
+                "one without an exchange, or with one of another group: its draws are calls of the other ranks, too"
+            )
+            raise InvalidConfig("table of a group's reader", expected, "one whose exchange has the reader's group")
         self._table = table
         self._regions = _regions(table) if self._by_keys else _UNKNOWN
         self._is_in_step = True
@@ -195,8 +204,9 @@ class GroupReader:
             RankLost: a rank ended, or an earlier call was given up. End all ranks, and start the group again.
 
         Blocks:
-            The leader waits for the others at most timeout_s, but one second at least. The others wait at most
-            timeout_s + 5 s, because the leader waits for shards and other leaders one second at least.
+            The leader waits for the others at most timeout_s. The others wait at most timeout_s + 5 s, because the
+            leader waits for shards and other leaders one second at least. Once timeout_s is over, each exchange that
+            is left waits at most one second on the leader, and 5 s on the others: there are up to four.
         """
         if isinstance(columns, (str, bytes)) or not (columns is None or isinstance(columns, Iterable)):
             raise InvalidConfig("columns", "a list of names, or None", columns)
@@ -206,6 +216,7 @@ class GroupReader:
         call = _Call(asked, Wait(usual_s if timeout_s is None else timeout(timeout_s)))
         if not self._is_in_step:
             raise RankLost("an earlier call was given up, and ranks may be out of step")
+        end_closes(self._exchange, time.monotonic() + self._patience(call.wait))
         return self._led(call) if self.is_leader else self._followed(call)
 
     # ---- the leader ------------------------------------------------------------------------------------------------

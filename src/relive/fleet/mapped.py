@@ -70,7 +70,8 @@ class MappedShard(Shard):
         self._stalled_until = 0.0
         self._is_only = False
         self._versions = threading.RLock()  # protects the order of versions; a signal's handler may set one
-        self._missed_version: int | None = None  # the policy version that a stuck lock kept from the shard
+        # The policy version that a stuck lock kept from the shard, and the shard's version at that time.
+        self._missed_version: tuple[int, int] | None = None
 
     @property
     def state(self) -> State:
@@ -139,7 +140,7 @@ class MappedShard(Shard):
                     answer.take()
                 except Missed:
                     if not self._is_only:  # else the caller gets the error
-                        self._missed_version = version
+                        self._missed_version = version, self.core.policy_version
                     raise
 
         return Later(take)
@@ -150,8 +151,10 @@ class MappedShard(Shard):
             return
         try:
             if self._missed_version is not None:
-                check_lock(self.core, 0.0)
-                self._later(partial(self.core.set_policy_version, self._missed_version)).take()
+                version, before = self._missed_version
+                if self.core.policy_version == before:  # else another handle has set one since
+                    check_lock(self.core, 0.0)
+                    self._later(partial(self.core.set_policy_version, version)).take()
                 self._missed_version = None
         except (DeadlineExceeded, Missed):
             return  # a later call tries again

@@ -82,6 +82,7 @@ _HTTP2_SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _HTTP2_SETTINGS
 _STOP_S = 60.0  # a task on a busy node takes seconds to start
 _PORT_S = 10.0
+_FOREVER_S = 1e6  # Ray counts milliseconds in 64 bits
 _LOCK_S = 3.0
 _WAITS = "it does not run: start() waits for nodes, or was ended while it did; stop the fleet, and start it again"
 _GONE = "its actor was ended; stop the fleet (--keep leaves its memory), and start it again"
@@ -438,7 +439,7 @@ def _not_ended(name: str, group: Any, removes: bool, wait: Wait) -> list[int]:
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
         made = ray.remote(end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
         tasks[made.remote(f"{name}-{number}", removes, wait.left_s)] = number
-    done = ray.wait(list(tasks), num_returns=len(tasks), timeout=wait.left_s)[0] if tasks else []
+    done = ray.wait(list(tasks), num_returns=len(tasks), timeout=min(wait.left_s, _FOREVER_S))[0] if tasks else []
     ended = set()
     for task in done:
         with suppress(RayError):
