@@ -313,6 +313,20 @@ def test_serve_gives_the_handlers_of_signals_back(shm_name: Any, tmp_path: Path)
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+def test_a_server_that_is_drained_ends_although_a_client_calls_on(shm_name: Any, tmp_path: Path) -> None:
+    """The learner draws ahead against a limiter: one of its draws is under way at nearly every moment."""
+    name, config = shm_name(), tmp_path / "table.toml"
+    config.write_text(
+        f'address = "{LOOPBACK}"\npersist = false\n[tables.t]\ncapacity = 100\nstorage = {{ shared = "{name}" }}\n'
+        '[tables.t.columns]\naction = { dtype = "int64" }\n'
+    )
+    process, address = _serve(config)
+    with connect(address) as remote, connect(address) as admin, remote.batches(4):
+        time.sleep(1.0)  # the draw of the empty table has begun
+        admin.drain()
+        assert "relive:" not in process.communicate(timeout=60)[0] and process.returncode == 0
+
+
 def test_a_client_drains_a_served_table(shm_name: Any, tmp_path: Path) -> None:
     name, config = shm_name(), tmp_path / "table.toml"
     config.write_text(

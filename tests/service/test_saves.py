@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
+import gc
 import os
 import pickle
 import signal
@@ -22,8 +24,10 @@ from contract.tools import contents, plain_spec, prioritized, step, write_steps
 
 import relive
 from relive import errors
+from relive.saving.apart import SavedCore
 from relive.saving.disk_files import DiskFiles
 from relive.saving.folder import Segment
+from relive.saving.saving import Saving
 from relive.service import RemoteSaving, RemoteTable, Server, ServerOptions, Streaming, connect, serve
 from relive.service.server.saves import AskedSave, Saves
 from service.hosts import Host
@@ -376,6 +380,27 @@ def test_a_cancel_that_comes_before_its_save_ends_it(table: relive.Table, tmp_pa
     assert not list(tmp_path.iterdir())
     saves.begin("two", AskedSave("run", {}, 1))
     assert saves.told("two", 20.0, until_cut=False)["facts"]["number"] == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_save_that_has_ended_keeps_no_memory(
+    table: relive.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A server remembers the outcome of 64 saves."""
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    write_steps(table.writer(), 0, 100)
+    saves = Saves(FOLDER, table, str(tmp_path))
+    if fails:
+        monkeypatch.setattr(Segment, "append", full)
+    saves.begin("one", AskedSave("run", {"learner": bytes(1000)}, 1))
+    with pytest.raises((errors.ReliveError, OSError)) if fails else contextlib.nullcontext():
+        assert saves.told("one", 20.0, until_cut=False)["progress"] == 1.0
+    ends = time.monotonic() + 20.0
+    while alive := [one for one in gc.get_objects() if isinstance(one, (Saving, SavedCore))]:
+        assert time.monotonic() < ends, alive  # the thread of the save is just ending
 
 
 def test_a_save_outlives_its_client(served: Server, slow: threading.Event, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -172,7 +173,10 @@ def _serve_until(
             say(f"metrics: http://{metrics_host}:{server.serve_metrics(metrics_port, metrics_host)}/metrics")
         if door.insecure and not door.knows_clients:
             say("insecure: every client that reaches the port may change these tables")
-        while not signals and not server.is_drained:
+        ends = math.inf  # clients whose streams are open may call for ever
+        while not signals and not server.is_drained and time.monotonic() < ends:
+            if server.is_draining and ends == math.inf:
+                ends = time.monotonic() + options.close_timeout_s
             time.sleep(_HEARS_S)
 
 

@@ -29,7 +29,7 @@ class SavedCore(NamedTuple):
 
 @final
 class SavingApart:
-    """One save. `_changed` protects its state.
+    """One save. `_changed` protects its state. After its end it keeps the outcome, and no memory of the save.
 
     Args:
         saved: The core.
@@ -39,12 +39,14 @@ class SavingApart:
     """
 
     def __init__(self, saved: SavedCore, path: str, beside: Mapping[str, bytes], keep: int | frozenset[int]) -> None:
-        self._saved, self._path, self._beside, self._keep = saved, path, beside, keep
+        self._task: tuple[SavedCore, Mapping[str, bytes]] | None = (saved, beside)
+        self._path, self._keep = path, keep
         self._changed = threading.Condition()
         self._saving: Saving | None = None
         self._is_cancelled = False
         self._facts: SaveFacts | None = None
         self._error: Exception | None = None
+        self._progress = 0.0  # at the end
         self.has_cut = False
 
     def start(self, name: str) -> None:
@@ -57,12 +59,15 @@ class SavingApart:
             facts = self._commit()
         except Exception as problem:  # any error of a save is for the caller that waits for it
             error = problem
+            _let_go_of_frames(problem)
         with self._changed:
-            self._facts, self._error = facts, error
+            self._progress = self.progress
+            self._facts, self._error, self._saving = facts, error, None
             self._changed.notify_all()
 
     def _commit(self) -> SaveFacts:
-        core, config, loaded_from, timeout_s = self._saved
+        assert self._task is not None  # start() is called once
+        ((core, config, loaded_from, timeout_s), beside), self._task = self._task, None
         saving = Saving(core, self._path, facts_of(core, config))
         with self._changed:
             self._saving = saving
@@ -72,7 +77,7 @@ class SavingApart:
         with self._changed:
             self.has_cut = True
             self._changed.notify_all()
-        saving.finish(self._beside, self._keep)
+        saving.finish(beside, self._keep)
         return saving.wait()
 
     @property
@@ -84,7 +89,7 @@ class SavingApart:
     def progress(self) -> float:
         """The part of the pages that is copied, from 0 to 1."""
         saving = self._saving
-        return 0.0 if saving is None else saving.progress
+        return self._progress if saving is None else saving.progress
 
     def wait(self, timeout_s: float, until_cut: bool = False) -> bool:
         """Waits for the end of the save, or for its moment. Returns False at the deadline."""
@@ -104,3 +109,10 @@ class SavingApart:
             self._is_cancelled = True
             if self._saving is not None:
                 self._saving.cancel()
+
+
+def _let_go_of_frames(problem: BaseException | None) -> None:
+    """Drops the tracebacks of an error and of those before it: their frames have the buffers of the save."""
+    while problem is not None:
+        problem.__traceback__ = None
+        problem = problem.__context__

@@ -214,7 +214,7 @@ class Server(Closing):
         metrics = importlib.import_module("relive.service.server.metrics")
         try:
             made = metrics.Metrics(self._hosted, self._guard, self._memory, port, host)
-        except (OSError, OverflowError) as problem:
+        except (OSError, OverflowError, UnicodeError) as problem:
             raise CannotListen(f"{host}:{port}", str(problem)[:200]) from None
         self._metrics = made
         for name in self._hosted:
@@ -245,6 +245,11 @@ class Server(Closing):
         """
         self._counts.drains = True
         self._life.drained.set()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether drain() was called, here or by a client."""
+        return self._life.drained.is_set()
 
     @property
     def is_drained(self) -> bool:
@@ -317,8 +322,8 @@ def _check_free(address: str, host: str, port: int) -> None:
     """
     try:
         places = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except OSError as problem:
-        raise CannotListen(address, problem.strerror or str(problem)) from None
+    except (OSError, UnicodeError) as problem:  # UnicodeError: of a name such as "a..b"
+        raise CannotListen(address, getattr(problem, "strerror", None) or str(problem)) from None
     reasons = []
     for family, kind, protocol, _, place in places:
         try:
