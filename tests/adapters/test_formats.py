@@ -331,6 +331,8 @@ def test_the_commands(tmp_path: Path, shm_name: Any, capsys: pytest.CaptureFixtu
         assert run(["export", name, str(tmp_path / "out.npz")]) == 0
         assert run(["import", str(tmp_path / "out.npz"), folder]) == 0
         assert "54 steps" in capsys.readouterr().out
+        with pytest.raises(errors.InvalidConfig, match="no save"):  # the save there would be lost
+            run(["import", str(tmp_path / "out.npz"), folder])
         with relive.load(folder) as made:
             assert_equal(table, made)
         assert run(["export", folder, str(tmp_path / "again.npz"), "--format", "npz"]) == 0

@@ -159,6 +159,22 @@ def test_other_ranks_share_what_comes_next(table: relive.Table, old: int, new: i
     assert [apart[number % new][number // new] for number in range(3 * new)] == expected[4 * old :]
 
 
+@pytest.mark.parametrize(("old", "new"), [(2, 4), (4, 2)])
+def test_other_ranks_with_a_worker_each_share_what_comes_next(table: relive.Table, old: int, new: int) -> None:
+    """torchdata counts the batches since its last snapshot, which are those of the old ranks."""
+    expected = keys(iter(relive.loader(table, 4)), 3 * old + 2 * new)
+    options = {"num_workers": 1, "snapshot_every_n_steps": 4}
+    first = stateful(relive.loader(table, 4, 0, old), **options)
+    keys(iter(first), 3)
+    apart = []
+    for rank in range(new):
+        again = stateful(relive.loader(table, 4, rank, new), **options)
+        again.load_state_dict(first.state_dict())
+        assert again.dataset.restored == "repartitioned"
+        apart.append(keys(iter(again), 2))
+    assert [apart[number % new][number // new] for number in range(2 * new)] == expected[3 * old :]
+
+
 def test_an_epoch_goes_on_with_other_ranks(shm_name: Any) -> None:
     """The table stores the progress of Shuffle: after the restart each item is still drawn once."""
     index = relive.Index(sampler=relive.Shuffle())

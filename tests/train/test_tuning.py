@@ -217,6 +217,14 @@ def test_an_environment_that_raises_is_told_of() -> None:
 
 
 @pytest.mark.forms(1)
+def test_a_trial_is_no_run_of_weights_and_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[TrainConfig] = []
+    monkeypatch.setattr("relive.train.tuning.trial.train", lambda config, *_, **__: seen.append(config))
+    with pytest.raises(KeyboardInterrupt):  # the run that was played ended at once
+        run_trial(small(**{"logging.wandb": True}), Setting(1, 1, 16, inline=True), 1.0)
+    assert not seen[0].logging.wandb
+
+
 @pytest.mark.parametrize("setting", [Setting(1, 2, 16, inline=True), Setting(2, 1, 16)], ids=str)
 def test_a_trial_leaves_nothing(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

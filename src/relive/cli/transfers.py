@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from relive.cli.commands import Commands, add_command, say
+from relive.errors import InvalidConfig
+from relive.saving.current import CURRENT
 from relive.table.open import attach, connect, load
 
 __all__ = ["add"]
@@ -68,6 +70,8 @@ def _import(path: str, table: str, format: str | None) -> None:
 
     num_steps = read_recorded(path, format).num_steps
     if os.sep in table and "://" not in table:
+        if os.path.lexists(os.path.join(table, CURRENT)):
+            raise InvalidConfig("folder of a new saved table", "one that has no save", table)
         with _bar("imported", num_steps) as progress:
             made = import_table(path, format, progress=progress)
         with made:

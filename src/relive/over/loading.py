@@ -202,7 +202,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         """
         parts = _parts_of_workers(state)
         worlds = {part.get("world") for part in parts if isinstance(part, Mapping)}
-        return len(parts) != num_workers or (num_workers > 1 and worlds != {self._ranks})
+        return len(parts) != num_workers or (num_workers > 0 and worlds != {self._ranks})
 
     def note_workers_state(self, state: Mapping[str, Any]) -> None:
         """Sets `restored` in the main process, where a StatefulDataLoader gives a state to its workers only."""

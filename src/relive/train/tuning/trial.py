@@ -160,6 +160,7 @@ def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial | 
         "limits.checkpoint_period_s": 1e6,
         "checkpoint.table": "never",
         "profile": False,
+        "logging.wandb": False,
         "serving.address": None,
         "update": "handwritten",
     }
