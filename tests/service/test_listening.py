@@ -56,6 +56,16 @@ def test_a_host_that_is_not_this_machine_is_named() -> None:
             assert host in caught.value.address and caught.value.reason
 
 
+@pytest.mark.parametrize("by", ["serve", "metrics"])
+def test_a_text_that_is_no_host_name_is_refused_in_words(by: str) -> None:
+    """Python raises a UnicodeError for it."""
+    with relive.Table(SPEC, 100) as table, serve({"a": table}, "grpc://127.0.0.1:0") as server:
+        with pytest.raises(errors.CannotListen, match=r"a\.\.b"):
+            if by == "serve":
+                serve({"a": table}, "grpc://a..b:0", insecure=True)
+            server.serve_metrics(0, "a..b")
+
+
 @pytest.mark.parametrize("text", ["70000", "-1", "x", "1.5", "²"])
 def test_a_port_of_the_command_line_is_checked_before_anything_is_served(
     text: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
