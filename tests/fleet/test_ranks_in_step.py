@@ -214,6 +214,29 @@ def test_batches_that_end_leave_no_draw_to_other_calls(shards: Any, tables: Any,
     assert are_in_step(*group, 8 if then == "an equal draw" else 16)
 
 
+class Unhashable(PostingRank):
+    """An exchange of a user, whose calls are its own."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, group: Posts, rank: int) -> None:
+        super().__init__(group, rank)
+        del self.calls
+
+
+def test_batches_end_together_also_over_an_exchange_without_a_hash(shards: Any) -> None:
+    posts, names = Posts(2), shards()
+    with contextlib.ExitStack() as stack:
+        ranks = [Unhashable(posts, rank) for rank in range(2)]
+        gives_up(lambda: attach(names, exchange=ranks[0]))
+        theirs, mine = (stack.enter_context(attach(names, exchange=ranks[rank])) for rank in (1, 0))
+        ahead, late = sources([mine, theirs])
+        gives_up(ahead.take)  # one draw more than the other rank
+        gives_up(ahead.close)
+        late.close()
+        assert are_in_step(mine, theirs, 16)
+
+
 def test_a_draw_ahead_that_another_rank_made_after_the_close_is_skipped(shards: Any, tables: Any) -> None:
     """Rank 1 is late: it makes the draw that rank 0 gave up, begins one more, and closes after rank 0 goes on."""
     group = tables(shards(), Posts(2))

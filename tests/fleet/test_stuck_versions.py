@@ -29,6 +29,15 @@ def made(stack: ExitStack, names: list[str]) -> ShardedTable:
     return table
 
 
+def made_and_missed(stack: ExitStack, names: list[str]) -> ShardedTable:
+    """A table whose second shard did not get version 3. Its lock is free again."""
+    table = made(stack, names)
+    with stopped_holder(names[1]) as holder:
+        table.set_policy_version(3)
+        holder.kill()
+    return table
+
+
 def versions(table: ShardedTable) -> list[int]:
     return [one.core.policy_version for one in table._fleet.shards]
 
@@ -55,10 +64,7 @@ def test_a_shard_whose_lock_is_stuck_gets_the_version_later(shm_name: Any) -> No
 def test_a_newer_version_replaces_one_that_a_shard_did_not_get(shm_name: Any) -> None:
     names = [shm_name(), shm_name()]
     with ExitStack() as stack:
-        table = made(stack, names)
-        with stopped_holder(names[1]) as holder:
-            table.set_policy_version(3)
-            holder.kill()
+        table = made_and_missed(stack, names)
         table.set_policy_version(4)
         assert versions(table) == [4, 4]
         assert table.num_items() > 0 and versions(table) == [4, 4]
@@ -78,9 +84,6 @@ def test_the_only_shard_of_a_table_refuses_a_version_and_does_not_get_it_later(s
 def test_a_version_that_another_handle_set_meanwhile_stays(shm_name: Any) -> None:
     names = [shm_name(), shm_name()]
     with ExitStack() as stack:
-        table = made(stack, names)
-        with stopped_holder(names[1]) as holder:
-            table.set_policy_version(3)
-            holder.kill()
+        table = made_and_missed(stack, names)
         table._fleet.shards[1].core.set_policy_version(6)
         assert table.num_items() > 0 and versions(table) == [3, 6]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import signal
 import subprocess
@@ -300,40 +301,37 @@ def test_serve_removes_the_memory_if_it_is_told_to(shm_name: Any, tmp_path: Path
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_serve_gives_the_handlers_of_signals_back(shm_name: Any, tmp_path: Path) -> None:
-    """A program may call the command: Ctrl-C is its own again after the end."""
-    config, before = tmp_path / "table.toml", [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
-    storage = f'{{ shared = "{shm_name()}" }}'
+def _file_of_a_table(name: str, folder: Path) -> Path:
+    config = folder / "table.toml"
     config.write_text(
-        f'address = "{LOOPBACK}"\npersist = false\n[tables.t]\ncapacity = 100\nstorage = {storage}\n'
+        f'address = "{LOOPBACK}"\npersist = false\n[tables.t]\ncapacity = 100\nstorage = {{ shared = "{name}" }}\n'
         '[tables.t.columns]\naction = { dtype = "int64" }\n'
     )
+    return config
+
+
+def test_serve_gives_the_handlers_of_signals_back(shm_name: Any, tmp_path: Path) -> None:
+    """A program may call the command: Ctrl-C is its own again after the end."""
+    config = _file_of_a_table(shm_name(), tmp_path)
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     threading.Timer(1.5, _thread.interrupt_main).start()
     assert run(["serve", str(config)]) == 0
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_server_that_is_drained_ends_although_a_client_calls_on(shm_name: Any, tmp_path: Path) -> None:
-    """The learner draws ahead against a limiter: one of its draws is under way at nearly every moment."""
-    name, config = shm_name(), tmp_path / "table.toml"
-    config.write_text(
-        f'address = "{LOOPBACK}"\npersist = false\n[tables.t]\ncapacity = 100\nstorage = {{ shared = "{name}" }}\n'
-        '[tables.t.columns]\naction = { dtype = "int64" }\n'
-    )
-    process, address = _serve(config)
-    with connect(address) as remote, connect(address) as admin, remote.batches(4):
-        time.sleep(1.0)  # the draw of the empty table has begun
-        admin.drain()
+    """Learners draw ahead against a limiter: a draw is under way at every moment."""
+    process, address = _serve(_file_of_a_table(shm_name(), tmp_path))
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(stack.enter_context(connect(address)).batches(4))
+        with connect(address) as admin:
+            admin.drain()
         assert "relive:" not in process.communicate(timeout=60)[0] and process.returncode == 0
 
 
 def test_a_client_drains_a_served_table(shm_name: Any, tmp_path: Path) -> None:
-    name, config = shm_name(), tmp_path / "table.toml"
-    config.write_text(
-        f'address = "{LOOPBACK}"\npersist = false\n[tables.t]\ncapacity = 100\nstorage = {{ shared = "{name}" }}\n'
-        '[tables.t.columns]\naction = { dtype = "int64" }\n'
-    )
-    process, address = _serve(config)
+    process, address = _serve(_file_of_a_table(shm_name(), tmp_path))
     with connect(address) as remote:
         remote.drain()
     assert "relive:" not in process.communicate(timeout=60)[0] and process.returncode == 0

@@ -75,3 +75,11 @@ def test_a_port_of_the_command_line_is_checked_before_anything_is_served(
     with pytest.raises(SystemExit) as ended:
         run(["serve", str(tmp_path / "table.toml"), "--metrics-port", text])
     assert ended.value.code == 2 and "expected a port from 0 to 65535" in capsys.readouterr().err
+
+
+def test_a_shard_has_room_for_the_streams_of_a_thousand_actors(shm_name: Any) -> None:
+    """Each has two of them, and once more those of a broken network."""
+    with ShardOwner(0, relive.TableConfig(SPEC, 100, storage=relive.SharedMemory(shm_name()))) as owner:
+        owner.serve()
+        options = owner._server._options
+        assert min(options.max_streams, options.max_streams_per_client, options.max_connections) >= 2 * 2 * 1_000

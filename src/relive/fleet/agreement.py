@@ -193,7 +193,7 @@ class Agreement:
         """
         self._agreed.clear()  # ranks may have used the roots for unlike numbers of draws ahead
         self._closing.append(self)
-        end_closes(self._exchange, time.monotonic() + LEAST_S)
+        _end(self._closing, time.monotonic() + LEAST_S)
 
     def goes_over(self, exchange: Exchange) -> bool:
         """Whether ranks agree by calls over the same group as the calls of this exchange."""
@@ -259,7 +259,7 @@ class Agreement:
         The bytes of this rank are compared, too: they may be those of a call that it gave up.
         """
         ends = time.monotonic() + max(timeout_s, LEAST_S)
-        end_closes(self._exchange, ends)
+        _end(self._closing, ends)
         heard = self._exchange.all_gather(replace(head, number=self.number).pack() + mine, _left_s(ends))
         heads = [_Head.unpack(one) for one in heard]
         own = heads[self._exchange.rank]
@@ -343,7 +343,10 @@ def end_closes(exchange: Exchange, ends: float) -> None:
 
     Raises DeadlineExceeded and RankLost, as Agreement.close_batches.
     """
-    closing = _closing_over(exchange)
+    _end(_closing_over(exchange), ends)
+
+
+def _end(closing: list[Agreement], ends: float) -> None:
     while closing:
         closing[0].meet_close(ends)
         del closing[0]

@@ -291,10 +291,10 @@ class GroupReader:
                 gone |= np.unpackbits(np.frombuffer(message.body, np.uint8), count=len(gone)).astype(np.bool_)
             if not gone.any():
                 return Batch(held.selection.columns, arrays, *keys)
-            anew = self._anew(call, held, int(gone.sum()))
-            keys.item_keys[gone], keys.probabilities[gone] = anew.item_keys, anew.probabilities
+            others = self._replacements(call, held, int(gone.sum()))
+            keys.item_keys[gone], keys.probabilities[gone] = others.item_keys, others.probabilities
 
-    def _anew(self, call: _Call, held: _Held, num_items: int) -> Keys:
+    def _replacements(self, call: _Call, held: _Held, num_items: int) -> Keys:
         with self._telling(call):
             if call.wait.is_over:
                 raise call.wait.exceeded(
