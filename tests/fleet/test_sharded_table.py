@@ -209,14 +209,14 @@ def on_ranks(world: int, names: Names, work: Callable[[ShardedTable], Any]) -> l
 
 @pytest.mark.parametrize(("count", "num_items"), [(2_000, 8), (20, 8), (20, 512)])
 def test_ranks_send_and_hear_roots_and_nothing_that_grows(shards: Any, count: int, num_items: int) -> None:
-    """<= 84 bytes a draw sent for a shard, as much heard for each other shard, whatever the items and the batch."""
+    """A root of <= 64 bytes sent for a shard, and a head of 28 bytes; as much heard for each other shard."""
     names, draws = shards(2), 10
     with attach(names) as table:
         fill(table, 0, 0, count)
         fill(table, 1, count, 10)
     told = on_ranks(2, names, lambda table: [table.draw(num_items) for _ in range(draws)] and table.agreement_bytes)
     assert told == [(draws * (HEAD_BYTES + ROOT_BYTES),) * 2] * 2
-    assert told[0][0] <= draws * 84 and told[0][1] <= draws * 84
+    assert ROOT_BYTES <= 64 and told[0][0] <= draws * 84 and told[0][1] <= draws * 84
 
 
 def test_ranks_draw_disjoint_shares_of_the_same_roots(shards: Any) -> None:
