@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,6 +74,35 @@ def test_workers_bring_what_one_process_would(table: relive.Table, method: str) 
     assert keys(batches, 7) == expected
     del batches
     assert eventually(lambda: [row.num_attached for row in relive.list_tables() if row.path == table.path] == [1])
+
+
+class SlowlySent:
+    """A batch whose way to the main process takes a while. Notes in a folder when that begins, and when it ends."""
+
+    def __init__(self, folder: Path, batch: dict[str, Any]) -> None:
+        self._folder, self._batch = folder, batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        number = len(list(self._folder.glob("begun-*")))
+        (self._folder / f"begun-{number}").touch()
+        time.sleep(0.5)
+        (self._folder / f"sent-{number}").touch()
+        return dict, (list(self._batch.items()),)
+
+
+def test_a_spawned_worker_ends_after_the_thread_that_sends_its_batches(table: relive.Table, tmp_path: Path) -> None:
+    loader = torch.utils.data.DataLoader(
+        relive.loader(table, 4),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context="spawn",
+        collate_fn=functools.partial(SlowlySent, tmp_path),
+    )
+    batches = iter(loader)
+    next(batches)
+    assert eventually(lambda: len(list(tmp_path.glob("begun-*"))) > len(list(tmp_path.glob("sent-*"))))
+    del batches  # while that thread sends the next batch: if the interpreter ended now, torch would abort in it
+    assert len(list(tmp_path.glob("begun-*"))) == len(list(tmp_path.glob("sent-*")))
 
 
 def test_ranks_draw_the_batches_of_one(table: relive.Table) -> None:

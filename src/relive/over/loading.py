@@ -14,15 +14,19 @@ slices of one draw, that numbering applies.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import pickle
 import re
+import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias, final
 
 from relive.checks.values import finite, integer, timeout
+from relive.core.ending import at_end
 from relive.errors import InvalidConfig, MissingPackage, NotShareable, ReliveError
 from relive.errors.extras import install_command
 from relive.over.stateful import extend_torchdata
@@ -45,6 +49,8 @@ _FIRST_CALL = 2**40  # of their draws, far from the draws that a program makes w
 _EPOCH_BITS = 32  # numbers of batches in a pass
 _NUMBERS = {"version": 1, "num_items": 1, "world": 1, "num_workers": 1, "first": 0, "batch": 0}  # of a state, at least
 _CARRIED = "relive-error-"
+_SENDER = "QueueFeederThread"  # multiprocessing's name of the thread that sends the objects of a queue
+_SEND_S = 2.0  # a worker waits so long for what it still sends; torch kills it after 5 seconds
 _MADE = ("item_keys", "probabilities", "num_live_items", "weights")
 
 
@@ -253,6 +259,8 @@ class _Iteration(Iterator[dict[str, Any]]):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._worker, self._num_workers = _worker()
+        if get_worker_info() is not None:
+            _send_before_end()
         self._table, self._is_own = loader._handle()
         if self._is_own:
             weakref.finalize(self, self._table.close)
@@ -298,6 +306,24 @@ def _carrying() -> Iterator[None]:
         if get_worker_info() is None:
             raise
         raise ErrorOfWorker.carrying(error) from None
+
+
+@functools.cache
+def _send_before_end() -> None:
+    """Has this worker process wait, at its end, for the thread that sends its last batches.
+
+    torch does not wait for it. A spawned worker ends its interpreter, and before Python 3.14 this unwinds each thread
+    that asks for the interpreter's lock. torch asks for it where it shares a tensor, in a function that must not be
+    unwound: the worker would die by SIGABRT, and the main process would report that.
+    """
+    at_end(_join_senders)
+
+
+def _join_senders() -> None:
+    ends = time.monotonic() + _SEND_S
+    for thread in threading.enumerate():
+        if thread.name == _SENDER:
+            thread.join(max(ends - time.monotonic(), 0.0))
 
 
 def _worker() -> tuple[int, int]:
