@@ -17,30 +17,34 @@
 
 namespace relive {
 
-// Copies a size that is constant over a batch: kWords whole words, of which the last overlaps the one before.
+// Copies cells of a size that is constant over a batch: kWords whole words, of which the last overlaps the one before.
+// kWords 0: any size.
 template <size_t kWord, size_t kWords>
-RELIVE_ROW_COPY void copy_words(std::byte* to, const std::byte* from, size_t num_bytes) {
-  for (size_t word = 0; word + 1 < kWords; ++word) copy_bytes(to + word * kWord, from + word * kWord, kWord);
-  copy_bytes(to + num_bytes - kWord, from + num_bytes - kWord, kWord);
-}
+struct CellCopy {
+  size_t num_bytes;
+
+  RELIVE_ROW_COPY void operator()(std::byte* to, const std::byte* from) const {
+    if constexpr (kWords == 0) return copy_bytes(to, from, num_bytes);
+    for (size_t word = 0; word + 1 < kWords; ++word) copy_bytes(to + word * kWord, from + word * kWord, kWord);
+    const size_t last = kWords > 1 ? num_bytes - kWord : 0;
+    if constexpr (kWords > 0) copy_bytes(to + last, from + last, kWord);
+  }
+};
 
 // Calls run(copy): copy(to, from) copies num_bytes bytes, by the instructions that suit this size.
 template <class Run>
 void with_copy(size_t num_bytes, Run&& run) {
-  if (num_bytes == 1) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 1); });
-  if (num_bytes == 4) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 4); });
-  if (num_bytes == 8) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 8); });
-  const auto run_words = [&]<size_t kWord, size_t kWords>() {
-    run([num_bytes](std::byte* to, const std::byte* from) { copy_words<kWord, kWords>(to, from, num_bytes); });
-  };
-  if (num_bytes > 4 && num_bytes < 8) return run_words.template operator()<4, 2>();
-  if (num_bytes > 8 && num_bytes < 16) return run_words.template operator()<8, 2>();
-  if (num_bytes >= 16 && num_bytes <= 32) return run_words.template operator()<16, 2>();
-  if (num_bytes > 32 && num_bytes <= 48) return run_words.template operator()<16, 3>();
-  if (num_bytes > 48 && num_bytes <= 64) return run_words.template operator()<16, 4>();
-  if (num_bytes > 64 && num_bytes <= 96) return run_words.template operator()<32, 3>();
-  if (num_bytes > 96 && num_bytes <= 128) return run_words.template operator()<32, 4>();
-  run([num_bytes](std::byte* to, const std::byte* from) { copy_bytes(to, from, num_bytes); });
+  if (num_bytes == 1) return run(CellCopy<1, 1>{num_bytes});
+  if (num_bytes == 4) return run(CellCopy<4, 1>{num_bytes});
+  if (num_bytes == 8) return run(CellCopy<8, 1>{num_bytes});
+  if (num_bytes > 4 && num_bytes < 8) return run(CellCopy<4, 2>{num_bytes});
+  if (num_bytes > 8 && num_bytes < 16) return run(CellCopy<8, 2>{num_bytes});
+  if (num_bytes >= 16 && num_bytes <= 32) return run(CellCopy<16, 2>{num_bytes});
+  if (num_bytes > 32 && num_bytes <= 48) return run(CellCopy<16, 3>{num_bytes});
+  if (num_bytes > 48 && num_bytes <= 64) return run(CellCopy<16, 4>{num_bytes});
+  if (num_bytes > 64 && num_bytes <= 96) return run(CellCopy<32, 3>{num_bytes});
+  if (num_bytes > 96 && num_bytes <= 128) return run(CellCopy<32, 4>{num_bytes});
+  run(CellCopy<0, 0>{num_bytes});
 }
 
 // For batches that fit no cache: stores bypass the caches, which saves reading the overwritten lines (1.45 to 0.97 ms

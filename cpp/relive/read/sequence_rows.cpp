@@ -1,6 +1,10 @@
 // Copies the rows of sequences and episodes into the columns of a batch.
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "relive/index/bounds.hpp"
 #include "relive/read/rows.hpp"
@@ -24,16 +28,31 @@ void fill(const SequenceRows& rows, const ItemPlace& place, Value&& value) {
 // Bytes of rows of which all columns are copied before the next rows are.
 constexpr uint64_t kTogether = 4096;
 
-// Returns the place after the last cell. All numbers are values: the compiler must assume that a store changes others.
-// Prefetches the next rows, because the processor's prefetcher stops at every 4 KiB.
-template <class Copy>
-std::byte* copy_strided(Copy copy, std::byte* to, uint64_t step, const std::byte* from, uint64_t stride,
-                        uint32_t count) {
-  for (uint32_t k = 0; k < count; ++k, to += step, from += stride) {
-    __builtin_prefetch(from + kTogether);
-    copy(to, from);
-  }
-  return to;
+// The cells of one column in rows that follow each other.
+struct Cells {
+  std::byte* to;
+  uint64_t step;
+  const std::byte* from;
+  uint64_t stride;
+  size_t num_bytes;
+};
+using CopyRows = void (*)(const Cells* cells, uint32_t count);
+
+// All numbers are values: the compiler must assume that a store changes others. Prefetches the next rows, because the
+// processor's prefetcher stops at every 4 KiB.
+template <class... Copies>
+void copy_strided(const Cells* cells, uint32_t count) {
+  [&]<size_t... kColumn>(std::index_sequence<kColumn...>) {
+    const std::tuple<Copies...> copies{Copies{cells[kColumn].num_bytes}...};
+    std::byte* to[] = {cells[kColumn].to...};
+    const std::byte* from[] = {cells[kColumn].from...};
+    const uint64_t steps[] = {cells[kColumn].step...}, strides[] = {cells[kColumn].stride...};
+    for (uint32_t k = 0; k < count; ++k) {
+      ((__builtin_prefetch(from[kColumn] + kTogether), std::get<kColumn>(copies)(to[kColumn], from[kColumn]),
+        to[kColumn] += steps[kColumn], from[kColumn] += strides[kColumn]),
+       ...);
+    }
+  }(std::index_sequence_for<Copies...>{});
 }
 
 // Whether each row of the window has one cell of the output, which is copied as it is.
@@ -46,43 +65,106 @@ bool has_cells(const SequenceRows& rows, const Output& output, size_t batch) {
          !is_streamed(column, output.item_bytes, batch);
 }
 
-// Copies these cells of the window's rows [begin, begin + most), page by page. From 0 on: the padding, too. A window
-// that crosses ends is copied as a whole.
-void copy_pieces(const SequenceRows& rows, const Output& output, const ItemPlace& place, uint32_t begin,
-                 uint32_t most) {
-  const ColumnLayout& column = rows.r.columns[output.column];
-  const uint64_t stride = column.stride, offset = column.offset, step = place.step;
-  const bool is_next = output.source == Source::kNext;
-  const bool is_state = column.kind == ColumnKind::kState && !is_next;
-  const uint32_t count = is_state ? rows.num_rows : rows.num_steps, in_front = rows.in_front;
-  with_copy(column.num_bytes, [&](auto&& copy) {
-    if (begin == 0 && is_state) {
-      const RowPlace first = row_at(rows.r, rows.w, rows.runs, rows.first);
-      for (uint32_t t = 0; t < in_front; ++t) copy(place.at(t), first.base + offset + first.offset * stride);
-    }
-    if (begin >= count) return;
-    std::byte* to = place.at(in_front + begin);
-    const uint32_t here = std::min(most, count - begin);
-    rows.for_each_piece(begin + (is_next ? 1 : 0), here, [&](const Run& run, uint32_t row, uint32_t num_rows) {
-      to = copy_strided(copy, to, step, run.base + offset + row * stride, stride, num_rows);
-    });
+// One or two outputs of has_cells() that are copied together, row by row: a loop over rows has work of its own for each
+// row, whatever it copies.
+struct Pass {
+  size_t outputs[2];
+  size_t num_outputs;
+  CopyRows copy;
+};
+using Passes = std::vector<Pass>;
+
+CopyRows copy_of(size_t num_bytes) {
+  CopyRows found = nullptr;
+  with_copy(num_bytes, [&](auto copy) { found = copy_strided<decltype(copy)>; });
+  return found;
+}
+
+CopyRows copy_of(size_t first, size_t second) {
+  CopyRows found = nullptr;
+  with_copy(first, [&](auto one) {
+    with_copy(second, [&](auto other) { found = copy_strided<decltype(one), decltype(other)>; });
   });
-  if (begin != 0) return;
-  if (!is_state) zero_rows(output, place, 0, in_front);
-  zero_rows(output, place, in_front + count, rows.end);
+  return found;
+}
+
+// Cells of one record, in the same rows of a window.
+bool go_together(const Region& r, const Output& first, const Output& second) {
+  constexpr size_t kMost = 128;  // bytes: for longer cells, the work of the loop counts little
+  const ColumnLayout &one = r.columns[first.column], &other = r.columns[second.column];
+  return first.source == second.source && one.area == Area::kRecord && other.area == Area::kRecord &&
+         std::max(one.num_bytes, other.num_bytes) <= kMost;
+}
+
+Passes make_passes(const SequenceRows& rows, const GatherPlan& plan, size_t batch) {
+  Passes passes;
+  for (size_t o = 0; o < plan.outputs.size(); ++o) {
+    const Output& output = plan.outputs[o];
+    if (output.is_bulk || !has_cells(rows, output, batch)) continue;
+    const size_t num_bytes = rows.r.columns[output.column].num_bytes;
+    Pass* const before = passes.empty() || passes.back().num_outputs == 2 ? nullptr : &passes.back();
+    if (before != nullptr && go_together(rows.r, plan.outputs[before->outputs[0]], output)) {
+      const size_t others = rows.r.columns[plan.outputs[before->outputs[0]].column].num_bytes;
+      *before = {{before->outputs[0], o}, 2, copy_of(others, num_bytes)};
+    } else {
+      passes.push_back({{o, o}, 1, copy_of(num_bytes)});
+    }
+  }
+  return passes;
+}
+
+// Writes the rows of an output that are no steps: padding, and the state of a tail.
+void copy_ends(const SequenceRows& rows, const Output& output, const ItemPlace& place) {
+  const ColumnLayout& column = rows.r.columns[output.column];
+  const bool is_state = column.kind == ColumnKind::kState && output.source != Source::kNext;
+  const uint32_t count = is_state ? rows.num_rows : rows.num_steps;
+  const auto copy_state = [&](int64_t offset, uint32_t t) {
+    const RowPlace row = row_at(rows.r, rows.w, rows.runs, offset);
+    copy_bytes(place.at(t), row.base + column.offset + row.offset * column.stride, column.num_bytes);
+  };
+  if (!is_state) zero_rows(output, place, 0, rows.in_front);
+  for (uint32_t t = 0; is_state && t < rows.in_front; ++t) copy_state(rows.first, t);
+  for (uint32_t t = rows.num_steps; t < count; ++t) copy_state(rows.first + t, rows.in_front + t);
+  zero_rows(output, place, rows.in_front + count, rows.end);
+}
+
+// Copies the outputs of a pass in the window's steps [begin, begin + most), page by page. A window that crosses ends is
+// copied as a whole.
+void copy_steps(const SequenceRows& rows, const GatherPlan& plan, const Pass& pass, size_t batch, std::byte* const* out,
+                uint32_t begin, uint32_t most) {
+  Cells cells[2];
+  for (size_t i = 0; i < pass.num_outputs; ++i) {
+    const Output& output = plan.outputs[pass.outputs[i]];
+    const ColumnLayout& column = rows.r.columns[output.column];
+    const ItemPlace place = place_of(plan, output, rows.w, batch, out[pass.outputs[i]]);
+    cells[i] = {place.at(rows.in_front + begin), place.step, nullptr, column.stride, column.num_bytes};
+  }
+  const Output& first = plan.outputs[pass.outputs[0]];
+  const uint32_t here = std::min(most, rows.num_steps - begin), next = first.source == Source::kNext ? 1 : 0;
+  rows.for_each_piece(begin + next, here, [&](const Run& run, uint32_t row, uint32_t num_rows) {
+    for (size_t i = 0; i < pass.num_outputs; ++i) {
+      const uint64_t offset = rows.r.columns[plan.outputs[pass.outputs[i]].column].offset;
+      cells[i].from = run.base + offset + row * cells[i].stride;
+    }
+    pass.copy(cells, num_rows);
+    for (size_t i = 0; i < pass.num_outputs; ++i) cells[i].to += num_rows * cells[i].step;
+  });
 }
 
 // Copies the outputs of has_cells(): all of some rows, then all of the next rows. The first-level cache keeps the rows
 // until their last column is copied.
-void copy_all_pieces(const SequenceRows& rows, const GatherPlan& plan, size_t batch, std::byte* const* out) {
+void copy_passes(const SequenceRows& rows, const GatherPlan& plan, const Passes& passes, size_t batch,
+                 std::byte* const* out) {
+  if (rows.in_front != 0 || rows.num_steps != rows.end)
+    for (const Pass& pass : passes)
+      for (size_t i = 0; i < pass.num_outputs; ++i) {
+        const Output& output = plan.outputs[pass.outputs[i]];
+        copy_ends(rows, output, place_of(plan, output, rows.w, batch, out[pass.outputs[i]]));
+      }
   const auto some = static_cast<uint32_t>(std::max<uint64_t>(kTogether / rows.r.geometry->record_stride, 1));
-  const uint32_t most = rows.crosses ? rows.end : some;
-  for (uint32_t begin = 0; begin < rows.end; begin += most)
-    for (size_t o = 0; o < plan.outputs.size(); ++o) {
-      const Output& output = plan.outputs[o];
-      if (output.is_bulk || !has_cells(rows, output, batch)) continue;
-      copy_pieces(rows, output, place_of(plan, output, rows.w, batch, out[o]), begin, most);
-    }
+  const uint32_t most = rows.crosses ? rows.num_steps : some;
+  for (uint32_t begin = 0; begin < rows.num_steps; begin += most)
+    for (const Pass& pass : passes) copy_steps(rows, plan, pass, batch, out, begin, most);
 }
 
 void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch,
@@ -207,11 +289,13 @@ void copy_output(const SequenceRows& rows, const GatherPlan& plan, const Output&
 
 void copy_sequences(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs,
                     const uint32_t* which, size_t count, size_t batch, std::byte* const* out) {
+  std::optional<Passes> passes;  // the same for all windows of a batch
   for (size_t k = 0; k < count; ++k) {
     const Window& w = windows[which[k]];
     if (!w.ok) continue;
     const SequenceRows rows(r, plan, w, runs.data());
-    copy_all_pieces(rows, plan, batch, out);
+    if (!passes) passes = make_passes(rows, plan, batch);
+    copy_passes(rows, plan, *passes, batch, out);
     for (size_t o = 0; o < plan.outputs.size(); ++o) {
       const Output& output = plan.outputs[o];
       if (!output.is_bulk && !has_cells(rows, output, batch)) copy_output(rows, plan, output, batch, out[o]);
