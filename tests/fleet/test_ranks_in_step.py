@@ -17,7 +17,8 @@ from processes.shm import needs_shared_memory
 import relive
 from fleet.tools import config_of, fill, in_threads
 from relive import errors
-from relive.fleet import GroupReader, RanksDisagree, ShardedTable, ShardOwner, attach
+from relive.fleet import GroupReader, RanksDisagree, ShardedTable, ShardOwner, agreement, attach
+from relive.fleet.agreement import Agreement
 
 pytestmark = needs_shared_memory
 Names = list[str]
@@ -214,6 +215,26 @@ def test_batches_that_end_leave_no_draw_to_other_calls(shards: Any, tables: Any,
     assert are_in_step(*group, 8 if then == "an equal draw" else 16)
 
 
+def test_a_draw_ahead_that_meets_a_close_leaves_no_roots(shards: Any, tables: Any) -> None:
+    """Rank 0 learns of the close by its own draw, and makes no close. It drops its roots as the other rank does."""
+    group = tables(shards(), Posts(2), root_age=4)
+    assert are_in_step(*group, 4)  # by roots for three more draws of at most four items
+    mine, theirs = sources(group)
+    gives_up(mine.take)  # of eight
+    theirs.close()
+    disagrees(mine.take)
+    mine.close()
+    assert are_in_step(*group, 4)
+
+
+def test_a_number_that_one_rank_does_not_count_is_taken_from_the_others(shards: Any, tables: Any) -> None:
+    """As if a signal's handler had raised between the agreement on the roots and the count."""
+    mine, theirs = tables(shards(), Posts(2))
+    assert are_in_step(mine, theirs)
+    mine._fleet.agreement.number -= 1
+    assert are_in_step(mine, theirs) and mine.next_draw == 2
+
+
 class Unhashable(PostingRank):
     """An exchange of a user, whose calls are its own."""
 
@@ -373,3 +394,148 @@ def test_ranks_wait_for_each_other_for_a_second_at_least(shards: Any) -> None:
     names, exchange = shards(), Posts(2).rank(0)
     gives_up(lambda: attach(names, exchange=exchange, timeout_s=0.1))
     assert exchange.timeouts_s[0] > 0.5
+
+
+# ---- mutants -------------------------------------------------------------------------------------------------------
+
+
+def _no_comparison(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Agreement, "_compare", lambda self, head, heads: None)
+
+
+def _tables_alike(patch: pytest.MonkeyPatch) -> None:
+    check = Agreement.check_ranks
+
+    def keep_none(self: Agreement, timeout_s: float) -> None:
+        check(self, timeout_s)
+        self._table = bytes(8)
+
+    patch.setattr(Agreement, "check_ranks", keep_none)
+
+
+def _skipped_draws_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Agreement, "_skip", lambda self, given_up, heard: True)
+
+
+def _roots_of_a_skipped_draw_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    skip = Agreement._skip
+
+    def drop(self: Agreement, given_up: Any, heard: list[bytes]) -> bool:
+        has_met = skip(self, given_up, heard)
+        self._agreed.clear()
+        return has_met
+
+    patch.setattr(Agreement, "_skip", drop)
+
+
+def _every_skipped_draw_counts(patch: pytest.MonkeyPatch) -> None:
+    skip = Agreement._skip
+
+    def count(self: Agreement, given_up: Any, heard: list[bytes]) -> bool:
+        before, has_met = self.number, skip(self, given_up, heard)
+        self.number = max(self.number, before + 1)
+        return has_met
+
+    patch.setattr(Agreement, "_skip", count)
+
+
+def _numbers_of_each_rank(patch: pytest.MonkeyPatch) -> None:
+    gathered = Agreement._gathered
+
+    def keep(self: Agreement, head: Any, mine: bytes, timeout_s: float) -> list[bytes]:
+        self.number, before = 0, self.number  # no rank has a larger one then
+        try:
+            return gathered(self, head, mine, timeout_s)
+        finally:
+            self.number = before
+
+    patch.setattr(Agreement, "_gathered", keep)
+
+
+def _close_is_no_call(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Agreement, "close_batches", lambda self: self._agreed.clear())
+
+
+def _close_waits_for_no_call(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(agreement, "_end", lambda closing, ends: None)
+
+
+def _close_meets_no_draw(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Agreement, "_note_end", lambda self, heads: False)
+
+
+def _closes_of_one_table(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(agreement, "_closing_over", lambda exchange: [])
+
+
+def _roots_for_any_size(patch: pytest.MonkeyPatch) -> None:
+    roots = Agreement.roots
+
+    def grow(self: Agreement, index: int, num_items: int, pace: Any, wait: Any) -> Any:
+        agreed = self._agreed.get(index)
+        if agreed is not None:
+            self._agreed[index] = agreed._replace(num_items=num_items)
+        return roots(self, index, num_items, pace, wait)
+
+    patch.setattr(Agreement, "roots", grow)
+
+
+def _readers_over_any_group(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Agreement, "goes_over", lambda self, exchange: False)
+
+
+def _no_shortest_wait(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(agreement, "LEAST_S", 0.0)
+
+
+def _ends_alike(shards: Any, tables: Any) -> None:
+    test_batches_that_end_leave_no_draw_to_other_calls(shards, tables, 4, "a larger draw")
+
+
+MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Any, Any], None]]] = {
+    "unlike calls": (_no_comparison, test_a_draw_and_a_group_reader_disagree),
+    "unlike tables": (_tables_alike, test_draws_of_two_tables_are_not_mixed),
+    "a skipped draw counts": (
+        _skipped_draws_do_not_count,
+        lambda shards, tables: test_a_changed_retry_leaves_the_ranks_in_step(shards, tables, 1),
+    ),
+    "roots of a skipped draw": (
+        _roots_of_a_skipped_draw_are_dropped,
+        lambda shards, tables: test_a_changed_retry_leaves_the_ranks_in_step(shards, tables, 3),
+    ),
+    "a skipped draw that no rank made": (
+        _every_skipped_draw_counts,
+        test_a_changed_retry_of_a_draw_that_no_rank_may_make_uses_no_number,
+    ),
+    "the largest number": (
+        _numbers_of_each_rank,
+        test_a_number_that_one_rank_does_not_count_is_taken_from_the_others,
+    ),
+    "close is a call": (_close_is_no_call, _ends_alike),
+    "a close that has not met all ranks": (_close_waits_for_no_call, _ends_alike),
+    "a close that meets a draw": (_close_meets_no_draw, test_a_draw_ahead_that_meets_a_close_leaves_no_roots),
+    "closes of other tables": (_closes_of_one_table, test_the_end_of_batches_is_met_by_a_call_of_another_table),
+    "closes before a group's reader": (_closes_of_one_table, test_a_group_reader_ends_the_close_of_batches_first),
+    "a larger draw agrees again": (
+        _roots_for_any_size,
+        lambda shards, tables: test_a_larger_draw_than_the_roots_were_agreed_for_agrees_again(shards),
+    ),
+    "a reader over the group of its table": (
+        _readers_over_any_group,
+        lambda shards, tables: test_a_group_reader_over_the_group_of_its_own_table_is_refused(shards, tables, 1),
+    ),
+    "the shortest wait": (
+        _no_shortest_wait,
+        lambda shards, tables: test_ranks_wait_for_each_other_for_a_second_at_least(shards),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_test_finds_each_rule_that_is_taken_away(
+    shards: Any, tables: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate, finds = MUTANTS[name]
+    mutate(monkeypatch)
+    with pytest.raises((AssertionError, errors.ReliveError, pytest.fail.Exception)):
+        finds(shards, tables)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ import relive
 from fleet.tools import Together, in_threads
 from relive import errors
 from relive.fleet import GroupReader, RankFailed, RankLost, RanksDisagree, group_reader
+from relive.fleet.draws.messages import Message
+from relive.fleet.draws.pace import Wait
 
 
 def made(index: Any = None) -> relive.Table:
@@ -87,7 +91,9 @@ def test_no_rank_has_a_batch_that_the_table_did_not_count(monkeypatch: pytest.Mo
     assert table.stats().indexes["default"].sampled == 4
 
 
-def test_rows_that_a_rank_never_finds_are_looked_for_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_a_rank_never_finds_are_looked_for_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, most_looks: int = 20_000
+) -> None:
     table, num_looks = made(), 0
     gather, lock = table.gather_arrays, threading.Lock()
 
@@ -95,7 +101,7 @@ def test_rows_that_a_rank_never_finds_are_looked_for_until_the_deadline(monkeypa
         nonlocal num_looks
         with lock:
             num_looks += 1
-        if num_looks > 20_000:
+        if num_looks > most_looks:
             raise TimeoutError("ranks look without an end")
         arrays, present = gather(selection, keys)
         return arrays, np.zeros_like(present)
@@ -252,3 +258,108 @@ def test_the_others_wait_until_the_leader_has_told_its_error(monkeypatch: pytest
     for thread in threads:
         thread.join(60.0)
     assert told == [True, True] and not exchanges.gave_up.is_set()
+
+
+# ---- mutants -------------------------------------------------------------------------------------------------------
+
+
+def _counts_before_all_ranks_have_it(patch: pytest.MonkeyPatch) -> None:
+    draw = group_reader._Held.draw
+
+    def count(held: Any, *asked: Any) -> Any:
+        drawn = draw(held, *asked)
+        held.commit()
+        held._holds.clear()
+        return drawn
+
+    patch.setattr(group_reader._Held, "draw", count)
+
+
+def _no_confirmation(patch: pytest.MonkeyPatch) -> None:
+    exchanged = GroupReader._exchanged
+
+    def confirm_alone(self: Any, call: Any, number: int = 0, *rest: Any, **told: Any) -> Any:
+        return [] if call.step == 1 else exchanged(self, call, number, *rest, **told)
+
+    patch.setattr(GroupReader, "_exchanged", confirm_alone)
+
+
+def _counting_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(group_reader._Held, "counts_uses", False)
+
+
+def _ranks_wait_a_second(patch: pytest.MonkeyPatch) -> None:
+    wait = threading.Barrier.wait
+    patch.setattr(threading.Barrier, "wait", lambda self, timeout=None: wait(self, 1.0))
+
+
+def _errors_are_not_told(patch: pytest.MonkeyPatch) -> None:
+    _ranks_wait_a_second(patch)
+    patch.setattr(GroupReader, "_telling", lambda self, call, kinds=Exception: contextlib.nullcontext())
+
+
+def _looks_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Wait, "is_over", False)
+
+
+def _any_step(patch: pytest.MonkeyPatch) -> None:
+    check = GroupReader._of_this_step
+
+    def take_all(self: Any, mine: Any, told: Any) -> Any:
+        return check(self, mine, [Message.unpack(one)._replace(step=mine.step).pack() for one in told])  # type: ignore[union-attr]
+
+    patch.setattr(GroupReader, "_of_this_step", take_all)
+    patch.setattr(GroupReader, "_lose", lambda self: None)
+
+
+def _any_kind_of_call(patch: pytest.MonkeyPatch) -> None:
+    _ranks_wait_a_second(patch)
+    patch.setattr(Message, "unpack", lambda told: Message(0, bytes(8), bytes(8), 0, False, body=told))
+
+
+def _any_table(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(group_reader, "_regions", lambda table: bytes(8))
+
+
+def _no_grace(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(group_reader, "_GRACE_S", 0.0)
+
+
+Finds = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Finds]] = {
+    "counts when all ranks have it": (
+        _counts_before_all_ranks_have_it,
+        lambda patch: test_a_batch_that_a_rank_did_not_receive_goes_back(2, "rows"),
+    ),
+    "confirm": (_no_confirmation, lambda patch: test_a_batch_that_a_rank_did_not_receive_goes_back(2, "rows")),
+    "counting is told": (_counting_is_not_told, test_no_rank_has_a_batch_that_the_table_did_not_count),
+    "errors are told": (
+        _errors_are_not_told,
+        lambda patch: test_a_rank_that_cannot_gather_tells_the_others(MemoryError("full"), 1, patch),
+    ),
+    "the deadline of replacements": (
+        _looks_for_ever,
+        lambda patch: test_rows_that_a_rank_never_finds_are_looked_for_until_the_deadline(patch, most_looks=500),
+    ),
+    "the number of the step": (
+        _any_step,
+        lambda patch: test_a_rank_that_began_another_call_in_the_middle_is_out_of_step("rows"),
+    ),
+    "the kind of the call": (
+        _any_kind_of_call,
+        lambda patch: test_a_rank_in_another_kind_of_call_is_named_on_every_reader(b"", 0),
+    ),
+    "the regions": (_any_table, lambda patch: test_ranks_with_tables_of_their_own_are_refused()),
+    "grace": (_no_grace, test_the_others_wait_until_the_leader_has_told_its_error),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_test_finds_each_rule_that_is_taken_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate, finds = MUTANTS[name]
+    mutate(monkeypatch)
+    with pytest.raises(
+        (AssertionError, errors.ReliveError, TimeoutError, threading.BrokenBarrierError, pytest.fail.Exception)
+    ):
+        finds(monkeypatch)

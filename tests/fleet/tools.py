@@ -82,6 +82,10 @@ class Together:
         """One exchange a rank."""
         return (_Rank(self, rank, len(self._told)) for rank in range(len(self._told)))
 
+    def abort(self) -> None:
+        """Has all ranks that wait raise an error."""
+        self._barrier.abort()
+
     def gather(self, rank: int, mine: bytes) -> list[bytes]:
         self._told[rank] = mine
         self._barrier.wait(60.0)
@@ -104,18 +108,27 @@ class _Rank:
 
 
 def in_threads(work: Any, world: int) -> list[Any]:
-    """work(rank, exchange) on as many ranks, each a thread: what each returned, or what it raised."""
+    """work(rank, exchange) on as many ranks, each a thread: what each returned, or which error of relive it raised.
+
+    Raises the first other error, such as a failed assertion. The other ranks then wait no more.
+    """
     told: list[Any] = [None] * world
+    group, failed = Together(world), list[BaseException]()
 
     def run(rank: int, exchange: Any) -> None:
         try:
             told[rank] = work(rank, exchange)
         except relive.ReliveError as error:
             told[rank] = error
+        except BaseException as error:
+            failed.append(error)
+            group.abort()
 
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(Together(world).ranks())]
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(group.ranks())]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60.0)
+    if failed:
+        raise failed[0]
     return told
