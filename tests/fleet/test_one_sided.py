@@ -485,7 +485,8 @@ def test_regions_that_are_not_read(table: relive.Table, shm_name: Any) -> None:
     other = told | {"geometry": told["geometry"] | {"format_version": 9}}
     with pytest.raises(errors.FormatMismatch, match="format version is 9"):
         PeerLayout.from_told(other)
-    for name, value in (("num_pages", 1 << 40), ("words_offset", -8), ("page_len", 7), ("frame_bytes", 1 << 50)):
+    wrong = {"num_pages": 1 << 40, "words_offset": -8, "page_len": 7, "frame_bytes": 1 << 50, "frames_per_slab": 0}
+    for name, value in wrong.items():
         with pytest.raises(errors.BadMessage):
             PeerLayout.from_told(told | {"geometry": told["geometry"] | {name: value}})
     for nonsense in ({}, {"geometry": {"format_version": 14}}, {"geometry": None}, told | {"columns": [{}]}):

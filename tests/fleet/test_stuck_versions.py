@@ -14,6 +14,7 @@ import relive
 from fleet.tools import config_of, fill
 from relive import errors
 from relive.fleet import ShardedTable, ShardOwner, attach
+from relive.fleet.shards import Missed
 
 pytestmark = needs_shared_memory
 COUNTED = relive.Index(max_times_sampled=60_000)  # a lower version then needs the lock
@@ -87,3 +88,26 @@ def test_a_version_that_another_handle_set_meanwhile_stays(shm_name: Any) -> Non
         table = made_and_missed(stack, names)
         table._fleet.shards[1].core.set_policy_version(6)
         assert table.num_items() > 0 and versions(table) == [3, 6]
+
+
+def test_a_version_that_comes_while_a_shard_gets_an_older_one_is_sent_too(
+    shm_name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard at an address answers again. Its thread sends version 6, and the program sets version 7 meanwhile."""
+    with ExitStack() as stack:
+        owner = stack.enter_context(ShardOwner(0, config_of(shm_name())))
+        table = stack.enter_context(attach([owner.serve()], path="service"))
+        shard: Any = table._fleet.shards[0]
+        table.set_policy_version(5)
+        shard._state, shard._policy_version = "dead", 6
+        send = shard.core.set_policy_version
+
+        def send_slowly(version: int) -> None:
+            send(version)
+            if version == 6:
+                with pytest.raises(Missed):
+                    shard.ask("set_policy_version", 7)
+
+        monkeypatch.setattr(shard.core, "set_policy_version", send_slowly)
+        assert shard.look() and shard.is_live
+        assert shard.core.policy_version == 7 and shard._policy_version is None

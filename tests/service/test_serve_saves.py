@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from contract.tools import contents, plain_spec, write_steps
 
 import relive
 from relive import errors
+from relive.cli.entry import run
 from relive.service import ServerOptions, connect, serve
 from relive.service.config import load_config, open_table
 from service.test_config import ended, start
@@ -207,6 +209,26 @@ def test_serve_saves_and_comes_back(tmp_path: Path, shm_name: Any) -> None:
     third.send_signal(signal.SIGTERM)
     assert third.stdout is not None
     assert ended(third, 20) == 0
+
+
+@pytest.mark.parametrize("option", ["--address", "--metrics-port"])
+def test_a_serve_that_cannot_listen_leaves_no_table_of_its_own(tmp_path: Path, shm_name: Any, option: str) -> None:
+    new, old = shm_name(), shm_name()
+    spec = relive.StepSpec({"a": relive.ArraySpec((), "int64")})
+    relive.Table(spec, 10, storage=relive.SharedMemory(old, keep=True)).close()
+    path = written(tmp_path, f'{{ shared = "{new}" }}')
+    with path.open("a") as file:
+        file.write(f'[tables.old]\ncapacity = 10\nstorage = {{ shared = "{old}" }}\n')
+        file.write('[tables.old.columns]\na = { dtype = "int64" }\n[tables.old.index]\n')
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        with pytest.raises(errors.CannotListen):
+            run(["serve", str(path), option, f"grpc://127.0.0.1:{port}" if option == "--address" else port])
+    left = {row.name for row in relive.list_tables()}
+    assert old in left and new not in left
+    relive.remove(old)
 
 
 def test_handles_go_on_after_a_load(tmp_path: Path) -> None:

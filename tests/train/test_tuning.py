@@ -323,14 +323,14 @@ def test_the_command_writes_settings_and_shows_predictions_beside_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    printed = relive_command("tune", "--agent", "dqn", "--budget", "3", "--json", "all.json", *sets())
+    printed = relive_command("tune", "--agent", "dqn", "--budget", "3", "--json", "new/all.json", *sets())
     config = load_config(tmp_path / "runs" / "tuned-dqn-CartPole-v1.toml")
     assert config.agent.batch_size == 16 and config.tuned
     words = ("a step of an actor", "environment", "inference", "insert", "sample", "update", "learning at once")
     more = ("tried with batch 16", "run", "quiet", "not measured", "chosen: ", "--config runs/tuned-dqn-")
     for word in (*words, *more):
         assert word in printed, word
-    assert json.loads((tmp_path / "all.json").read_text())["tried"]
+    assert json.loads((tmp_path / "new" / "all.json").read_text())["tried"]
 
 
 def test_a_run_that_chooses_first_says_so_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,3 +362,16 @@ def test_what_the_tuner_chooses_is_not_given_beside_it(
     with pytest.raises(InvalidConfig, match=what):
         relive_command(*words.split())
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("option", [["--out", "tuned.conf"], ["--out", "folder.toml"], ["--json", "file/all.json"]])
+def test_files_that_cannot_be_written_are_refused_before_the_measurements(
+    option: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("relive.train.tuning.tuner.tune", lambda *given, **options: pytest.fail("measures"))
+    with pytest.raises(SystemExit, match="2"):
+        run(["tune", "--agent", "dqn", *option])
+    assert option[0] in capsys.readouterr().err

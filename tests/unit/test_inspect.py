@@ -142,6 +142,23 @@ def test_the_command_shows_tables_and_saves(
     assert "100 of 1,000 steps" in out and "relive.load" in out
 
 
+def test_a_view_without_an_end_ends_at_ctrl_c(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("relive.cli.inspect.time.sleep", sleep)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with filled(name, relive.Index()), pytest.raises(KeyboardInterrupt):
+        run(["inspect", name, "--every", "inf"])
+    assert 0 < waits[0] < 1e9, "a time that sleep() takes"
+    assert "Ctrl-C ends this view" in capsys.readouterr().out
+
+
 def test_targets_that_are_none_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(relive.errors.NoSuchTable):
         run(["inspect", name])

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
+_LONGEST_S = 86_400.0  # between two views: sleep() refuses an endless time
+
 
 def add(commands: Commands) -> None:
     """Declares `inspect`."""
@@ -40,7 +42,7 @@ def add(commands: Commands) -> None:
         metavar="SECONDS",
         type=at_least(0.1, float),
         default=1.0,
-        help="Time between two views (default: 1).",
+        help="Time between two views, a day at most (default: 1).",
     )
     parser.add_argument("--once", action="store_true", help="Print one view and end. A pipe gets one view, too.")
     parser.add_argument(
@@ -118,7 +120,7 @@ def _show(looker: Looker, every: float, once: bool) -> None:
     while True:
         text = screen.text(looker.look())
         say("\x1b[H\x1b[J" + text + "\nCtrl-C ends this view; the table goes on.")
-        time.sleep(every)
+        time.sleep(min(every, _LONGEST_S))
 
 
 def _serve(looker: Looker, port: int) -> None:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from relive.agents.registry import AGENTS, entry_of
-from relive.cli.commands import EXIT_STOPPED, Commands, add_command, at_least, extra_named, named_path, say
+from relive.cli.commands import (
+    EXIT_STOPPED,
+    Commands,
+    UsageError,
+    add_command,
+    at_least,
+    extra_named,
+    named_path,
+    say,
+)
 from relive.cli.doors import access_of, add_access
 from relive.cli.training import add_settings
 
@@ -94,14 +104,25 @@ def _tune(
         settings.update(parse_assignments(assignments))
         default = entry_of(agent).environment
         asked = preset(agent, default, settings) if config is None else load_config(config, settings, agent=agent)
-    tuning = tune(asked, budget_s=budget, say=say)
     env_name = asked.environment.env_id.replace("/", "-")
     target = out or Path("runs") / f"tuned-{agent}-{env_name}.toml"
+    if target.suffix != ".toml":
+        raise UsageError(f"--out: expected a file that ends in .toml, as train --config reads it, got {str(target)!r}")
+    for option, file in (("--out", target), ("--json", json)):
+        if file is not None:
+            _check_writable(option, file)  # now, and not after a minute of measurements
+    tuning = tune(asked, budget_s=budget, say=say)
     tuning.write_settings(target)
     if json is not None:
         tuning.save(json)
     show_tuning(tuning, Console())
     say(f"relive train {agent} --config {target}")
+
+
+def _check_writable(option: str, file: Path) -> None:
+    above = next(folder for folder in file.absolute().parents if folder.exists())
+    if file.is_dir() or not above.is_dir() or not os.access(above, os.W_OK):
+        raise UsageError(f"{option}: expected a file that can be written, got {str(file)!r}")
 
 
 def _add_run_dir(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from relive.cli.commands import Commands, UsageError, add_command, at_least, extra_named, named_path, port, say
 from relive.cli.doors import access_of, add_access
 from relive.config.capacity import bytes_per_step
-from relive.config.storage import File
+from relive.config.storage import File, SharedMemory
 from relive.errors import InUse, NoSuchTable, ReliveError
 from relive.table.open import list_tables, remove
 from relive.table.table import Table
@@ -162,15 +162,23 @@ def _serve_until(
     door.check(where)
     with contextlib.ExitStack() as stack:
         saves = {name: loaded.save_of(name) for name in loaded.tables}
+        there = {row.path for row in list_tables()}
         tables = {name: stack.enter_context(open_table(one, saves[name])) for name, one in loaded.tables.items()}
         options = ServerOptions(saves=loaded.saves)
-        server = stack.enter_context(serve_behind(tables, where, door, options))
+        try:
+            server = stack.enter_context(serve_behind(tables, where, door, options))
+            metrics = None if metrics_port is None else server.serve_metrics(metrics_port, metrics_host)
+        except BaseException:  # such as a port that is taken: no client has had what this command made
+            for name, table in tables.items():
+                if isinstance(loaded.tables[name].storage, SharedMemory) and table.path not in there:
+                    table.core.set_keeps_file(False)
+            raise
         for name, table in tables.items():
             say(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps{_from_save(table, saves[name])}")
             for line in _cost_of_the_remover(table):
                 say(line)
-        if metrics_port is not None:
-            say(f"metrics: http://{metrics_host}:{server.serve_metrics(metrics_port, metrics_host)}/metrics")
+        if metrics is not None:
+            say(f"metrics: http://{metrics_host}:{metrics}/metrics")
         if door.insecure and not door.knows_clients:
             say("insecure: every client that reaches the port may change these tables")
         ends = math.inf  # clients whose streams are open may call for ever

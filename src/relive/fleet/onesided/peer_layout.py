@@ -133,7 +133,7 @@ class PeerLayout:
                 shapes=tuple(Shape(*map(int, shape)) for shape in told["shapes"]),
             )
             made._check()
-        except (KeyError, TypeError, ValueError) as problem:
+        except (KeyError, TypeError, ValueError, ArithmeticError) as problem:
             raise BadMessage("a region's layout", "the numbers of docs/format.md", repr(problem)[:100]) from None
         return made
 

@@ -193,18 +193,29 @@ class RemoteShard(Shard):
             self._state = "dead" if self._state != "replaced" else self._state
             return False
         self._lines.give(line)
-        with contextlib.suppress(ReliveError):  # a version that cannot be sent now is sent at the next change
-            self._catch_up()
-        with self._changed:
-            self._looks = False
-            self._state = "live"
+        while not self._lives_with(self._policy_version):
+            pass
         self.is_back()
         return True
 
-    def _catch_up(self) -> None:
-        if self._policy_version is not None:
-            self.core.set_policy_version(self._policy_version)
-            self._policy_version = None
+    def _lives_with(self, version: int | None) -> bool:
+        """Sends the version that the shard has not received, and lets draws use the shard.
+
+        Returns False, and sends no other, if a newer version came meanwhile.
+        """
+        is_sent = version is None
+        with contextlib.suppress(ReliveError):  # a version that cannot be sent now is sent at the next change
+            if version is not None:
+                self.core.set_policy_version(version)
+                is_sent = True
+        with self._changed:
+            if self._policy_version != version:
+                return False
+            if is_sent:
+                self._policy_version = None
+            self._looks = False
+            self._state = "live"
+            return True
 
     def answered(self, call: Callable[[], Value]) -> Value:
         """Makes the call and returns the answer.
@@ -235,13 +246,15 @@ class RemoteShard(Shard):
         """Sends a simple call to the owner. A dead shard gets a policy version when it answers again."""
         if call != "set_policy_version":
             return self.started(lambda: self.core.start(call, *values))
-        self._policy_version = values[0]
+        with self._changed:  # look() sends this version, or the shard is live for the call below
+            self._policy_version = values[0]
         return RemoteAnswer(self, self.started(lambda: self.core.start(call, *values)), self._has_version(values[0]))
 
     def _has_version(self, version: int) -> Callable[[], None]:
         def note() -> None:
-            if self._policy_version == version:
-                self._policy_version = None
+            with self._changed:
+                if self._policy_version == version:
+                    self._policy_version = None
 
         return note
 

@@ -160,7 +160,9 @@ class Tuning:
 
     def save(self, path: str | Path) -> None:
         """Writes `to_tree()` as JSON."""
-        path_of("path", path).write_text(json.dumps(self.to_tree(), indent=2) + "\n", encoding="utf-8")
+        target = path_of("path", path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(self.to_tree(), indent=2) + "\n", encoding="utf-8")
 
     def write_settings(self, path: str | Path) -> None:
         """Writes a file for `relive train --config`: the chosen options, and all others that differ from the preset.
