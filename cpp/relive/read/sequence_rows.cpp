@@ -69,10 +69,14 @@ bool has_cells(const SequenceRows& rows, const Output& output, size_t batch) {
 // row, whatever it copies.
 struct Pass {
   size_t outputs[2];
+  const ColumnLayout* columns[2];
+  ItemPlace places[2];  // of the present window
   size_t num_outputs;
   CopyRows copy;
 };
-using Passes = std::vector<Pass>;
+struct Passes {
+  std::vector<Pass> of_steps, of_next;  // of the rows of the steps, and of the rows after them
+};
 
 CopyRows copy_of(size_t num_bytes) {
   CopyRows found = nullptr;
@@ -88,29 +92,30 @@ CopyRows copy_of(size_t first, size_t second) {
   return found;
 }
 
-// Cells of one record, in the same rows of a window.
-bool go_together(const Region& r, const Output& first, const Output& second) {
+// Cells of one record.
+bool go_together(const ColumnLayout& one, const ColumnLayout& other) {
   constexpr size_t kMost = 128;  // bytes: for longer cells, the work of the loop counts little
-  const ColumnLayout &one = r.columns[first.column], &other = r.columns[second.column];
-  return first.source == second.source && one.area == Area::kRecord && other.area == Area::kRecord &&
-         std::max(one.num_bytes, other.num_bytes) <= kMost;
+  return one.area == Area::kRecord && other.area == Area::kRecord && std::max(one.num_bytes, other.num_bytes) <= kMost;
 }
 
 Passes make_passes(const SequenceRows& rows, const GatherPlan& plan, size_t batch) {
-  Passes passes;
+  Passes made;
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
     if (output.is_bulk || !has_cells(rows, output, batch)) continue;
-    const size_t num_bytes = rows.r.columns[output.column].num_bytes;
-    Pass* const before = passes.empty() || passes.back().num_outputs == 2 ? nullptr : &passes.back();
-    if (before != nullptr && go_together(rows.r, plan.outputs[before->outputs[0]], output)) {
-      const size_t others = rows.r.columns[plan.outputs[before->outputs[0]].column].num_bytes;
-      *before = {{before->outputs[0], o}, 2, copy_of(others, num_bytes)};
+    const ColumnLayout& column = rows.r.columns[output.column];
+    std::vector<Pass>& passes = output.source == Source::kNext ? made.of_next : made.of_steps;
+    if (!passes.empty() && passes.back().num_outputs == 1 && go_together(*passes.back().columns[0], column)) {
+      Pass& pass = passes.back();
+      pass.outputs[1] = o;
+      pass.columns[1] = &column;
+      pass.num_outputs = 2;
+      pass.copy = copy_of(pass.columns[0]->num_bytes, column.num_bytes);
     } else {
-      passes.push_back({{o, o}, 1, copy_of(num_bytes)});
+      passes.push_back({{o, o}, {&column, &column}, {}, 1, copy_of(column.num_bytes)});
     }
   }
-  return passes;
+  return made;
 }
 
 // Writes the rows of an output that are no steps: padding, and the state of a tail.
@@ -128,43 +133,43 @@ void copy_ends(const SequenceRows& rows, const Output& output, const ItemPlace& 
   zero_rows(output, place, rows.in_front + count, rows.end);
 }
 
-// Copies the outputs of a pass in the window's steps [begin, begin + most), page by page. A window that crosses ends is
-// copied as a whole.
-void copy_steps(const SequenceRows& rows, const GatherPlan& plan, const Pass& pass, size_t batch, std::byte* const* out,
-                uint32_t begin, uint32_t most) {
-  Cells cells[2];
-  for (size_t i = 0; i < pass.num_outputs; ++i) {
-    const Output& output = plan.outputs[pass.outputs[i]];
-    const ColumnLayout& column = rows.r.columns[output.column];
-    const ItemPlace place = place_of(plan, output, rows.w, batch, out[pass.outputs[i]]);
-    cells[i] = {place.at(rows.in_front + begin), place.step, nullptr, column.stride, column.num_bytes};
-  }
-  const Output& first = plan.outputs[pass.outputs[0]];
-  const uint32_t here = std::min(most, rows.num_steps - begin), next = first.source == Source::kNext ? 1 : 0;
-  rows.for_each_piece(begin + next, here, [&](const Run& run, uint32_t row, uint32_t num_rows) {
-    for (size_t i = 0; i < pass.num_outputs; ++i) {
-      const uint64_t offset = rows.r.columns[plan.outputs[pass.outputs[i]].column].offset;
-      cells[i].from = run.base + offset + row * cells[i].stride;
+// Copies the outputs of the passes, page by page: all of some rows, then all of the next rows. The first-level cache
+// keeps the rows until their last column is copied. next: 1 for the rows after the steps.
+void copy_steps(const SequenceRows& rows, const std::vector<Pass>& passes, uint32_t next) {
+  const auto some = static_cast<uint32_t>(std::max<uint64_t>(kTogether / rows.r.geometry->record_stride, 1));
+  uint32_t t = rows.in_front;
+  rows.for_each_piece(next, rows.num_steps, [&](const Run& run, uint32_t row, uint32_t num_rows) {
+    for (uint32_t end = row + num_rows; row < end;) {
+      const uint32_t here = std::min(some, end - row);
+      for (const Pass& pass : passes) {
+        Cells cells[2];
+        for (size_t i = 0; i < pass.num_outputs; ++i) {
+          const ColumnLayout& column = *pass.columns[i];
+          const std::byte* from = run.base + column.offset + row * column.stride;
+          cells[i] = {pass.places[i].at(t), pass.places[i].step, from, column.stride, column.num_bytes};
+        }
+        pass.copy(cells, here);
+      }
+      row += here;
+      t += here;
     }
-    pass.copy(cells, num_rows);
-    for (size_t i = 0; i < pass.num_outputs; ++i) cells[i].to += num_rows * cells[i].step;
   });
 }
 
-// Copies the outputs of has_cells(): all of some rows, then all of the next rows. The first-level cache keeps the rows
-// until their last column is copied.
-void copy_passes(const SequenceRows& rows, const GatherPlan& plan, const Passes& passes, size_t batch,
+// Copies the outputs of has_cells().
+void copy_passes(const SequenceRows& rows, const GatherPlan& plan, Passes* passes, size_t batch,
                  std::byte* const* out) {
-  if (rows.in_front != 0 || rows.num_steps != rows.end)
-    for (const Pass& pass : passes)
+  const bool has_ends = rows.in_front != 0 || rows.num_steps != rows.end;
+  for (std::vector<Pass>* some : {&passes->of_steps, &passes->of_next}) {
+    if (some->empty()) continue;
+    for (Pass& pass : *some)
       for (size_t i = 0; i < pass.num_outputs; ++i) {
         const Output& output = plan.outputs[pass.outputs[i]];
-        copy_ends(rows, output, place_of(plan, output, rows.w, batch, out[pass.outputs[i]]));
+        pass.places[i] = place_of(plan, output, rows.w, batch, out[pass.outputs[i]]);
+        if (has_ends) copy_ends(rows, output, pass.places[i]);
       }
-  const auto some = static_cast<uint32_t>(std::max<uint64_t>(kTogether / rows.r.geometry->record_stride, 1));
-  const uint32_t most = rows.crosses ? rows.num_steps : some;
-  for (uint32_t begin = 0; begin < rows.num_steps; begin += most)
-    for (const Pass& pass : passes) copy_steps(rows, plan, pass, batch, out, begin, most);
+    copy_steps(rows, *some, some == &passes->of_next ? 1 : 0);
+  }
 }
 
 void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch,
@@ -295,7 +300,7 @@ void copy_sequences(const Region& r, const GatherPlan& plan, const Window* windo
     if (!w.ok) continue;
     const SequenceRows rows(r, plan, w, runs.data());
     if (!passes) passes = make_passes(rows, plan, batch);
-    copy_passes(rows, plan, *passes, batch, out);
+    copy_passes(rows, plan, &*passes, batch, out);
     for (size_t o = 0; o < plan.outputs.size(); ++o) {
       const Output& output = plan.outputs[o];
       if (!output.is_bulk && !has_cells(rows, output, batch)) copy_output(rows, plan, output, batch, out[o]);
