@@ -132,6 +132,7 @@ class RemoteShard(Shard):
         self._last_root: dict[int, Root] = {}
         self._last_stats: dict[str, Any] | None = None
         self._policy_version: int | None = None  # the policy version that the shard has not received yet
+        self._newest_version = 0  # of the handle
         self._changed = threading.Lock()
         self._closing = threading.Event()
         self._looks = False
@@ -193,29 +194,23 @@ class RemoteShard(Shard):
             self._state = "dead" if self._state != "replaced" else self._state
             return False
         self._lines.give(line)
-        while not self._lives_with(self._policy_version):
-            pass
+        self._send_missed_version()
+        with self._changed:
+            self._looks = False
+            self._state = "live"
+        self._send_missed_version()  # one that came meanwhile; a later one finds the shard live
         self.is_back()
         return True
 
-    def _lives_with(self, version: int | None) -> bool:
-        """Sends the version that the shard has not received, and lets draws use the shard.
-
-        Returns False, and sends no other, if a newer version came meanwhile.
-        """
-        is_sent = version is None
+    def _send_missed_version(self) -> None:
+        version = self._policy_version
+        if version is None:
+            return
         with contextlib.suppress(ReliveError):  # a version that cannot be sent now is sent at the next change
-            if version is not None:
-                self.core.set_policy_version(version)
-                is_sent = True
-        with self._changed:
-            if self._policy_version != version:
-                return False
-            if is_sent:
-                self._policy_version = None
-            self._looks = False
-            self._state = "live"
-            return True
+            self.core.set_policy_version(version)
+            self._has_version(version)()
+            if self._newest_version != version:  # its own call may have overtaken this one
+                self.core.set_policy_version(self._newest_version)
 
     def answered(self, call: Callable[[], Value]) -> Value:
         """Makes the call and returns the answer.
@@ -246,8 +241,8 @@ class RemoteShard(Shard):
         """Sends a simple call to the owner. A dead shard gets a policy version when it answers again."""
         if call != "set_policy_version":
             return self.started(lambda: self.core.start(call, *values))
-        with self._changed:  # look() sends this version, or the shard is live for the call below
-            self._policy_version = values[0]
+        with self._changed:
+            self._policy_version = self._newest_version = values[0]
         return RemoteAnswer(self, self.started(lambda: self.core.start(call, *values)), self._has_version(values[0]))
 
     def _has_version(self, version: int) -> Callable[[], None]:
