@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 from processes.shm import needs_shared_memory
+from processes.tools import eventually
 
+import relive
 from fleet.tools import CONTEXT, Owner, config_of, fill
 from relive import errors
 from relive.fleet import NoLiveShard, ShardOwner, attach
 from relive.fleet import owner as owner_module
+from relive.service import serve
 
 pytestmark = needs_shared_memory
 
@@ -171,3 +179,77 @@ def test_a_child_of_the_owner_does_not_keep_its_shard_alive(shm_name: Any) -> No
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+# ---- other answers than silence --------------------------------------------------------------------------------------
+
+
+def test_a_shard_whose_server_drains_is_left_out(shm_name: Any) -> None:
+    """Threads that need a stream of their own find the shard at its end. Other shards serve their draws."""
+    names = [shm_name(), shm_name()]
+    with ShardOwner(0, config_of(names[0])) as going, ShardOwner(1, config_of(names[1])) as staying:
+        with attach([going.serve(), staying.serve()], path="service", timeout_s=20.0) as table:
+            fill(table, 0, 0, 30)
+            fill(table, 1, 30, 10)
+            assert going._server is not None
+            going._server.drain()
+            begun = threading.Barrier(4)
+
+            def draw(_: int) -> int:
+                begun.wait(60.0)
+                return sum(table.sample(8).num_items for _ in range(5))
+
+            with ThreadPoolExecutor(4) as threads:
+                assert list(threads.map(draw, range(4))) == [40] * 4
+
+
+@pytest.mark.parametrize("call", ["gather", "len", "stats", "update_priorities"])
+def test_another_server_at_the_address_of_a_shard_is_no_shard(shm_name: Any, call: str) -> None:
+    names = [shm_name(), shm_name()]
+    spec = relive.StepSpec({"a": relive.ArraySpec((), "int64")})
+    with ExitStack() as stack:
+        going = stack.enter_context(ShardOwner(0, config_of(names[0])))
+        staying = stack.enter_context(ShardOwner(1, config_of(names[1])))
+        addresses = [going.serve(), staying.serve()]
+        table = stack.enter_context(attach(addresses, path="service", timeout_s=20.0))
+        keys = np.concatenate([fill(table, 0, 0, 30), fill(table, 1, 30, 10)])
+        going.close()
+        other = stack.enter_context(relive.Table(spec, 10))
+        stack.enter_context(serve({"other": other}, addresses[0].rpartition("/")[0]))
+        calls: dict[str, Callable[[], Any]] = {
+            "gather": lambda: table.gather(keys).present.tolist() == [False] * 30 + [True] * 10,
+            "len": lambda: len(table) == 10,
+            "stats": lambda: [one.state for one in table.stats().shards] == ["dead", "live"],
+            "update_priorities": lambda: table.update_priorities(keys, np.ones(40)) == 10,
+        }
+        assert calls[call](), "at the first call"
+        assert all(one() for one in calls.values())
+
+
+def test_close_ends_the_wait_for_shards_that_are_all_dead(shm_name: Any) -> None:
+    with ShardOwner(0, config_of(shm_name())) as owner:
+        table = attach([owner.serve()], path="service", timeout_s=20.0)
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            table.sample(4, timeout_s=math.inf)
+        except errors.ReliveError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert eventually(lambda: table._fleet.shards[0].state == "dead")
+    table.close()
+    thread.join(30.0)
+    assert [type(one) for one in raised] == [errors.TableClosed]
+    keys = np.zeros(1, np.int64)
+    calls: list[Callable[[], Any]] = [
+        lambda: table.sample(4), lambda: table.gather(keys), lambda: table.update_priorities(keys, np.ones(1)),
+        lambda: table.delete(keys), lambda: table.set_policy_version(1), lambda: table.policy_version, table.check,
+        lambda: list(table.keys()), table.stats, lambda: len(table), table.clear, table.writer,
+    ]  # fmt: skip
+    for number, call in enumerate(calls):
+        with pytest.raises(errors.TableClosed):
+            call()
+            pytest.fail(f"call {number}")

@@ -128,6 +128,8 @@ def test_a_handle_goes_on_with_an_owner_that_was_loaded(start: Any, shm_name: An
         assert contents(table, keys)["action"] == [*range(30), *range(1_000, 1_030)]
         assert not table.gather(lost).present.any() and table.update_priorities(keys, np.ones(60)) == 60
         assert set(np.bincount(table.sample(64).item_keys >> 51).tolist()) == {32}
+        with served(far) as later:  # a GroupReader compares the regions of handles, and so does a one-sided reader
+            assert [one.uuid for one in table._fleet.shards] == [one.uuid for one in later._fleet.shards]
 
 
 def _big(name: str) -> relive.TableConfig:

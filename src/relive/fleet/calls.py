@@ -60,8 +60,6 @@ class Calls:
 
     def sum_of_live(self, call: str, *values: Any) -> int:
         """The sum of these answers, which are numbers. Raises TableClosed."""
-        if self._shards.closed:
-            raise TableClosed()
         return int(sum(self.of_live(call, *values)))
 
     def of_all(self, call: str, *values: Any) -> list[Any]:
@@ -84,7 +82,7 @@ class Calls:
     def list_items(self, at: int, index: int, first: int, count: int, condition: Any) -> Any:
         """Lists leaves of one shard, in the form of TableCore.list_items; None if the shard does not answer."""
         shard = self._shards[at]
-        if not shard.is_live:
+        if not shard.is_live and not self._shards.closed:
             return None
         told = self._taken([(shard, _NO_KEYS, partial(shard.ask_list, index, first, count, condition))])
         return told[0][2] if told else None
@@ -194,8 +192,10 @@ class Calls:
         """Asks all, then takes all answers. A shard that does not answer is left out.
 
         Raises the first refusal after all answers were taken. Raises DeadlineExceeded if the table's only shard is
-        locked, and the error of a shard that does not answer if must_answer is True.
+        locked, the error of a shard that does not answer if must_answer is True, and TableClosed.
         """
+        if self._shards.closed:
+            raise TableClosed()
         asked: list[tuple[Shard, Places, Answer]] = []
         told: list[_Told] = []
         refusals: list[ReliveError] = []

@@ -285,8 +285,6 @@ class FleetCore:
 
     def stats(self) -> dict[str, Any]:
         """The totals, and the statistics of each shard."""
-        if self.closed:
-            raise TableClosed()
         return totals(self.calls.stats(), self._paces)
 
     @property

@@ -16,7 +16,7 @@ from relive.config.table_config import TableConfig
 from relive.core.distinct import distinct
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
-from relive.errors import ForeignKey, InvalidConfig, ReliveError, ServiceUnavailable
+from relive.errors import ForeignKey, InvalidConfig, ReliveError, ServiceUnavailable, TableClosed
 from relive.fleet.draws.pace import region_limiter
 from relive.fleet.draws.placement import MAX_SHARDS, Root
 from relive.fleet.draws.sharing import sharing_of
@@ -368,7 +368,10 @@ class Shards:
         """The roots of every step-th shard from `first` on. The sampler's sharing sets the masses (`sharing.py`).
 
         All shards are asked before the first wait for an answer, which takes at most left_s seconds.
+        Raises TableClosed.
         """
+        if self.closed:
+            raise TableClosed()
         asked = self._shards[first::step]
         self.prepare(asked)
         answers = [shard.ask_root(index, left_s) for shard in asked]

@@ -25,7 +25,10 @@ from relive.core.locked import is_of_lock
 from relive.errors import (
     BadMessage,
     DeadlineExceeded,
+    Draining,
     FormatMismatch,
+    HandshakeFailed,
+    NoSuchTable,
     ReliveError,
     ServiceUnavailable,
     TableClosed,
@@ -118,7 +121,7 @@ class RemoteShard(Shard):
             self._lines.give(line)
             self.address = address
             self.hello = hello
-            uuid = bytes.fromhex(framing.field(hello, "uuid", str))
+            uuid = _bytes_of(hello, "uuid")
             slot_bits, num_slots = (framing.whole(hello, name, 1, 1 << 60) for name in ("slot_bits", "num_slots"))
             super().__init__(table, table.core, framing.whole(hello, "shard", 0, 4095), (uuid, slot_bits, num_slots))
         except BaseException:
@@ -184,7 +187,9 @@ class RemoteShard(Shard):
     def look(self) -> bool:
         """Asks once whether the shard answers again. Returns whether to ask no more."""
         try:
-            line, _ = self._lines.open(time.monotonic() + CONNECT_S)  # less if the owner is silent
+            line, hello = self._lines.open(time.monotonic() + CONNECT_S)  # less if the owner is silent
+            self._lines.give(line)
+            uuid = _bytes_of(hello, "uuid")
         except FormatMismatch:
             self._state = "replaced"
             return False
@@ -193,7 +198,7 @@ class RemoteShard(Shard):
         except ReliveError:
             self._state = "dead" if self._state != "replaced" else self._state
             return False
-        self._lines.give(line)
+        self.hello, self.uuid = hello, uuid  # others, if the shard came back from a save
         self._send_missed_version()
         with self._changed:
             self._looks = False
@@ -215,12 +220,12 @@ class RemoteShard(Shard):
     def answered(self, call: Callable[[], Value]) -> Value:
         """Makes the call and returns the answer.
 
-        Raises Missed if the shard does not answer, and notes that. A shard whose answer is on its way at the deadline
-        of the call stays live.
+        Raises Missed if the shard does not answer, and notes that. So does a server that drains, and another server
+        that has taken the address. A shard whose answer is on its way at the deadline of the call stays live.
         """
         try:
             return call()
-        except (ServiceUnavailable, FormatMismatch) as error:
+        except (ServiceUnavailable, FormatMismatch, Draining, NoSuchTable, HandshakeFailed) as error:
             if self.core.closed:
                 raise TableClosed() from None
             if not (isinstance(error, ServiceUnavailable) and error.is_there):
@@ -433,12 +438,12 @@ def _look_for(shard: weakref.ref[RemoteShard], closing: threading.Event) -> None
         del found
 
 
-def _root_bytes(told: dict[str, Any]) -> bytes:
-    text = framing.field(told, "root", str)
+def _bytes_of(told: dict[str, Any], name: str) -> bytes:
+    text = framing.field(told, name, str)
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise BadMessage("a root", "hexadecimal digits", text[:40]) from None
+        raise BadMessage(name, "hexadecimal digits", text[:40]) from None
 
 
 @final
@@ -473,7 +478,7 @@ class RemotePart:
             raise Missed(self._shard, error) from None
         self._lent = told.lent
         if "root" in told.header:
-            self.root = self._shard.note_root(self._asked.request.index_number, _root_bytes(told.header))
+            self.root = self._shard.note_root(self._asked.request.index_number, _bytes_of(told.header, "root"))
         *arrays, keys, masses = self._packing.arrays(told.block, count, self._packing.num_rows(told.header))
         return arrays, keys, masses
 
