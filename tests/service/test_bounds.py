@@ -22,7 +22,7 @@ import relive
 from relive import errors
 from relive.service import ServerOptions, connect, serve
 from relive.service.server.budget import FREE_BYTES, Budget
-from relive.service.wire.sockets import peer_in, peer_of, tcp_sockets
+from relive.service.wire.sockets import heard_s, is_of_port, peer_in, peer_of, peers_of, tcp_sockets
 from service.doors import Stream, tokens_for
 from service.proxy import Proxy
 
@@ -161,6 +161,23 @@ def test_an_answer_that_is_not_read_ends_its_stream() -> None:
             proxy.stall(False)
 
 
+@pytest.mark.parametrize("kind", ["hold", "shard"])
+def test_a_batch_drawn_ahead_may_stay_unread_longer_than_its_draw_waited(kind: str) -> None:
+    """The timeout_s of its message is a slice of the wait for the limiter, and no deadline of the client."""
+    spec = relive.StepSpec({"frame": relive.ArraySpec((1 << 20,), "uint8")})
+    with relive.Table(spec, 64, max_lanes=1) as table, table.writer() as writer:
+        writer.extend(frame=np.zeros((40, 1 << 20), np.uint8))
+        with serve({"t": table}, LOOPBACK) as server:
+            stream = Stream(f"{server.address}/t", kind, None)
+            stream.hears()
+            op = {"hold": "sample", "shard": "draw"}[kind]
+            stream.say(op=op, index=0, names=["frame"], n=100, timeout_s=0.2, handed_out=0)
+            assert eventually(lambda: server._guard.permits()[0].pipe.is_stalled(2.0)), "the answer fills the link"
+            assert server._keeper.num_cut == 0 and not server._guard.stalled(60.0)
+            assert stream.hears()["live"] == 40
+            stream.close()
+
+
 def test_the_streams_of_one_client_are_counted(table: relive.Table, tmp_path: Any) -> None:
     tokens = tokens_for(tmp_path / "tokens.toml", "*")
     options = ServerOptions(max_streams_per_client=3, max_streams=5, reserved_streams=2)
@@ -177,6 +194,38 @@ def test_the_streams_of_one_client_are_counted(table: relive.Table, tmp_path: An
         admin.hears()
         for stream in (*streams, admin):
             stream.close()
+
+
+@pytest.mark.parametrize("kind", ["call", "hold", "shard"])
+def test_a_call_that_waits_for_steps_ends_with_its_client(table: relive.Table, kind: str) -> None:
+    """The awaited message is never sent, and no deadline ends the wait."""
+    with serve({"pong": table}, LOOPBACK) as server:
+        address = f"{server.address}/pong"
+        writer, waits = Stream(address, "write", None), Stream(address, kind, None)
+        session, _ = writer.hears()["session"], waits.hears()
+        op = {"call": "num_steps", "hold": "count", "shard": "layout"}[kind]
+        waits.say(op=op, handed_out=0, after=[[session, 2**61]], timeout_s=None)
+        assert eventually(lambda: server._counts.num_busy == 1)
+        waits.close()
+        assert eventually(lambda: server._counts.num_streams == 1), "the writer's"
+        writer.close()
+
+
+def test_a_server_that_closes_answers_a_call_that_waits_for_steps(table: relive.Table) -> None:
+    server = serve({"pong": table}, LOOPBACK, ServerOptions(close_timeout_s=60.0))
+    address = f"{server.address}/pong"
+    writer, waits = Stream(address, "write", None), Stream(address, "call", None)
+    session, _ = writer.hears()["session"], waits.hears()
+    waits.say(op="num_steps", after=[[session, 2**61]], timeout_s=None)
+    assert eventually(lambda: server._counts.num_busy == 1)
+    thread = threading.Thread(target=server.close)
+    thread.start()
+    with pytest.raises(errors.ServiceUnavailable, match="the server closes"):
+        waits.hears()
+    waits.close()
+    writer.close()
+    thread.join(60.0)
+    assert not thread.is_alive()
 
 
 # ---- connections -----------------------------------------------------------------------------------------------------
@@ -239,6 +288,21 @@ def test_connections_have_the_options_of_tcp_on_both_sides(table: relive.Table) 
         assert eventually(lambda: set_on() == [(1, 5, 3, 3, 15_000)] * 2), set_on()
 
 
+def test_two_servers_of_a_process_on_one_port_leave_each_other_their_connections(table: relive.Table) -> None:
+    with serve({"pong": table}, LOOPBACK) as server, connect(f"{server.address}/pong") as remote:
+        port = int(server.address.rpartition(":")[2])
+        assert len(remote) == 20
+        other = serve({"pong": table}, f"grpc://127.0.0.2:{port}")
+        with connect(f"{other.address}/pong") as beside, remote.writer() as writer:
+            assert len(beside) == 20
+            for one in (server, other):
+                one._keeper.look()
+                assert len(one._keeper._silent_since) == 1, "its own client"
+            other.close()
+            write_steps(writer, 20, 3)  # a writer whose connection was cut would raise
+        assert len(remote) == 23
+
+
 @pytest.mark.parametrize(
     ("text", "peer"),
     [
@@ -258,6 +322,27 @@ def test_a_peer_as_grpc_writes_it(text: str, peer: Any) -> None:
 def test_a_server_finds_the_sockets_of_its_peers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
         assert peer_of(one) == ("127.0.0.1", listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("host", "finds"),
+    [("127.0.0.1", True), ("127.0.0.2", False), ("[::1]", False), ("[::ffff:127.0.0.1]", True)]
+    + [(one, True) for one in ("", "0.0.0.0", "[::]", "localhost")],
+)
+def test_a_connection_is_of_the_server_that_listens_at_its_host(host: str, finds: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            port = listener.getsockname()[1]
+            assert is_of_port(port, host)(accepted) is finds and not is_of_port(port + 1, host)(accepted)
+
+
+def test_a_client_of_localhost_knows_when_it_heard_its_server(table: relive.Table) -> None:
+    """gRPC may take ::1, although the system resolves the name to 127.0.0.1 alone."""
+    with serve({"pong": table}, "grpc://localhost:0") as server, connect(f"{server.address}/pong") as remote:
+        assert len(remote) == 20
+        quiet_s = heard_s(peers_of(server.address))
+        assert quiet_s is not None and quiet_s < 60.0
 
 
 SILENT = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,12 @@ import pytest
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
 from contract.tools import write_steps
+from processes.shm import shared_files
 
 import relive
 from relive import errors
+from relive.cli.entry import run
+from relive.service import config as service_config
 from relive.service import connect
 from relive.service.config import load_config, open_table
 
@@ -239,6 +243,120 @@ def test_serve_is_killed_and_started_again(tmp_path: Path, shm_name: Any) -> Non
     assert ended(second, 20) == 0
     with relive.attach(name) as table:
         assert table.gather(keys).present.sum() >= 37
+    relive.remove(name)
+
+
+KEPT = """
+import os, signal, sys
+import numpy as np
+from relive.service.config import load_config, open_table
+
+one = load_config(sys.argv[1]).tables["kept"]
+table = open_table(one)
+with table.writer() as writer:
+    writer.extend(reward=np.arange(20.0), truncated=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+table.close()
+"""
+
+
+def kept_file(folder: Path, name: str, persists: bool, capacity: int = 100) -> Path:
+    """The file of one shared table."""
+    path = folder / "kept.toml"
+    path.write_text(
+        f"""
+address = "grpc://127.0.0.1:0"
+persist = {str(persists).lower()}
+[tables.kept]
+capacity = {capacity}
+storage = {{ shared = "{name}" }}
+columns.reward = {{ shape = [], dtype = "float32" }}
+"""
+    )
+    return path
+
+
+@pytest.mark.parametrize("refused", ["capacity", "--address", "--metrics-port"])
+@pytest.mark.parametrize("left", ["persisted", "killed"])
+def test_a_serve_that_is_refused_leaves_the_table_that_is_there(
+    tmp_path: Path, shm_name: Any, left: str, refused: str
+) -> None:
+    """The file of the refused command has `persist = false`, and the table has no process."""
+    name = shm_name()
+    path = kept_file(tmp_path, name, left == "persisted")
+    subprocess.run([sys.executable, "-c", KEPT, str(path), left], timeout=60)
+    kept_file(tmp_path, name, False, 200 if refused == "capacity" else 100)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        options = {"--address": f"grpc://127.0.0.1:{port}", "--metrics-port": port}
+        more = (refused, options[refused]) if refused in options else ()
+        with pytest.raises(errors.InvalidConfig if refused == "capacity" else errors.CannotListen):
+            run(["serve", str(path), *more])
+    with relive.attach(name) as table:
+        assert len(table) == 20
+    relive.remove(name)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_serve_that_is_refused_leaves_the_choice_of_a_table_in_use(
+    tmp_path: Path, shm_name: Any, keeps: bool
+) -> None:
+    name = shm_name()
+    spec = relive.StepSpec({"reward": relive.ArraySpec((), "float32")})
+    with relive.Table(spec, 100, storage=relive.SharedMemory(name, keep=keeps)):
+        for persists in (True, False):
+            with pytest.raises(errors.InvalidConfig, match="capacity"):
+                run(["serve", str(kept_file(tmp_path, name, persists, 200))])
+    assert bool(shared_files(name)) == keeps
+
+
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_a_serve_that_opens_its_tables(
+    tmp_path: Path, shm_name: Any, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, end: type[BaseException]
+) -> None:
+    """At once. No table is left of those that it had made."""
+    first, second = shm_name(), shm_name()
+    text = FILE.replace('storage = "local"', f'storage = {{ shared = "{second}" }}').replace('"1MiB"', "500")
+    path = written(tmp_path, text.replace("[tables.nested]", "[tables.nested]\nload = './save'"), first)
+    with relive.Table(load_config(path).tables["nested"].spec, 500, load_config(path).tables["nested"].index) as table:
+        table.save(tmp_path / "save")
+    heard_late = []
+
+    def load(*_: Any, **__: Any) -> relive.Table:
+        assert shared_files(first)
+        signal.raise_signal(number)
+        heard_late.append(number)
+        raise AssertionError("the command goes on")
+
+    monkeypatch.setattr(service_config, "load_table", load)
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(end) as ended:
+        run(["serve", str(path)])
+    assert not heard_late and not shared_files(first) and not shared_files(second)
+    assert not isinstance(ended.value, SystemExit) or ended.value.code == 128 + number
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_load_that_is_interrupted_leaves_no_table(
+    tmp_path: Path, shm_name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the signal comes while the core ends the load, so that the handler runs after the region was made."""
+    name = shm_name()
+    config = load_config(kept_file(tmp_path, name, True)).tables["kept"]
+    with relive.Table(config.spec, 100) as table:
+        table.save(tmp_path / "save")
+
+    def interrupt(*_: Any) -> None:
+        assert shared_files(name)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("relive.saving.loading.LoadedCore", interrupt)
+        open_table(config, str(tmp_path / "save"))
+    assert not shared_files(name)
+    open_table(config, str(tmp_path / "save")).close()
+    assert shared_files(name), "a table that is loaded has the choice of the file"
     relive.remove(name)
 
 

@@ -19,8 +19,9 @@ from contract.tools import contents, plain_spec, state, step, write_steps
 
 import relive
 from relive import errors
-from relive.service import Streaming, connect
+from relive.service import Streaming, connect, serve
 from service.hosts import Host
+from service.proxy import Proxy
 
 StartHost = Callable[[], Host]
 
@@ -149,6 +150,33 @@ def test_batches_go_on_after_a_server_came_back(start_host: StartHost, shm_name:
     host.close()
 
 
+def test_batches_that_a_broken_link_gave_back_are_not_handed_out() -> None:
+    """The server gave back the batches in flight and their numbers, so it draws the same batches again."""
+    with relive.Table(plain_spec(), 500) as table, serve({"t": table}, "grpc://127.0.0.1:0") as server:
+        with table.writer() as writer:
+            write_steps(writer, 0, 400)
+        with Proxy(int(server.address.rpartition(":")[2])) as link, connect(link.address + "/t") as remote:
+            with remote.batches(10, prefetch=4, timeout_s=60.0) as batches:
+
+                def settle(holds: Callable[[], bool]) -> None:
+                    ends = time.monotonic() + 60.0
+                    while not holds() and time.monotonic() < ends:
+                        time.sleep(0.005)
+                    assert holds()
+
+                seen = [next(batches).item_keys.tolist()]
+                settle(lambda: len(batches._bringer.ready) == 4)
+                link.cut()
+                seen.append(next(batches).item_keys.tolist())  # the end of the link is not known yet
+                settle(lambda: batches._bringer.error is not None)
+                with pytest.raises(errors.ServiceUnavailable):
+                    next(batches)
+                seen += [next(batches).item_keys.tolist() for _ in range(6)]
+            again = [number for number, keys in enumerate(seen) if keys in seen[:number]]
+            assert again in ([], [2]), "only the batch that was handed out beside the cut may come twice"
+            assert table.stats().indexes["default"].sampled == 70
+
+
 def _hold(address: str, ready: Any) -> None:
     remote = connect(address)
     writer = remote.writer(num_lanes=2)
@@ -188,3 +216,23 @@ def test_nobody_there() -> None:
     with pytest.raises(errors.ServiceUnavailable) as caught:
         connect("grpc://127.0.0.1:1/t", timeout_s=0.5)
     assert time.monotonic() - start < 5 and caught.value.reason
+
+
+def test_patterns_go_on_with_new_episodes_after_a_restart(shm_name: Any) -> None:
+    """The server that ended has cut the lanes: the next step begins an episode."""
+    index = {"steps": relive.Index(), "items": relive.Index(relive.Explicit(3))}
+    with relive.Table(plain_spec(), 500, index, storage=relive.SharedMemory(shm_name())) as table:
+        first = serve({"table": table}, "grpc://127.0.0.1:0")
+        with connect(f"{first.address}/table", timeout_s=30.0) as remote:
+            writer = relive.PatternWriter(remote, remote.writer(), relive.Pattern(3, every=2))
+            for number in range(4):
+                writer.append(**step(number))
+            assert table.num_items("items") == 1
+            first.close()
+            with serve({"table": table}, first.address):
+                with pytest.raises(errors.ServiceUnavailable):
+                    writer.append(**step(4))
+                for number in range(10, 15):
+                    writer.append(**step(number))
+                assert (writer.num_waiting, writer.num_dropped, table.num_items("items")) == (0, 0, 3)
+                writer.close()

@@ -245,6 +245,33 @@ def test_a_forked_child_is_refused_in_words_and_ends(address: str) -> None:
     assert said_by_child(lambda: relive.connect(address, timeout_s=5.0) and "") == ("ForkedHandle", 7)
 
 
+def test_a_forked_child_waits_for_no_lock_of_a_streaming_writer(address: str) -> None:
+    """A thread of the parent may have had the lock when the fork copied it."""
+    with relive.connect(address, timeout_s=60.0) as table:
+        writer = table.writer(streaming=Streaming(linger_s=60.0))
+        keys = writer.append(a=1, truncated=True)
+        calls: list[Callable[[], Any]] = [
+            lambda: np.asarray(keys),
+            lambda: writer.append(a=1, truncated=True),
+            lambda: writer.append(a=1),
+            lambda: writer.extend(a=[1, 2], truncated=True),
+            lambda: writer.set_policy_version(1),
+            lambda: writer.flush(),
+            lambda: table.sample(4),
+        ]
+
+        def child(call: Callable[[], Any]) -> str:
+            signal.alarm(30)
+            return str(call())
+
+        core: Any = writer._core
+        with core._lock:
+            said = [said_by_child(lambda call=call: child(call)) for call in calls]
+            closed = said_by_child(lambda: child(writer.close))
+        assert said == [("ForkedHandle", 7)] * len(calls) and closed == ("None", 7)
+        assert len(table) == 501
+
+
 class Waits:
     """Has the only handle of the program, and a method that a thread runs."""
 

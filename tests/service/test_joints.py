@@ -19,6 +19,7 @@ from contract.tools import plain_spec, write_steps
 
 import relive
 from relive import errors
+from relive.cli.entry import run
 from relive.service import Access, ClientTLS, Door, ServerTLS, connect, serve
 from service.certificates import Authority, needs_openssl
 from service.doors import tokens_for
@@ -136,6 +137,35 @@ def _relive(*words: str | Path, **more: Any) -> subprocess.Popen[str]:
         text=True,
         **more,
     )
+
+
+def test_commands_that_look_at_a_table_of_an_address(
+    locked: Locked, address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writes = tmp_path / "append"
+    writes.write_text(locked.tokens["append"])
+    writes.chmod(0o600)
+    access = ["--ca", str(locked.client.ca), "--token-file"]
+    assert run(["inspect", address, "--once", "--every", "0.1", *access, str(locked.file)]) == 0
+    assert "20 of 200 steps" in capsys.readouterr().out
+    with connect(address, tls=locked.client, token=writes) as remote, remote.writer() as writer:
+        write_steps(writer, 20, 4, truncated=True)
+    assert run(["export", address, str(tmp_path / "out.npz"), *access, str(locked.file)]) == 0
+    assert run(["import", str(tmp_path / "out.npz"), address, *access, str(writes)]) == 0
+    assert capsys.readouterr().out.endswith("steps written\n")
+
+
+@pytest.mark.parametrize("command", ["inspect {}", "export {} out.npz", "import out.npz {}"])
+@pytest.mark.parametrize("target", ["name", "./folder"])
+def test_the_options_of_a_client_are_for_an_address(
+    command: str, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--ca", "--token-file", "--certificate", "--key"):
+        with pytest.raises(SystemExit) as end:
+            run([*command.format(target).split(), option, "file"])
+        assert end.value.code == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{option} is for a table of a server: expected grpc+tls://HOST:PORT/NAME, got '{target}'" in said
 
 
 def test_the_commands(locked: Locked, tmp_path: Path) -> None:

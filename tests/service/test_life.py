@@ -27,6 +27,7 @@ from relive import errors
 from relive.cli.entry import run
 from relive.service import Health, Streaming, connect, health, serve
 from relive.service.server import life
+from relive.service.server.saves import Saves
 from relive.service.server.write_session import WriteSession
 from service.doors import tokens_for
 
@@ -189,6 +190,25 @@ def test_a_table_that_is_dropped_is_gone(shm_name: Any) -> None:
     assert not shared_files(name)
 
 
+def test_a_server_closes_although_a_table_is_dropped_meanwhile(
+    table: relive.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with relive.Table(plain_spec(), 100) as other:
+        server = serve({"pong": table, "other": other}, LOOPBACK)
+        close = Saves.close
+
+        def drops(saves: Saves, ends: float) -> None:
+            if "other" in server.tables:
+                server._life.drop("other")
+            close(saves, ends)
+
+        monkeypatch.setattr(Saves, "close", drops)
+        server.close()
+        assert server.tables == ("pong",) and server._flight is None
+        with pytest.raises(errors.ServiceUnavailable):
+            connect(f"{server.address}/pong", timeout_s=1.0)
+
+
 # ---- health ----------------------------------------------------------------------------------------------------------
 
 
@@ -310,11 +330,13 @@ def _file_of_a_table(name: str, folder: Path) -> Path:
     return config
 
 
-def test_serve_gives_the_handlers_of_signals_back(shm_name: Any, tmp_path: Path) -> None:
+def test_serve_gives_the_handlers_of_signals_back(
+    shm_name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program may call the command: Ctrl-C is its own again after the end."""
     config = _file_of_a_table(shm_name(), tmp_path)
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
-    threading.Timer(1.5, _thread.interrupt_main).start()
+    monkeypatch.setattr("relive.cli.tables.say", lambda _: _thread.interrupt_main())  # it says that it serves
     assert run(["serve", str(config)]) == 0
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 

@@ -16,7 +16,23 @@ import relive
 from relive import errors
 from relive.service import connect, serve
 from relive.service.server import metrics as module
-from service.doors import tokens_for
+from service.doors import Stream, tokens_for
+
+
+def test_a_label_has_no_text_of_a_client() -> None:
+    with relive.Table(plain_spec(), 200) as table, serve({"pong": table}, "grpc://127.0.0.1:0") as server:
+        port = server.serve_metrics()
+        stream = Stream(f"{server.address}/pong", "write", None)
+        stream.hears()
+        for number, op in enumerate(["append", "x" * 1000, ["y"], None]):
+            stream.say(seq=number, epoch=0, timeout_s=0.0, ops=[], op=op)
+            stream.hears()
+        stream.close()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            lines = [
+                line for line in answer.read().decode().splitlines() if line.startswith("relive_call_seconds_count")
+            ]
+    assert lines == ['relive_call_seconds_count{kind="write",op="write",table="pong"} 4.0']
 
 
 def test_metrics_of_tables_and_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,10 +14,14 @@ import pytest
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
+from processes.tools import stop_process
+
 import relive
 from relive import errors
 from relive.core.request import DrawRequest
+from relive.over.mixed_draws import MixedDraws
 from relive.service import RemoteTable, connect
+from relive.service.client.held_draws import RemoteDraws
 from service.hosts import Host
 
 SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
@@ -94,3 +101,100 @@ def test_a_server_that_dies_costs_the_other_source_nothing(
     assert local.num_items() == 18 and local.stats().indexes["default"].sampled == 2
     mixture.close()
     remote.close()
+
+
+@pytest.fixture
+def stopped(start_host: Callable[[], Host], shm_name: Any) -> Iterator[tuple[relive.Mixture, Callable[[], None]]]:
+    """A mixture of two sources of one server, and a call that stops the server until the end of the test."""
+    one = start_host()
+    with served(one, shm_name()) as remote:
+        with relive.Mixture({"a": 0.5, "b": 0.5}, {"a": remote, "b": remote}, timeout_s=10.0) as mixture:
+            try:
+                yield mixture, lambda: stop_process(one.process.pid)
+            finally:
+                os.kill(one.process.pid, signal.SIGCONT)
+
+
+def test_next_of_batches_keeps_its_deadline_while_a_server_hangs(stopped: Any) -> None:
+    mixture, stop = stopped
+    with mixture.batches(2, prefetch=3, timeout_s=1.0) as batches:
+        next(batches)
+        until(lambda: len(batches._bringer.ready) == 3)
+        stop()
+        began = time.monotonic()
+        with pytest.raises((errors.DeadlineExceeded, errors.ServiceUnavailable)):
+            next(batches)
+        assert time.monotonic() - began < 6.0, "a second for each source, and not the ten of the handle"
+
+
+def test_next_of_batches_does_not_wait_longer_for_a_draw_that_is_under_way(stopped: Any) -> None:
+    """The thread of batches() waits for the server meanwhile, with the draws of the mixture."""
+    mixture, stop = stopped
+    with mixture.batches(2, prefetch=3, timeout_s=1.0) as batches:
+        next(batches)
+        until(lambda: len(batches._bringer.ready) == 3)
+        alone = batches._bringer._source._alone
+        taken, release = threading.Event(), threading.Event()
+
+        def draw() -> None:
+            with alone.within(60.0):
+                taken.set()
+                release.wait(60.0)
+
+        drawing = threading.Thread(target=draw)
+        drawing.start()
+        taken.wait(60.0)
+        began = time.monotonic()
+        with pytest.raises(errors.DeadlineExceeded):
+            next(batches)
+        assert time.monotonic() - began < 6.0
+        release.set()
+        drawing.join(60.0)
+        assert next(batches).num_items == 2
+
+
+def test_a_sample_keeps_its_deadline_while_a_server_hangs(stopped: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stops after the draws, and before they are counted."""
+    mixture, stop = stopped
+    mixture.sample(2)
+    as_it_is = MixedDraws.batch
+
+    def batch(*arguments: Any) -> Any:
+        made = as_it_is(*arguments)
+        stop()
+        return made
+
+    monkeypatch.setattr(MixedDraws, "batch", batch)
+    began = time.monotonic()
+    with pytest.raises(errors.ServiceUnavailable):
+        mixture.sample(2, timeout_s=0.5)
+    assert time.monotonic() - began < 6.0
+
+
+@pytest.mark.parametrize("call", ["sample", "batches"])
+def test_an_interrupt_of_the_count_goes_on_as_it_is(stopped: Any, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other parts are counted if their servers answer within a second."""
+    mixture, stop = stopped
+    as_it_is, told = RemoteDraws._exchange, []
+
+    def exchange(draws: Any, stream: Any, message: bytes, *rest: Any) -> Any:
+        if b'"op":"count"' in message and not told:
+            told.append(message)
+            stop()
+            draws._stream = None
+            draws._core.connection.drop(stream)
+            raise KeyboardInterrupt
+        return as_it_is(draws, stream, message, *rest)
+
+    mixture.sample(2)
+    with mixture.batches(2, prefetch=3, timeout_s=10.0) as batches:
+        if call == "batches":
+            until(lambda: len(batches._bringer.ready) == 3)
+        else:
+            batches.close()
+        monkeypatch.setattr(RemoteDraws, "_exchange", exchange)
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            mixture.sample(2) if call == "sample" else next(batches)
+        assert time.monotonic() - began < 6.0
+        assert told

@@ -202,6 +202,19 @@ def test_a_pull_ends_at_its_deadline_or_when_none_will_come(server: Server, remo
         face.publish(numbered(2), 2)
 
 
+def test_an_interrupted_publication_gives_the_seat_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = server.parameters("t")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(store, "replace", interrupted)
+        store.publish(numbered(1), 1, timeout_s=60.0)
+    store.publish(numbered(2), 2, timeout_s=0.0)
+    assert store.version == 2
+
+
 def test_a_server_that_closes_waits_for_nobody() -> None:
     with relive.Table(plain_spec(), 100) as table:
         server = serve({"t": table}, "grpc://127.0.0.1:0")

@@ -79,6 +79,20 @@ def test_another_layout_or_version_is_refused_by_the_server(change: dict[str, An
         writer.close()
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "a?b", "a?", "a#b", "50%25", "a\tb", "a\nb", "a\r", 7])
+def test_a_name_that_no_address_has_is_refused(name: Any) -> None:
+    with relive.Table(plain_spec(), 10) as table:
+        with pytest.raises(errors.InvalidConfig, match="name of a served table.*without '/'"):
+            serve({name: table}, "grpc://127.0.0.1:0")
+
+
+@pytest.mark.parametrize("name", ["a b", "50%", "\u00fc", "\u65e5\u672c", "a;b", "a&b=c", "..", " a "])
+def test_a_name_that_is_served_is_reached_as_it_is_written(name: str) -> None:
+    with relive.Table(plain_spec(), 10) as table, serve({name: table}, "grpc://127.0.0.1:0") as server:
+        with connect(f"{server.address}/{name}") as remote:
+            assert len(remote) == 0
+
+
 def test_another_table_behind_the_address_is_refused_by_the_client(host: Host, shm_name: Any) -> None:
     """After a restart the table must be the same one: keys of the old one mean nothing in a new one."""
     address = host.serve(plain_spec(), 100, storage=relive.SharedMemory(shm_name()))

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from processes.tools import stop_process
 import relive
 from relive import errors
 from relive.service import RemoteTable, Server, StreamedKeys, Streaming, connect, serve
+from relive.service.wire import encoding
 from service.hosts import Host
 
 SLOW = Streaming(linger_s=30.0)  # nothing leaves unless it must
@@ -63,6 +64,24 @@ def test_a_client_sees_what_it_wrote_before(remote: RemoteTable) -> None:
         with remote.batches(4, prefetch=1) as batches:
             writer.append(**step(9, 10))
             assert set(next(batches)["action"].tolist()) == {9}
+
+
+def test_a_handle_with_more_writers_than_sixty_four_makes_every_call() -> None:
+    """Each writer has steps that the server must apply before the call."""
+    table = relive.Table(plain_spec(), 1000, prioritized(), max_lanes=80)
+    with table, serve({"t": table}, "grpc://127.0.0.1:0") as one, connect(one.address + "/t", timeout_s=60.0) as remote:
+        writers = [remote.writer(streaming=SLOW) for _ in range(80)]
+
+        def written(number: int) -> bool:
+            for writer in writers:
+                writer.append(**step(number, number + 1))
+            return True
+
+        assert written(1) and len(remote) == 80
+        assert written(2) and remote.sample(4).num_items == 4
+        with remote.batches(4, prefetch=2) as batches:
+            assert written(3) and next(batches).num_items == 4
+        assert len(remote) == 240
 
 
 def test_keys_come_when_they_are_read(remote: RemoteTable) -> None:
@@ -307,6 +326,96 @@ def test_flush_has_a_deadline() -> None:
                 assert isinstance(lost.value.__cause__, errors.DeadlineExceeded) and lost.value.num_steps == 5
                 writer.close()
                 assert len(remote) == 20
+
+
+@pytest.mark.parametrize("version", [4, None])
+def test_a_version_that_was_set_before_a_failure_was_known_counts_for_the_rows_after_it(
+    remote: RemoteTable, version: int | None
+) -> None:
+    """The message with the version is dropped, together with the steps that were sent after the refused one."""
+    remote.set_policy_version(9)
+    with remote.writer(streaming=SLOW) as writer:
+        writer.set_policy_version(3)
+        writer.append(**step(0, 1))
+        writer.append(**step(7, 8))  # no continuation of 1
+        writer.set_policy_version(version)  # sends the block, and returns before the refusal is known
+        with pytest.raises(errors.Unacknowledged) as caught:
+            writer.flush()
+        assert (caught.value.num_calls, caught.value.num_steps) == (3, 1)
+        key = int(writer.append(**step(1, 2)))
+        assert remote.gather([key], columns=["policy_version"])["policy_version"].tolist() == [version or 9]
+
+
+def test_a_second_failure_keeps_the_lost_steps_of_the_first(server: Server, remote: RemoteTable) -> None:
+    writer = remote.writer(streaming=Streaming(max_rows=32, linger_s=30.0))
+    core: Any = writer._core
+    writer.append(**step(0, 1))
+    for t in range(7, 38):  # the first of these is refused, and the block is full with the last
+        writer.append(**step(t, t + 1))
+    until(lambda: core._failure is not None)
+    server.close()
+    until(lambda: core._stream is None)
+    with pytest.raises(errors.Unacknowledged) as caught:
+        writer.append(**step(1, 2))
+    assert (caught.value.num_calls, caught.value.num_steps) == (32, 31)
+    assert isinstance(caught.value.__cause__, errors.SeamMismatch)
+    writer.close()
+
+
+def test_a_server_that_closes_is_told_once(server: Server, remote: RemoteTable) -> None:
+    """It refuses every message until it ends the streams, also the one that stands for the steps that were given up."""
+    with remote.writer(streaming=SLOW) as writer:
+        core: Any = writer._core
+        writer.append(**step(0, 1))
+        server._hosted["t"].closing.set()
+        with pytest.raises(errors.Unacknowledged) as caught:
+            writer.flush()
+        assert isinstance(caught.value.__cause__, errors.ServiceUnavailable) and caught.value.num_steps == 1
+        until(lambda: core._epoch > 9 or not (core._outbox or core._sent))
+        writer.flush()
+        assert core._epoch <= 2
+        server._hosted["t"].closing.clear()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60.0
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("streaming", [None, SLOW], ids=["answered", "streamed"])
+def test_a_call_that_is_too_large_for_a_message_is_refused_and_keeps_its_lanes(
+    remote: RemoteTable, streaming: Streaming | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow sends no message of 2 GiB: it would end the stream, and with it the open episodes."""
+    with remote.writer(streaming=streaming) as writer:
+        stream = writer._core._stream  # type: ignore[union-attr]
+        keys = [writer.append(**step(0, 1))]
+        monkeypatch.setattr(encoding, "MAX_BODY_BYTES", 400)
+        block = {"observation": np.zeros((30, 2), np.float32), "action": np.arange(30), "reward": np.zeros(30)}
+        with pytest.raises(errors.InvalidConfig, match="at most 400 bytes") as caught:
+            writer.extend(**block)
+        assert caught.value.got == 30 * 20
+        keys += [
+            writer.append(**step(1, 2)),
+            *writer.extend(observation=[state(2), state(3)], action=[2], reward=[0.0]),
+        ]
+        assert contents(remote, [int(key) for key in keys])["action"] == [0, 1, 2]
+        monkeypatch.setattr(encoding, "MAX_BODY_BYTES", 8)
+        with pytest.raises(errors.InvalidConfig, match="at most 8 bytes"):
+            writer.append(**step(3, 4))
+        assert writer._core._stream is stream  # type: ignore[union-attr]
+        monkeypatch.undo()
+        writer.append(**step(3, 4))
+
+
+def test_no_block_of_steps_is_too_large_for_a_message(remote: RemoteTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "MAX_BODY_BYTES", 400)
+    with remote.writer(streaming=Streaming(max_block_bytes=1 << 40, linger_s=30.0)) as writer:
+        keys = [writer.append(**step(t, t + 1)) for t in range(100)]
+        assert contents(remote, [int(key) for key in keys])["action"] == [*range(100)]
+        assert max(key._part.num_calls for key in keys) <= 400 // 20
 
 
 def write_streamed(writer: Any, count: int) -> None:

@@ -22,6 +22,7 @@ from contract.tools import plain_spec, prioritized, write_steps
 import relive
 from relive import errors
 from relive.checks.secrets import read_token
+from relive.cli.entry import run
 from relive.core.roles import ROLES, needs, role_of
 from relive.core.table_core import SimpleCalls
 from relive.service import Server, connect, serve
@@ -272,6 +273,21 @@ def test_a_lowered_token_loses_the_role_at_once(table: relive.Table, tmp_path: P
         assert len(one) == 20
 
 
+def test_a_lowered_token_loses_the_lanes_of_an_idle_writer(table: relive.Table, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    token = add_token(str(path), "actor", ["read", "append"], ["*"])
+    with serve({"pong": table}, LOOPBACK, tokens=path) as server:
+        stream = Stream(f"{server.address}/pong", "write", token, num_lanes=4)
+        stream.hears()
+        assert table.stats().num_lanes == 4
+        path.write_text(path.read_text().replace('["read", "append"]', '["read"]'))
+        deadline = time.monotonic() + 20.0  # earlier than the deadline of the stream itself
+        while table.stats().num_lanes and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert table.stats().num_lanes == 0
+        stream.close()
+
+
 def test_an_expired_token_ends(table: relive.Table, tmp_path: Path) -> None:
     import datetime
 
@@ -432,6 +448,25 @@ def test_a_wrong_entry_is_named(tmp_path: Path, content: str, match: str) -> Non
     path.chmod(0o600)
     with pytest.raises(errors.InvalidConfig, match=match):
         read_tokens(str(path))
+
+
+@pytest.mark.parametrize(
+    ("expires", "says"),
+    [
+        ("2027-01-01T00:00:00Z", "until 2027-01-01 00:00:00+00:00"),
+        ("9999-12-31T23:59:59-12:00", "until the year 10000"),
+        ("0001-01-01T00:00:00+12:00", "until the year 0"),
+    ],
+)
+def test_every_time_of_an_entry_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], expires: str, says: str
+) -> None:
+    """In UTC, which may have no such year."""
+    path = tmp_path / "tokens.toml"
+    path.write_text(f'[tokens.a]\ncertificate = "c"\nexpires = {expires}\ngrants = []\n')
+    path.chmod(0o600)
+    assert run(["token", "ls", "--file", str(path)]) == 0
+    assert capsys.readouterr().out == f"a: no roles, {says}\n"
 
 
 def test_a_folder_is_no_file_of_tokens(tmp_path: Path) -> None:

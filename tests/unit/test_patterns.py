@@ -254,6 +254,18 @@ def test_ctrl_c_after_the_first_items_of_a_step(table: Any) -> None:
         assert sorted(contents(table)) == [((), (5,), (), 5.0), ((), (6,), (), 6.0)]
 
 
+def test_rows_of_two_episodes_make_no_item(table: Any) -> None:
+    """The writer below the patterns ended the episode: the item is dropped, and the next ones are made."""
+    inner = table.writer()
+    with PatternWriter(table, inner, Pattern({"past": 2}, columns={"score": "reward"})) as writer:
+        writer.append(**step(0))
+        inner.end_episode(truncated=True, next_observation=np.zeros(2))
+        for number in (1, 2):
+            writer.append(**step(number))
+        assert (writer.num_dropped, writer.num_waiting) == (1, 0)
+        assert contents(table) == [((1.0, 2.0), (), (), 2.0)]
+
+
 def test_a_refused_append_is_no_step(table: Any) -> None:
     with PatternWriter(table, table.writer(), Pattern({"past": 2}, columns={"score": "reward"})) as writer:
         writer.append(**step(0))
@@ -315,6 +327,20 @@ def test_what_cannot_be_a_pattern_is_refused(make: Any) -> None:
 def test_what_does_not_fit_the_table_is_refused(table: Any, pattern: Pattern, error: type[Exception]) -> None:
     with table.writer() as writer, pytest.raises(error):
         PatternWriter(table, writer, [pattern])
+
+
+@pytest.mark.parametrize("part", ["columns", "where"])
+def test_a_late_column_is_refused(part: str) -> None:
+    """append does not take it, so a pattern has no value of it."""
+    spec = relive.StepSpec(
+        {"action": relive.ArraySpec((), "int64"), "late": relive.ArraySpec((), "float32", late=True)}
+    )
+    own = {"score": relive.ArraySpec((), "float32")}
+    columns = {"score": "late" if part == "columns" else "action"}
+    pattern = Pattern(2, columns=columns, where=Condition("late", ">", 0) if part == "where" else ())
+    with relive.Table(spec, 100, relive.Index(Explicit(2, own))) as table, table.writer() as writer:
+        with pytest.raises(errors.InvalidConfig, match=r"'late'.*complete"):
+            PatternWriter(table, writer, pattern)
 
 
 def test_items_over_steps_that_wait_for_late_columns_come_with_them() -> None:

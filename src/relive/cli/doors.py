@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from relive.cli.commands import (
     say,
 )
 from relive.core.roles import ROLES
+from relive.table.open import connect
 
 if TYPE_CHECKING:
-    from relive.service import Access
+    from relive.service import Access, RemoteTable
 
-__all__ = ["access_of", "add", "add_access"]
+__all__ = ["access_of", "add", "add_access", "connect_as", "refuse_access"]
 
 _FILE = "tokens.toml"
 
@@ -78,9 +79,16 @@ def _list(file: Path) -> None:
         from relive.service.wire.tokens import read_tokens
     for one in read_tokens(os.fspath(file)):
         grants = "; ".join(f"{', '.join(sorted(grant.roles))} for {', '.join(grant.tables)}" for grant in one.grants)
-        zone = datetime.timezone.utc
-        expires = "" if one.expires == float("inf") else f", until {datetime.datetime.fromtimestamp(one.expires, zone)}"
+        expires = "" if one.expires == float("inf") else f", until {_time_of(one.expires)}"
         say(f"{one.name}: {grants or 'no roles'}{expires}")
+
+
+def _time_of(seconds: float) -> str:
+    """A time in UTC. A time of another zone may be in a year that the calendar of Python does not have in UTC."""
+    try:
+        return str(datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc))
+    except (OverflowError, ValueError):
+        return "the year 10000" if seconds > 0 else "the year 0"
 
 
 def _remove(name: str, file: Path) -> None:
@@ -108,3 +116,18 @@ def access_of(token_file: str | None, ca: str | None, certificate: str | None, k
 
     tls = None if ca is certificate is key is None else ClientTLS(ca, certificate, key)
     return Access.of(tls, None if token_file is None else Path(token_file))
+
+
+def connect_as(command: str, address: str, access: Mapping[str, str | None]) -> RemoteTable:
+    """A handle on a table of a server, with the options of `add_access`. Raises as `relive.connect`."""
+    with extra_named(f"{command} ADDRESS", "service"):
+        entry = access_of(**access)
+        return connect(address, tls=entry.tls, token=entry.token)
+
+
+def refuse_access(target: str, access: Mapping[str, str | None]) -> None:
+    """Raises UsageError if an option of `add_access` is given and the target is no address."""
+    for name, value in access.items():
+        if value is not None and "://" not in target:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for a table of a server: expected grpc+tls://HOST:PORT/NAME, got {target!r}")

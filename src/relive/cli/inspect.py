@@ -8,17 +8,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relive.cli.commands import Commands, UsageError, add_command, at_least, extra_named, say
+from relive.cli.commands import Commands, UsageError, add_command, at_least, say
+from relive.cli.doors import add_access, connect_as, refuse_access
 from relive.cli.inspecting.terminal import Screen
 from relive.cli.inspecting.view import Looker
 from relive.config.storage import File
 from relive.errors import NoSuchTable
 from relive.errors.base import bytes_text
-from relive.table.open import attach, connect, list_tables, saved
+from relive.table.open import attach, list_tables, saved
 
 if TYPE_CHECKING:
     from relive.service.client.remote_table import RemoteTable
@@ -51,6 +52,7 @@ def add(commands: Commands) -> None:
         type=_port,
         help="Show the table in a browser, at http://127.0.0.1:PORT. Port 0 takes a free port.",
     )
+    add_access(parser.add_argument)
 
 
 def _port(text: str) -> int:
@@ -60,20 +62,21 @@ def _port(text: str) -> int:
     return port
 
 
-def _inspect(target: str, every: float, once: bool, web: int | None) -> None:
+def _inspect(target: str, every: float, once: bool, web: int | None, **access: str | None) -> None:
     """Show a table while it is in use: fill, rates, reuse, ages, priorities, and which side waits for which.
 
     The command reads the table and changes nothing. Its draws count for no limiter.
     """
     if once and web is not None:
         raise UsageError("--once prints a view; --web shows views in a browser: give one of them")
+    refuse_access(target, access)
     if _is_folder(target):
         if not Path(target).is_dir():
             raise NoSuchTable(target)
         if not any(row.alive for row in list_tables(target)):
             _show_save(target)
             return
-    with _opened(target) as table:
+    with _opened(target, access) as table:
         looker = Looker(table, target)
         if web is not None:
             _serve(looker, web)
@@ -86,12 +89,10 @@ def _is_folder(target: str) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(target: str) -> Iterator[Table | RemoteTable]:
+def _opened(target: str, access: Mapping[str, str | None]) -> Iterator[Table | RemoteTable]:
     """A handle that changes nothing."""
     if "://" in target:
-        with extra_named("inspect ADDRESS", "service"):
-            remote = connect(target)
-        with contextlib.closing(remote):
+        with contextlib.closing(connect_as("inspect", target, access)) as remote:
             yield remote
         return
     with contextlib.closing(attach(File(target) if _is_folder(target) else target, read_only=True)) as table:

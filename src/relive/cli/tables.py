@@ -8,14 +8,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from relive.cli.commands import Commands, UsageError, add_command, at_least, extra_named, named_path, port, say
 from relive.cli.doors import access_of, add_access
 from relive.config.capacity import bytes_per_step
 from relive.config.storage import File, SharedMemory
+from relive.config.table_config import TableConfig
 from relive.errors import InUse, NoSuchTable, ReliveError
 from relive.table.open import list_tables, remove
 from relive.table.table import Table
@@ -134,19 +135,22 @@ def _serve(
         from relive.service.config import load_config
 
     loaded = load_config(config)
-    signals: list[int] = []  # no Event: a handler may be called while the waiting thread has its lock
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        for number, _ in before:
-            signal.signal(number, lambda number, _: signals.append(number))
-        _serve_until(signals, loaded, address, insecure, metrics_port, metrics_host, **files)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a load takes as long as its save is large
+        signal.signal(signal.SIGTERM, _end)
+        _serve_tables(loaded, address, insecure, metrics_port, metrics_host, **files)
     finally:
         for number, handler in before:
             signal.signal(number, handler)
 
 
-def _serve_until(
-    signals: Sequence[int],
+def _end(number: int, _: object) -> NoReturn:
+    """Handles a signal that ends the command at once, with the status that a shell gives to its end."""
+    raise SystemExit(128 + number)
+
+
+def _serve_tables(
     loaded: ServiceConfig,
     address: str | None,
     insecure: bool,
@@ -154,25 +158,24 @@ def _serve_until(
     metrics_host: str,
     **files: str | None,
 ) -> None:
-    """Serves until a number stands in `signals`, or the server is drained."""
+    """Serves until SIGINT or SIGTERM, or until the server is drained. The caller restores the handlers."""
     from relive.service import ServerOptions, serve_behind
     from relive.service.config import open_table
 
     where, door = address or loaded.address, _door(loaded.door, insecure, **files)
     door.check(where)
+    options = ServerOptions(saves=loaded.saves)
+    signals: list[int] = []  # no Event: a handler may be called while the waiting thread has its lock
+    tables: dict[str, Table] = {}
     with contextlib.ExitStack() as stack:
         saves = {name: loaded.save_of(name) for name in loaded.tables}
-        there = {row.path for row in list_tables()}
-        tables = {name: stack.enter_context(open_table(one, saves[name])) for name, one in loaded.tables.items()}
-        options = ServerOptions(saves=loaded.saves)
-        try:
+        with _starting(loaded.tables, tables):
+            for name, one in loaded.tables.items():
+                tables[name] = stack.enter_context(open_table(one, saves[name]))
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda number, _: signals.append(number))
             server = stack.enter_context(serve_behind(tables, where, door, options))
             metrics = None if metrics_port is None else server.serve_metrics(metrics_port, metrics_host)
-        except BaseException:  # such as a port that is taken: no client has had what this command made
-            for name, table in tables.items():
-                if isinstance(loaded.tables[name].storage, SharedMemory) and table.path not in there:
-                    table.core.set_keeps_file(False)
-            raise
         for name, table in tables.items():
             say(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps{_from_save(table, saves[name])}")
             for line in _cost_of_the_remover(table):
@@ -186,6 +189,28 @@ def _serve_until(
             if server.is_draining and ends == math.inf:
                 ends = time.monotonic() + options.close_timeout_s
             time.sleep(_HEARS_S)
+
+
+@contextlib.contextmanager
+def _starting(configs: Mapping[str, TableConfig], tables: Mapping[str, Table]) -> Iterator[None]:
+    """Gives tables in memory the `persist` of the file after the block, which opens them and begins to serve.
+
+    If the block fails, as at a port that is taken, the memory of the tables that it made ends with their last close,
+    because no client has used them. Tables that were there before stay as they are.
+    """
+    there = {row.path for row in list_tables()}
+    try:
+        yield
+    except BaseException:
+        for table in tables.values():
+            is_new = isinstance(table.config.storage, SharedMemory) and table.path not in there
+            if is_new and table.core.is_last_writer():  # else another process has made it meanwhile
+                table.core.set_keeps_file(False)
+        raise
+    for name, table in tables.items():
+        storage = configs[name].storage
+        if isinstance(storage, SharedMemory):
+            table.core.set_keeps_file(storage.keep)
 
 
 def _door(

@@ -6,13 +6,14 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from relive.cli.commands import Commands, add_command, say
+from relive.cli.doors import add_access, connect_as, refuse_access
 from relive.errors import InvalidConfig
 from relive.saving.current import CURRENT
-from relive.table.open import attach, connect, load
+from relive.table.open import attach, load
 
 __all__ = ["add"]
 
@@ -30,6 +31,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("path", metavar="PATH", help="The new file or folder.")
     _add_format(parser)
+    add_access(parser.add_argument)
     parser = add_command(commands, "import", _import)
     parser.add_argument("path", metavar="PATH", help="The file or folder to read.")
     parser.add_argument(
@@ -39,6 +41,7 @@ def add(commands: Commands) -> None:
         " name) for a new table, which relive.load(FOLDER) opens.",
     )
     _add_format(parser)
+    add_access(parser.add_argument)
 
 
 def _add_format(parser: object) -> None:
@@ -49,25 +52,27 @@ def _add_format(parser: object) -> None:
     )
 
 
-def _export(table: str, path: str, format: str | None) -> None:
+def _export(table: str, path: str, format: str | None, **access: str | None) -> None:
     """Export the whole episodes of a table to a file: npz, HDF5, Parquet, LeRobot's or Hugging Face's layout.
 
     Columns, ends, discounts and policy versions come back exactly with `relive import`.
     """
     from relive.adapters.transfer import export_table
 
-    with _opened(table, read_only=True) as handle, _bar("exported", len(handle)) as progress:
+    refuse_access(table, access)
+    with _opened("export", table, access, read_only=True) as handle, _bar("exported", len(handle)) as progress:
         moved = export_table(handle, path, format, progress=progress)
     say(f"{path}: {moved.num_episodes:,} episodes, {moved.num_steps:,} steps")
 
 
-def _import(path: str, table: str, format: str | None) -> None:
+def _import(path: str, table: str, format: str | None, **access: str | None) -> None:
     """Import recorded episodes into a table, or make a new saved table of them.
 
     Reads what `relive export` wrote, and datasets of D4RL and LeRobot.
     """
     from relive.adapters.transfer import import_episodes, import_table, read_recorded
 
+    refuse_access(table, access)
     num_steps = read_recorded(path, format).num_steps
     if os.sep in table and "://" not in table:
         if os.path.lexists(os.path.join(table, CURRENT)):
@@ -78,14 +83,14 @@ def _import(path: str, table: str, format: str | None) -> None:
             made.save(table)
             say(f"{table}: {len(made):,} steps; open it with relive.load({table!r})")
         return
-    with _opened(table) as handle, _bar("imported", num_steps) as progress:
+    with _opened("import", table, access) as handle, _bar("imported", num_steps) as progress:
         moved = import_episodes(handle, path, format, progress=progress)
         say(f"{table}: {moved.num_episodes:,} episodes, {moved.num_steps:,} steps written")
 
 
-def _opened(name: str, read_only: bool = False) -> Any:
+def _opened(command: str, name: str, access: Mapping[str, str | None], read_only: bool = False) -> Any:
     if "://" in name:
-        return connect(name)
+        return connect_as(command, name, access)
     return load(name) if os.sep in name else attach(name, read_only=read_only)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,12 +20,13 @@ from relive.over.shares import Counted, Shares
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
-from relive.reading.holds import HeldDraw, HeldDraws, Taken
+from relive.reading.holds import HeldDraw, HeldDraws, Taken, TimedHold
 from relive.table.handle import TableHandle
 
 __all__ = ["Mixed", "MixedDraws", "MixedSource", "Numbers", "Position", "Source"]
 
 _LEAST_WAIT_S = 0.1  # as long as a call of a table waits for the table lock
+_LEAVE_S = 1.0  # for each message about a draw, once a call has failed
 
 
 Numbers = tuple[int | None, ...]  # of the next draw of each source's handle; None: a server numbers its draws
@@ -133,7 +133,7 @@ class MixedDraws:
                 yield ends
             except BaseException:
                 if self._making is not None:
-                    self.give_back(self._making.drawn)
+                    self.give_back(self._making.drawn, _LEAVE_S)
                     self.go_back(self._making)
                 for draws in self._draws:
                     with suppress(ReliveError):
@@ -182,7 +182,7 @@ class MixedDraws:
                 self.give_back(drawn)
                 return Lack(number, problem)
             except BaseException:
-                self.give_back(drawn)
+                self.give_back(drawn, _LEAVE_S)
                 raise
         return drawn
 
@@ -243,27 +243,32 @@ class MixedDraws:
             self.at, self._num_batches = mixed.before.counted, mixed.before.num_batches
             self._rng.bit_generator.state = mixed.before.random
 
-    def give_back(self, drawn: Mapping[int, HeldDraw]) -> None:
-        """Gives back the parts that are still in flight."""
+    def give_back(self, drawn: Mapping[int, HeldDraw], seconds: float = math.inf) -> None:
+        """Gives back the parts that are still in flight. Waits for each server at most `seconds`, at least a second."""
         for one in reversed(list(drawn.values())):  # the newest first, so that each gives back its number
             with suppress(ReliveError):  # a source that is closed, or whose stream is over, gives back by itself
-                one.hold.give_back()
+                if isinstance(one.hold, TimedHold):
+                    one.hold.give_back_within(seconds)
+                else:
+                    one.hold.give_back()
 
-    def commit(self, mixed: Mixed) -> None:
+    def commit(self, mixed: Mixed, ends: float) -> None:
         """Counts all parts. After an error of one source the parts of the others are counted or given back.
 
         A signal's handler that raises leaves no batch half counted: all parts are counted, and then the error goes on.
+        A server that does not answer until `ends`, a time.monotonic(), takes its part back. It gets a second at least.
         """
         self._making = None
         try:
             for one in mixed.drawn.values():
-                one.hold.commit()
+                _commit(one, ends - time.monotonic())
         except ReliveError:
-            self.give_back(mixed.drawn)
+            self.give_back(mixed.drawn, _LEAVE_S)
             raise
         except BaseException:
             for one in mixed.drawn.values():  # those that were counted are not counted again
-                one.hold.commit()
+                with suppress(ReliveError):  # the interrupt goes on, whatever the servers answer
+                    _commit(one, _LEAVE_S)
             raise
 
     def places(self, mixed: Mixed) -> tuple[list[npt.NDArray[np.intp]], npt.NDArray[np.int64]]:
@@ -297,28 +302,56 @@ class MixedDraws:
 
 
 @final
+class _Alone:
+    """Lets one call at a time use the draws of a MixedSource."""
+
+    def __init__(self) -> None:
+        self._turn = Turn()
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Raises DeadlineExceeded; WaitsForItself in a signal's handler that interrupted such a call."""
+        is_inner = False
+        try:
+            try:
+                self._turn.take("the draws of batches()", seconds)
+            except WaitsForItself:
+                is_inner = True
+                raise
+            yield
+        finally:
+            if not is_inner:
+                self._turn.release()
+
+
+@final
 class _MixedHold:
     """The hold of a batch of a mixture that was drawn ahead (relive.reading.holds)."""
 
-    def __init__(self, draws: MixedDraws, mixed: Mixed, alone: threading.Lock) -> None:
+    def __init__(self, draws: MixedDraws, mixed: Mixed, alone: _Alone, timeout_s: float) -> None:
         self._draws = draws
         self.mixed = mixed
         self._alone = alone
+        self._timeout_s = timeout_s
         self.is_over = False
 
     def commit(self, was_late: bool = False) -> None:
-        """Counts the batch as sampled, in every source."""
+        """Counts the batch as sampled, in every source.
+
+        Blocks: at most timeout_s for a draw of the source that is under way, and for servers; see MixedDraws.commit.
+        """
         if self._draws.closed or any(one.table.closed for one in self._draws.sources):
             raise TableClosed()
-        with self._alone:
-            self._draws.commit(self.mixed)
+        ends = time.monotonic() + self._timeout_s
+        with self._alone.within(max(self._timeout_s, _LEAST_WAIT_S)):
+            self._draws.commit(self.mixed, ends)
             self.is_over = True
 
     def give_back(self) -> None:
         """Gives the batch back in every source. The mixture goes back to the position before it."""
         if self.is_over:
             return
-        with self._draws.alone(math.inf, when_closed=True), self._alone:
+        with self._draws.alone(math.inf, when_closed=True), self._alone.within(math.inf):
             self.is_over = True
             self._draws.give_back(self.mixed.drawn)
             self._draws.go_back(self.mixed)
@@ -331,7 +364,9 @@ class MixedSource:
     Owner of draws of its own. Its calls and those of the mixture run one at a time.
     """
 
-    def __init__(self, mixed: MixedDraws, requests: list[DrawRequest], columns: Columns, num_items: int) -> None:
+    def __init__(
+        self, mixed: MixedDraws, requests: list[DrawRequest], columns: Columns, num_items: int, timeout_s: float
+    ) -> None:
         """Raises InvalidConfig for a table that draws with other ranks: how often take() draws depends on the clock."""
         if any(one.table.num_ranks > 1 for one in mixed.sources):
             expected = "tables that each rank draws from alone, or sample(), which every rank calls at once"
@@ -341,14 +376,15 @@ class MixedSource:
         self._columns = columns
         self._num_items = num_items
         self._draws = mixed.held_draws()
-        self._alone = threading.Lock()  # guards the draws: one batch is committed while the next one is drawn
+        self._timeout_s = timeout_s  # of a call of next()
+        self._alone = _Alone()  # guards the draws: one batch is committed while the next one is drawn
         self._lent: list[_MixedHold] = []  # the oldest first
 
     def take(self) -> Taken:
         """Draws and gathers. Waits for the source that lacks its part, and lets calls of the mixture pass meanwhile."""
         mixed = self._mixed
         start = time.monotonic()
-        with self._alone:
+        with self._alone.within(math.inf):
             while True:
                 with mixed.alone(SLICE_S):
                     mixed.open.add(self)
@@ -370,7 +406,7 @@ class MixedSource:
             self._mixed.give_back(mixed.drawn)
             self._mixed.go_back(mixed)
             raise
-        hold = _MixedHold(self._mixed, mixed, self._alone)
+        hold = _MixedHold(self._mixed, mixed, self._alone, self._timeout_s)
         self._lent = [one for one in self._lent if not one.is_over]
         self._lent.append(hold)
         self._mixed.lend(hold)
@@ -386,10 +422,17 @@ class MixedSource:
         """Gives back all batches, the newest first."""
         for hold in reversed(self._lent):
             hold.give_back()
-        with self._mixed.alone(math.inf, when_closed=True), self._alone:
+        with self._mixed.alone(math.inf, when_closed=True), self._alone.within(math.inf):
             self._mixed.open.discard(self)
             for draws in self._draws:
                 draws.close()
+
+
+def _commit(drawn: HeldDraw, seconds: float) -> None:
+    if isinstance(drawn.hold, TimedHold):
+        drawn.hold.commit_within(max(seconds, 0.0))
+    else:
+        drawn.hold.commit()
 
 
 def _returned(now: int | None, after: int | None, before: int | None) -> int | None:

@@ -124,7 +124,7 @@ class Mixture(Closing):
         with self._draws.drawing(self._seconds(timeout_s)) as ends:
             mixed = self._draws.take(requests, count, ends)
             batch = self._draws.batch(mixed, selections[0].columns)
-            self._draws.commit(mixed)  # last: a lack of memory before it counts nothing
+            self._draws.commit(mixed, ends)  # last: a lack of memory before it counts nothing
         return batch if rewarded is None else rewarded(batch)
 
     @names_arguments
@@ -142,7 +142,7 @@ class Mixture(Closing):
                 keys[places[number]] = drawn.item_keys
                 probabilities[places[number]] = drawn.probabilities * self._shares.shares[number]
             made = Draw(keys, probabilities, self._draws.num_live(mixed), "").of_sources(source, self.names)
-            self._draws.commit(mixed)
+            self._draws.commit(mixed, ends)
             return made
 
     @names_arguments
@@ -204,7 +204,8 @@ class Mixture(Closing):
         ready = integer("prefetch", prefetch, 1)
         selections = self._select(columns)
         rewarded = self._rewarded(selections, reward)
-        source: BatchSource = MixedSource(self._draws, self._requests(selections, where), selections[0].columns, count)
+        requests = self._requests(selections, where)
+        source: BatchSource = MixedSource(self._draws, requests, selections[0].columns, count, seconds)
         if rewarded is not None:
             source = ChangedSource(source, rewarded)
         return Batches(source, count, ready, device, seconds)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, final
@@ -18,7 +18,16 @@ from relive.config.casting import as_array
 from relive.config.explicit import Explicit, Window
 from relive.core.closing import Closing
 from relive.core.protocol import ReplayWriter
-from relive.errors import InvalidConfig, MissingColumn, NoPriorities, RowGone, UnknownColumn, stored_before
+from relive.errors import (
+    InvalidConfig,
+    MissingColumn,
+    NoPriorities,
+    RowGone,
+    RowsApart,
+    ServiceUnavailable,
+    UnknownColumn,
+    stored_before,
+)
 from relive.table.changing import explicit_index
 from relive.table.handle import TableHandle
 
@@ -227,6 +236,8 @@ def _num_rows(name: str, part: slice, window: Window) -> int:
 def _check_column(column: str, step_columns: Mapping[str, Any]) -> None:
     if column not in step_columns and column not in _ENDS:
         raise UnknownColumn(column, step_columns)
+    if column in step_columns and step_columns[column].late:
+        raise InvalidConfig("step column of a Pattern", "one that append takes", f"{column!r}, which complete() fills")
 
 
 @final
@@ -251,8 +262,9 @@ class PatternWriter(Closing):
 
     One thread at a time may use it. A step that end_episode() ends is an end, too: patterns with at_end=True wait for
     that call, others do not. If a limiter does not let items in before the deadline, DeadlineExceeded has `stored` rows
-    and their keys: the steps are stored, and the next call or flush() makes their items. Items whose rows are gone
-    before the items could be made are dropped and counted in num_dropped.
+    and their keys: the steps are stored, and the next call or flush() makes their items. An item is dropped and counted
+    in num_dropped if its rows are gone or of two episodes (the lane was cut). A lost server cuts all lanes of a remote
+    writer: after ServiceUnavailable the next step of each lane begins an episode.
 
     Args:
         table: the table of the items.
@@ -301,6 +313,8 @@ class PatternWriter(Closing):
         except BaseException as problem:
             if len(came := stored_before(problem)):  # the first lanes have stored their step
                 self._came(lanes, came, columns)
+            if isinstance(problem, ServiceUnavailable):
+                self._steps[:] = 0
             raise
         self._came(lanes, np.atleast_1d(np.asarray(keys, np.int64)), columns)
         self._make(keys, timeout_s)
@@ -312,7 +326,8 @@ class PatternWriter(Closing):
 
     def end_episode(self, *, lanes: Any = None, timeout_s: float | None = None, **options: Any) -> None:
         """Writer.end_episode, then the items that wait for an end."""
-        self._writer.end_episode(lanes=lanes, timeout_s=timeout_s, **options)
+        with self._noting_cuts():
+            self._writer.end_episode(lanes=lanes, timeout_s=timeout_s, **options)
         ids = self._ids(lanes)
         ids = ids[self._steps[ids] > 0]
         self._steps[ids] -= 1  # the last step was counted when it came
@@ -322,12 +337,14 @@ class PatternWriter(Closing):
 
     def abandon(self, lanes: Any = None, *, timeout_s: float | None = None) -> None:
         """Writer.abandon. The items that patterns made of the episodes end with them, and no more are made."""
-        self._writer.abandon(lanes, timeout_s=timeout_s)
+        with self._noting_cuts():
+            self._writer.abandon(lanes, timeout_s=timeout_s)
         self._steps[self._ids(lanes)] = 0
 
     def set_policy_version(self, version: int | None) -> None:
         """Writer.set_policy_version."""
-        self._writer.set_policy_version(version)
+        with self._noting_cuts():
+            self._writer.set_policy_version(version)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Makes the items that a limiter did not let in before.
@@ -341,7 +358,7 @@ class PatternWriter(Closing):
                 self._table.create_items(
                     due.windows, index=due.bound.index, priority=pattern.priority, timeout_s=timeout_s, **due.columns
                 )
-            except RowGone as problem:
+            except (RowGone, RowsApart) as problem:  # apart, if the lane was cut between them
                 self._drop(due, problem)
                 continue
             except BaseException as problem:
@@ -439,8 +456,17 @@ class PatternWriter(Closing):
                 told.keys = None if keys is None else np.atleast_1d(np.asarray(keys, np.int64))
             raise
 
-    def _drop(self, due: _Due, problem: RowGone) -> None:
-        """Drops an item whose row is gone."""
+    @contextmanager
+    def _noting_cuts(self) -> Iterator[None]:
+        """Around a call of the writer, and written out in append: a server that is lost has cut the lanes."""
+        try:
+            yield
+        except ServiceUnavailable:
+            self._steps[:] = 0
+            raise
+
+    def _drop(self, due: _Due, problem: RowGone | RowsApart) -> None:
+        """Drops an item that cannot be had: a row is gone, or the rows are no window."""
         if problem.stored:
             self._queue[0] = due.after(problem.stored)
             return

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any, final
 
@@ -25,7 +26,7 @@ from relive.errors import (
     WaitsForItself,
 )
 from relive.reading.batch import Batch
-from relive.reading.holds import BatchSource, Taken
+from relive.reading.holds import BatchSource, Returned, Taken
 
 __all__ = ["SLICE_S", "Batches"]
 
@@ -225,8 +226,9 @@ class Batches(Closing):
                     raise WaitsForItself(needs, "a call within it")
                 try:
                     bringer.is_handing_out = True
-                    if bringer.ready and not bringer.stopping:
-                        return self._hand_out(was_late)
+                    while bringer.ready and not bringer.stopping:
+                        with suppress(Returned):
+                            return self._hand_out(was_late)
                 finally:
                     bringer.is_handing_out = False
                 self._raise_if_over()
@@ -267,7 +269,7 @@ class Batches(Closing):
         taken = bringer.ready[0]
         try:
             taken.hold.commit(was_late)
-        except ServiceUnavailable:  # the draw is over: its batch must not be handed out
+        except (ServiceUnavailable, Returned):  # the draw is over: its batch must not be handed out
             bringer.ready.popleft()
             bringer.wanted.ring()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,11 @@ import numpy.typing as npt
 from relive.core.request import DrawRequest
 from relive.reading.batch import Batch
 
-__all__ = ["BatchSource", "HeldDraw", "HeldDraws", "Hold", "Taken"]
+__all__ = ["BatchSource", "HeldDraw", "HeldDraws", "Hold", "Returned", "Taken", "TimedHold"]
+
+
+class Returned(Exception):
+    """A batch that was drawn ahead went back with its stream. take() of its source raises the reason."""
 
 
 class Hold(Protocol):
@@ -29,6 +33,19 @@ class Hold(Protocol):
 
         The numbers are given back only if the newest draw is given back first.
         """
+        ...
+
+
+@runtime_checkable
+class TimedHold(Protocol):
+    """A hold whose end is a message to a server, which may not answer."""
+
+    def commit_within(self, timeout_s: float) -> None:
+        """As Hold.commit. Raises ServiceUnavailable after timeout_s, at least a second; the draw then goes back."""
+        ...
+
+    def give_back_within(self, timeout_s: float) -> None:
+        """As Hold.give_back, with a deadline like that of commit_within."""
         ...
 
 
@@ -68,7 +85,10 @@ class BatchHold(Protocol):
     """The hold of a batch that was drawn ahead."""
 
     def commit(self, was_late: bool = False) -> None:
-        """As Hold.commit. was_late: the program waited for the batch. Any thread may call it; it does not wait."""
+        """As Hold.commit. was_late: the program waited for the batch. Any thread may call it; it does not wait.
+
+        Raises Returned, too: the batch must not be handed out.
+        """
         ...
 
     def give_back(self) -> None:

@@ -14,7 +14,7 @@ from relive.checks.parts import refuse_unknown
 from relive.checks.values import flag, is_text
 from relive.config.storage import File, SharedMemory
 from relive.config.table_config import VERSION, TableConfig
-from relive.errors import InvalidConfig, NoSuchTable, ReliveError, SpecError
+from relive.errors import InvalidConfig, NoSuchTable, SpecError
 from relive.saving.loading import describe
 from relive.saving.named import checked_name, named_save, newest_save
 from relive.service.wire.address import parse_server
@@ -73,6 +73,9 @@ class ServiceConfig:
 def open_table(config: TableConfig, save: str | None = None) -> Table:
     """Attaches to a table that is there already, as after a kill of its server; else makes it.
 
+    The memory of a table without a living process stays after the close, so that a caller that fails loses no content.
+    A table that another handle uses stays or ends as its processes have chosen.
+
     Args:
         config: the table. Only one in SharedMemory, or with storage File, can exist already.
         save: the folder of the save that a new table starts from; None: it starts empty.
@@ -89,7 +92,8 @@ def open_table(config: TableConfig, save: str | None = None) -> Table:
     with contextlib.suppress(NoSuchTable):
         if isinstance(config.storage, SharedMemory):
             table = attach_path(config.storage.path, timeout_s=config.timeout_s)
-            table.core.set_keeps_file(config.storage.keep)  # the table may be of a server with another `persist`
+            if table.core.is_last_writer():
+                table.core.set_keeps_file(True)
             return _kept_alike(config, table, f"the table in shared memory {config.storage.name!r}")
         if isinstance(config.storage, File):
             table = attach_file(config.storage, timeout_s=config.timeout_s)
@@ -97,14 +101,19 @@ def open_table(config: TableConfig, save: str | None = None) -> Table:
     if save is None:
         return Table.from_config(config)
     _check_alike(config, describe(save).config, _SAVED, f"the table saved in {save}")
-    return load_table(save, config.storage, config.capacity, config.max_lanes, config.timeout_s)
+    if not isinstance(config.storage, SharedMemory):
+        return load_table(save, config.storage, config.capacity, config.max_lanes, config.timeout_s)
+    how = {"more": {"keeps_file": False}}  # until it is loaded: a signal's handler may raise when the core is done
+    table = load_table(save, config.storage, config.capacity, config.max_lanes, config.timeout_s, **how)
+    table.core.set_keeps_file(config.storage.keep)
+    return table
 
 
 def _kept_alike(config: TableConfig, table: Table, what: str) -> Table:
     """Returns a table that was there. Closes it, and raises InvalidConfig, if it is not the configured one."""
     try:
         _check_alike(config, table.config, _FIXED, what)
-    except ReliveError:
+    except BaseException:
         table.close()
         raise
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ __all__ = ["make_server"]
 
 _PAGE = Path(__file__).with_name("page.html")
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_PORT = re.compile(r":[0-9]+\Z")
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 
 
@@ -41,8 +43,8 @@ def make_server(look: Looker, port: int) -> ThreadingHTTPServer:
 def _handler(page: bytes, view: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # A page of another site that resolves to this machine has another Host.
-            if self.headers.get("Host", "").rpartition(":")[0] not in _HOSTS:
+            # A page of another site that resolves to this machine has another Host. Port 80 is not in the header.
+            if _PORT.sub("", self.headers.get("Host", "")) not in _HOSTS:
                 self._answer(403, "text/plain", b"only for this machine")
             elif self.path == "/":
                 self._answer(200, "text/html; charset=utf-8", page)

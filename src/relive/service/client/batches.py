@@ -11,15 +11,16 @@ from relive.errors import DeadlineExceeded, RareItems, ReliveError, TableClosed
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
-from relive.reading.holds import Taken
-from relive.service.client.connection import MIN_REPLY_S, cutoff
+from relive.reading.holds import Returned, Taken
+from relive.service.client.connection import cutoff
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_core import RemoteCore, RemoteSelection
 from relive.service.wire import framing
 
 __all__ = ["RemoteSource"]
 
-_REPLY_S = 10.0  # a server that does not answer a slice for so long hangs
+_REPLY_S = 10.0  # a server hangs if no byte comes for so long: it answers a request within a slice
+_LONGEST_S = 1e6  # a wait without an end would not be watched for silence
 _MAX_ASKED = 16  # most requests without an answer; answers wait in the transport
 
 
@@ -27,14 +28,17 @@ _MAX_ASKED = 16  # most requests without an answer; answers wait in the transpor
 class _Lent:
     """The hold of a batch that the server keeps in flight. The end of the stream gives back every batch of it."""
 
-    def __init__(self, core: RemoteCore) -> None:
-        self._core = core
+    def __init__(self, source: RemoteSource, stream: Exchange) -> None:
+        self._source = source
+        self._stream = stream
         self.is_handed_out = False
 
     def commit(self, was_late: bool = False) -> None:
-        """Counts the batch as handed out. The next message tells the server."""
-        if self._core.closed:
+        """Counts the batch as handed out. The next message tells the server. Raises Returned if the stream is over."""
+        if self._source.closed:
             raise TableClosed()
+        if not self._source.is_on(self._stream):
+            raise Returned
         self.is_handed_out = True
 
     def give_back(self) -> None:
@@ -65,6 +69,16 @@ class RemoteSource:
         self._num_sent = 0  # requests without an answer
         self._is_starved = False  # whether the limiter refused the last request: then one request at a time
         self._cut: BaseException | None = None  # the error of a failed send
+        self._is_cancelled = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the table's handle is closed."""
+        return self._core.closed
+
+    def is_on(self, stream: Exchange) -> bool:
+        """Whether this is the stream of the source. Else the server took back the batches in flight on it."""
+        return stream is self._stream
 
     def ask(self, num_batches: int) -> None:
         """Does nothing: take() sends requests ahead."""
@@ -77,7 +91,7 @@ class RemoteSource:
         try:
             if self._cut is not None and not self._num_sent:
                 raise self._cut
-            stream.begin(start + max(_REPLY_S, MIN_REPLY_S))
+            self._begin(stream, start)
             told, body = stream.receive()
             error = framing.error_from(told["error"]) if "error" in told else None
             packing, count = self._remote.sampled, self._num_items
@@ -99,11 +113,15 @@ class RemoteSource:
             raise error  # as an answer, which ends no stream: the batches before it are still in flight
         assert block is not None
         *arrays, keys, probabilities = packing.arrays(block, count, rows)
-        self._lent.append(_Lent(self._core))
+        self._lent.append(_Lent(self, stream))
         return Taken(Batch(self._columns, arrays, keys, probabilities, told["live"]), self._lent[-1])
 
     def cancel(self) -> None:
-        """Does nothing: the server answers a request within a slice."""
+        """Shortens a wait for rows on their way. The server answers a request within a slice."""
+        self._is_cancelled = True
+        stream = self._stream
+        if stream is not None:  # without the stream's lock: a signal's handler may interrupt another call of cancel()
+            stream.deadline = min(stream.deadline, time.monotonic() + _REPLY_S)
 
     def close(self) -> None:
         """Tells the server how many batches were handed out, and ends the stream.
@@ -126,8 +144,15 @@ class RemoteSource:
 
     def _open(self) -> Exchange:
         stream = self._core.connection.open("hold", {}, cutoff(self._timeout_s))[0]
+        stream.silence_s = _REPLY_S
         self._stream, self._cut = stream, None
         return stream
+
+    def _begin(self, stream: Exchange, start: float) -> None:
+        """Sets the deadline of an answer: rows on their way are waited for, and a silent server is not."""
+        stream.begin(start + min(max(_REPLY_S, self._timeout_s), _LONGEST_S))
+        if self._is_cancelled:
+            self.cancel()
 
     def _num_handed_out(self) -> int:
         """The batches that were handed out since the last message, which has to tell the server."""

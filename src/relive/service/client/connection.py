@@ -307,7 +307,7 @@ class Connection:
             return problem
         reason = "no answer in time" if expired else short_reason(problem, self._location, is_greeted=True)
         if stream.was_silent:
-            reason = f"no byte came for {self._silence_s:g} s"
+            reason = f"no byte came for {stream.silence_s:g} s"
         return ServiceUnavailable(self.address, time.monotonic() - start, reason, stream.was_heard)
 
     def drop(self, stream: Exchange) -> None:

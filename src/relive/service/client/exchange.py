@@ -161,7 +161,7 @@ class Exchange:
         self._inside: list[None] = []  # an entry for each thread that waits in Arrow; changed by one step at a time
         self._open = [None]  # empty once the writer is closed, or about to be
         self._is_over = False
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         self._quiet_from = self._begun = math.inf
         self.deadline = math.inf
         self.expired = False
@@ -192,7 +192,7 @@ class Exchange:
         """Returns when the server counts as silent, if the last byte came at heard_at; inf while nothing is awaited."""
         if self.deadline == math.inf:
             return math.inf
-        return max(self._quiet_from, heard_at) + self._silence_s
+        return max(self._quiet_from, heard_at) + self.silence_s
 
     def is_read(self, now: float, heard_at: float) -> bool:
         """Whether this stream has received what its server sent, if the last byte came at heard_at.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, final
@@ -32,15 +33,23 @@ class _Lent:
 
         An interrupt of the message ends the stream, and the draw goes back.
         """
+        self.commit_within(math.inf)
+
+    def commit_within(self, timeout_s: float) -> None:
+        """As commit. After timeout_s, at least a second, the stream ends, and the draw goes back."""
         if not self._is_over:
             self._is_over = True
-            self._draws.tell(self._stream, {"op": "count", "handed_out": 1})
+            self._draws.tell(self._stream, {"op": "count", "handed_out": 1}, timeout_s)
 
     def give_back(self) -> None:
         """Gives the draw back to the server; the newest draw first. If the stream is over, the draw went back."""
+        self.give_back_within(math.inf)
+
+    def give_back_within(self, timeout_s: float) -> None:
+        """As give_back. After timeout_s, at least a second, the stream ends, and the draw goes back with it."""
         if not self._is_over:
             self._is_over = True
-            self._draws.tell_of_return(self._stream)
+            self._draws.tell_of_return(self._stream, timeout_s)
 
 
 @final
@@ -79,18 +88,22 @@ class RemoteDraws:
         *arrays, keys, probabilities = packing.arrays(block, request.num_items, packing.num_rows(told))
         return HeldDraw(arrays, keys, probabilities, told["live"], _Lent(self, stream))
 
-    def tell(self, stream: Exchange, header: dict[str, Any]) -> None:
-        """Sends a message about a draw of this stream. Raises ServiceUnavailable, also if the stream is over."""
+    def tell(self, stream: Exchange, header: dict[str, Any], timeout_s: float = math.inf) -> None:
+        """Sends a message about a draw of this stream. Raises ServiceUnavailable, also if the stream is over.
+
+        Waits for the answer at most timeout_s, and at most the handle's default.
+        """
         if stream is not self._stream:
             raise ServiceUnavailable(self._core.path, 0.0, "the stream that held the batch is over")
-        told, _ = self._exchange(stream, framing.encode(header), cutoff(self._core.timeout_s), stream.receive)
+        ends = cutoff(min(timeout_s, self._core.timeout_s))
+        told, _ = self._exchange(stream, framing.encode(header), ends, stream.receive)
         if "error" in told:
             raise framing.error_from(told["error"])
 
-    def tell_of_return(self, stream: Exchange) -> None:
+    def tell_of_return(self, stream: Exchange, timeout_s: float = math.inf) -> None:
         """Gives back the newest draw of this stream, unless the stream is over."""
         if stream is self._stream:
-            self.tell(stream, {"op": "back", "handed_out": 0})
+            self.tell(stream, {"op": "back", "handed_out": 0}, timeout_s)
 
     def close(self) -> None:
         """Ends the stream. The server then takes back all draws in flight."""

@@ -15,7 +15,7 @@ from relive.service.client.blocks import Block, Keys, Lanes, Part, StreamedKeys,
 from relive.service.client.connection import Connection, cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_writer import RemoteWriterCore
-from relive.service.wire import framing
+from relive.service.wire import encoding, framing
 from relive.service.wire.encoding import Operation, RowEncoder, given
 from relive.service.wire.options import Streaming
 
@@ -100,11 +100,11 @@ class StreamedWriterCore(RemoteWriterCore):
 
         A closed or failed writer has no open block, and the names of an open block were checked.
         """
-        if timeout_s != self.timeout_s:
+        if timeout_s != self.timeout_s or self._connection.is_foreign:
             return None
         with self._lock:
             block = self._block
-            if block is None or block.plain_names != tuple(columns) or self._connection.is_foreign:
+            if block is None or block.plain_names != tuple(columns):
                 return None
             try:
                 keys = block.put(columns, None)
@@ -131,11 +131,11 @@ class StreamedWriterCore(RemoteWriterCore):
 
     def set_policy_version(self, version: int | None) -> None:
         """Sets the version of the rows that are appended from now on."""
-        self._version = version
-        self._queue(Operation({"op": "version", "version": version}, [], (0,)), self.timeout_s)
+        self._queue(_version(version), self.timeout_s)
 
     def flush(self, timeout_s: float) -> None:
         """Waits until everything is acknowledged. Raises Unacknowledged, DeadlineExceeded."""
+        self._connection.check_process("a writer")  # before the lock, which a fork may have copied taken
         with self._changed:
             self._check_usable()
             self._seal()
@@ -143,7 +143,8 @@ class StreamedWriterCore(RemoteWriterCore):
             self._check_usable()
 
     def wait_for_keys(self, part: Part) -> None:
-        """Waits until this part is answered. Raises DeadlineExceeded."""
+        """Waits until this part is answered. Raises DeadlineExceeded, ForkedHandle."""
+        self._connection.check_process("a writer")
         with self._changed:
             if self._block is not None and self._block.part is part:
                 self._seal()
@@ -151,6 +152,8 @@ class StreamedWriterCore(RemoteWriterCore):
 
     def unseen(self) -> tuple[int, int] | None:
         """Sends the open block. Returns (session, last message) if a message is unanswered."""
+        if self._connection.is_foreign:
+            return None  # the call that asks is refused
         with self._changed:
             self._seal()
             waiting = self._outbox or self._sent
@@ -209,7 +212,9 @@ class StreamedWriterCore(RemoteWriterCore):
         cells = [self._encoder.layout.cells[name] for name in signature[0]]
         width = self._encoder.layout.width if lanes is None else max(len(lanes), 1)
         row_bytes = width * sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in cells)
-        capacity = max(min(self._streaming.max_rows // width, self._streaming.max_block_bytes // max(row_bytes, 1)), 1)
+        encoding.check_num_bytes(row_bytes)
+        most_bytes = min(self._streaming.max_block_bytes, encoding.MAX_BODY_BYTES)
+        capacity = max(min(self._streaming.max_rows // width, most_bytes // max(row_bytes, 1)), 1)
         kept = None if lanes is None else lanes.copy()
         block = Block(self._encoder, self, signature, kept, capacity, self._limiter_wait_s(timeout_s))
         self._block = block
@@ -229,11 +234,14 @@ class StreamedWriterCore(RemoteWriterCore):
             self._post(block.seal(), block.timeout_s)
 
     def _queue(self, operation: Operation, timeout_s: float) -> Part:
+        self._connection.check_process("a writer")
         part = whole_part(self, operation)
         with self._changed:
             self._check_usable()
             self._seal()
             self._wait_for_room(timeout_s)
+            if operation.header["op"] == "version":
+                self._version = operation.header["version"]
             self._post(part, self._limiter_wait_s(timeout_s))
         return part
 
@@ -267,13 +275,20 @@ class StreamedWriterCore(RemoteWriterCore):
     # ---- failures; in the critical section of _changed --------------------------------------------------------------
 
     def _give_up(self, cause: ReliveError) -> None:
-        """Gives up everything that is not answered. The next call and reads of the lost keys raise the failure."""
+        """Gives up everything that is not answered. The next call and reads of the lost keys raise the failure.
+
+        A failure that no call has raised yet keeps its cause, and counts what is lost now, too.
+        """
         self._seal()
         lost = [message.part for message in (*self._sent, *self._outbox) if message.part.error is None]
-        failure = Unacknowledged(
-            sum(part.num_calls for part in lost), sum(part.num_steps - _stored(part) for part in lost), str(cause)
-        )
-        failure.__cause__ = cause
+        num_calls = sum(part.num_calls for part in lost)
+        num_steps = sum(part.num_steps - _stored(part) for part in lost)
+        reason, untold = str(cause), self._failure
+        if untold is not None:
+            num_calls, num_steps = num_calls + untold.num_calls, num_steps + untold.num_steps
+            reason = untold.reason
+        failure = Unacknowledged(num_calls, num_steps, reason)
+        failure.__cause__ = cause if untold is None else untold.__cause__
         for part in lost:
             part.error = failure
         self._outbox.clear()
@@ -340,10 +355,8 @@ class StreamedWriterCore(RemoteWriterCore):
 
     def _send(self, stream: Exchange, message: _Message) -> None:
         operation = message.part.operation
+        assert operation is not None
         header = {"seq": message.sequence, "epoch": message.epoch, "timeout_s": server_wait(message.timeout_s)}
-        if operation is None:
-            stream.send(framing.encode({**header, "ops": []}))
-            return
         stream.send(framing.encode({**header, "ops": [operation.header]}, *operation.arrays))
         operation.arrays = []  # a part lives as long as its keys, but its rows are no longer needed
 
@@ -351,9 +364,9 @@ class StreamedWriterCore(RemoteWriterCore):
         start = time.monotonic()
         stream, session = self._open(ends, lambda: not self._stopping)
         if self._version is not None:
-            version = {"op": "version", "version": self._version}
+            header = {"seq": 0, "epoch": self._epoch, "timeout_s": 0.0}
             try:
-                stream.send(framing.encode({"seq": 0, "epoch": self._epoch, "timeout_s": 0.0, "ops": [version]}))
+                stream.send(framing.encode({**header, "ops": [_version(self._version).header]}))
             except StreamBroken as problem:
                 raise self._connection.broken(stream, problem, start) from None
         with self._changed:
@@ -401,13 +414,30 @@ class StreamedWriterCore(RemoteWriterCore):
         if part.error is None:  # else it was given up with an earlier part
             part.keys = _keys(body)
             if "error" in told or told.get("dropped"):
-                self._sent.appendleft(message)
-                self._give_up(framing.error_from(told.get("error")))
-                self._sent.popleft()
-                # Calls on the server may wait for a message that will not come now: an empty message stands for it.
-                self._post(Part(self, None, 0), self.timeout_s)
+                self._refuse(message, framing.error_from(told.get("error")))
         self._acknowledged = message.sequence if self._sent or self._outbox else max(message.sequence, self._sequence)
         self._changed.notify_all()
+
+    def _refuse(self, message: _Message, cause: ReliveError) -> None:
+        """Gives up, and begins the next epoch with the version.
+
+        The message with the version may be among those that were given up. Calls on the server may wait for a message
+        that was given up, and the message of the version stands for it. A server that refuses this one, too, ends the
+        stream soon.
+        """
+        self._sent.appendleft(message)
+        self._give_up(cause)
+        self._sent.popleft()
+        if message.part.num_calls:
+            part = Part(self, _version(self._version), 0)
+            part.num_calls = 0
+            self._post(part, self.timeout_s)
+        elif self._failure is not None and not self._failure.num_calls:
+            self._failure = None  # nothing is lost
+
+
+def _version(version: int | None) -> Operation:
+    return Operation({"op": "version", "version": version}, [], (0,))
 
 
 def _keys(body: framing.Bytes) -> Keys:

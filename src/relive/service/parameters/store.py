@@ -152,8 +152,10 @@ class ParameterStore:
         publication = publication_of(parameters, version, about, self.max_bytes)
         incoming = self.begin(publication, time.monotonic() + (PUBLISH_S if timeout_s is None else timeout(timeout_s)))
         if incoming is not None:
-            incoming.commit()
-            incoming.close()
+            try:
+                incoming.commit()
+            finally:
+                incoming.close()
 
     @names_arguments
     def pull(self, newer_than: int = 0, timeout_s: float = 0.0) -> Published | None:

@@ -114,10 +114,12 @@ class Permit:
         self._used.add(role)
 
     def check_any(self, roles: Collection[Role]) -> None:
-        """Raises AccessDenied if the client has none of these roles now."""
+        """Raises AccessDenied if the client has none of these roles now. A role that stands alone counts as used."""
         mine = self.roles()
         if not mine.intersection(roles):
             raise AccessDenied(self.table, " or ".join(sorted(roles))) if mine else AccessDenied()
+        if len(roles) == 1:
+            self._used.update(roles)  # an idle writer has lanes, although it has sent no message
 
     def is_lost(self) -> bool:
         """Returns whether the stream must end: the client has no role any more, or lost one that the stream used."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
@@ -28,7 +29,7 @@ Value = TypeVar("Value")
 Offer = Callable[[], tuple[dict[str, Any], bytes]]  # fields of JSON and bytes, made at each request
 
 SLICE_S = 0.5  # how long a call waits in the core before the server checks whether the client still waits
-_MAX_AFTER = 64
+_MAX_AFTER = 1 << 16  # pairs of one message, one for each streaming writer of the handle
 _MAX_SELECTIONS = 256
 
 
@@ -73,13 +74,11 @@ class Applied:
             self._ended = True
             self._changed.notify_all()
 
-    def wait_for(self, sequence: int, timeout_s: float) -> bool:
-        """Blocks until the message is finished, or is known not to finish soon. Returns False at the deadline."""
+    def wait_for(self, sequence: int, timeout_s: float) -> None:
+        """Blocks until the message is finished, or is known not to finish soon. Raises DeadlineExceeded."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self._applied >= sequence or self._waiting or self._ended,
-                None if timeout_s == float("inf") else timeout_s,
-            )
+            if not self._changed.wait_for(lambda: self._applied >= sequence or self._waiting or self._ended, timeout_s):
+                raise DeadlineExceeded("the steps that this client sent before", "", timeout_s)
 
 
 @final
@@ -192,10 +191,11 @@ class Hosted:
         """Marks the writing session as ended."""
         self._applied_by.pop(number).end()
 
-    def wait_for(self, after: Any, timeout_s: float) -> None:
-        """Blocks until the messages [[session, sequence], ...] of this client are finished. Raises DeadlineExceeded.
+    def wait_for(self, after: Any, timeout_s: float, gone: Callable[[], bool]) -> None:
+        """Blocks until the messages [[session, sequence], ...] of this client are finished.
 
-        The call does not wait for a session that has ended or that waits for the limiter.
+        The call does not wait for a session that has ended or that waits for the limiter. Raises BadMessage,
+        DeadlineExceeded, and ServiceUnavailable if the client is gone or the server closes.
         """
         if not isinstance(after, list) or len(after) > _MAX_AFTER:
             raise BadMessage("header field 'after'", f"at most {_MAX_AFTER} pairs", type(after).__name__)
@@ -205,8 +205,8 @@ class Hosted:
                 raise BadMessage("header field 'after'", "pairs of integers", str(pair)[:40])
             applied = self._applied_by.get(pair[0])
             left = max(timeout_s - (time.monotonic() - start), 0.1)
-            if applied is not None and not applied.wait_for(pair[1], left):
-                raise DeadlineExceeded("the steps that this client sent before", "", time.monotonic() - start)
+            if applied is not None:
+                self.wait(partial(applied.wait_for, pair[1]), left, gone)
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class Keeper:
         self._peers = peers
         self._stalled = stalled
         self._budgets = budgets
-        self._port = 0
+        self._is_accepted: Callable[[socket.socket], bool] = lambda one: False
         self._silent_since: dict[Peer, float] = {}
         self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(_SPARE)]
         self._trimmed = time.monotonic()
@@ -71,9 +71,9 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self.num_cut = 0
 
-    def start(self, port: int) -> None:
-        """Starts the thread, for the connections that were accepted at this port."""
-        self._port = port
+    def start(self, is_accepted: Callable[[socket.socket], bool]) -> None:
+        """Starts the thread, for the connections that the server accepted: those for which the function is true."""
+        self._is_accepted = is_accepted
         _have_large_blocks_returned()
         self._thread = start_thread(self._run, "relive-server-keeper", never_writes=True)
 
@@ -128,7 +128,7 @@ class Keeper:
 
     def _peer(self, one: socket.socket) -> Peer | None:
         try:
-            return peer_of(one) if one.getsockname()[1] == self._port else None
+            return peer_of(one) if self._is_accepted(one) else None
         except (OSError, IndexError, TypeError, ValueError):
             return None  # a listening socket, or one of another family
 

@@ -29,7 +29,7 @@ from relive.service.server.life import Life
 from relive.service.server.pipe import StreamBroken
 from relive.service.server.pulses import Pulses
 from relive.service.server.streams import FlightServer, Serving
-from relive.service.wire.address import parse_server
+from relive.service.wire.address import is_table_name, parse_server
 from relive.service.wire.door import Door, ServerTLS
 from relive.service.wire.memory import keep_freed_memory
 from relive.service.wire.options import ServerOptions
@@ -39,6 +39,7 @@ from relive.table.table import Table
 
 __all__ = ["Server", "serve", "serve_behind"]
 
+_NAMES = "text without '/', '?', '#', tabs, line ends and '%' before two hexadecimal digits, not empty"
 _STALLED_S = 60.0  # a client that reads no part of an answer for so long is cut
 _running: set[Server] = set()  # closed before the interpreter ends: no server thread may be in Arrow then
 
@@ -61,7 +62,8 @@ def serve(
     The caller keeps the tables: the caller may use them meanwhile, and closes them after the server.
 
     Args:
-        tables: Tables by name. A name is text without '/', not empty.
+        tables: Tables by name. A name is text that an address has as it is: not empty, without '/', '?', '#', tabs and
+            line ends, and without '%' before two hexadecimal digits.
         address: Address to listen on, grpc://host:port; with TLS, grpc+tls://host:port. Port 0 takes a free port.
         options: Limits of the server; None: the defaults of ServerOptions.
         tls: Certificate and key of the server, and the authorities of its clients' certificates.
@@ -92,8 +94,8 @@ def serve_behind(tables: Mapping[str, Table], address: str, door: Door, options:
     if not isinstance(door, Door):
         raise InvalidConfig("door of a server", "a Door", door)
     for name, table in tables.items():
-        if not isinstance(name, str) or not name or "/" in name:
-            raise InvalidConfig("name of a served table", "text without '/', not empty", name)
+        if not isinstance(name, str) or not is_table_name(name):
+            raise InvalidConfig("name of a served table", _NAMES, name)
         if not isinstance(table, Table):
             raise InvalidConfig(f"table {name!r}", "a relive.Table", type(table).__name__)
         if options is not None and options.saves is not None:
@@ -153,7 +155,8 @@ class Server(Closing):
         self._flight: FlightServer | None = flight_server
         self._port = flight_server.port
         self._address = f"{scheme}://{host}:{self._port}"
-        self._keeper.start(self._port)
+        self._is_accepted = is_of_port(self._port, host)
+        self._keeper.start(self._is_accepted)
         # The thread is also the second Python thread: with a single thread, the core would conclude that a
         # waiting thread waits for itself.
         self._thread = threading.Thread(target=flight_server.wait, name="relive-server", daemon=True)
@@ -217,8 +220,8 @@ class Server(Closing):
         except (OSError, OverflowError, UnicodeError) as problem:
             raise CannotListen(f"{host}:{port}", str(problem)[:200]) from None
         self._metrics = made
-        for name in self._hosted:
-            self._hosted[name].observe = made.observe
+        for hosted in list(self._hosted.values()):  # a client may drop a table meanwhile
+            hosted.observe = made.observe
         return int(made.port)
 
     def parameters(self, name: str) -> ParameterStore:
@@ -286,10 +289,11 @@ class Server(Closing):
         if self._metrics is not None:
             self._metrics.close()
         self._pulses.close()
-        for hosted in self._hosted.values():
+        every = list(self._hosted.values())  # a client may drop a table meanwhile
+        for hosted in every:
             hosted.parameters.close()
         ends = time.monotonic() + self._options.close_timeout_s
-        for hosted in self._hosted.values():
+        for hosted in every:
             hosted.saves.close(ends)
         while self._counts.num_busy and time.monotonic() < ends:
             time.sleep(0.01)
@@ -300,13 +304,13 @@ class Server(Closing):
         # Flight waits for its streams, and clients may keep streams open for ever: cut the connections.
         ends = time.monotonic() + max(self._options.close_timeout_s, 1.0)
         while stopper.is_alive() and time.monotonic() < ends:
-            cut(is_of_port(self._port))
+            cut(self._is_accepted)
             stopper.join(0.02)
         self._thread.join(1.0)
         # Drop the last reference here. Arrow's server joins its own threads when it is freed, and a forked child that
         # collected the server as garbage would join threads that the child does not have.
         del flight_server, stopper
-        for hosted in self._hosted.values():
+        for hosted in every:
             hosted.life = hosted.observe = None  # which refer to the tables
         _running.discard(self)
 

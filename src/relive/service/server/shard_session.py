@@ -11,6 +11,7 @@ by "confirm". It has an answer, and comes on any stream of the client: the strea
 
 from __future__ import annotations
 
+import math
 import secrets
 import struct
 from collections.abc import Mapping
@@ -102,7 +103,7 @@ class ShardSession(Session):
         if op == "settle":
             return
         if "after" in header:
-            self.hosted.wait_for(header["after"], framing.seconds(header))
+            self.hosted.wait_for(header["after"], framing.seconds(header), self.pipe.gone)
         if op == "roots":
             self._root(header)
         elif op == "draw":
@@ -142,6 +143,7 @@ class ShardSession(Session):
             ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
             if hold is not None:
                 self._lent[ticket] = _Lent(asked.request, number, hold, header.get("is_read") is not False)
+            self.pipe.gives_up = math.inf  # as in HoldSession
             told: dict[str, Any] = {"ticket": ticket}
             if header.get("root") is True:  # of a draw ahead, which needs no question of its own for the next one
                 told["root"] = ROOT.pack(*core.root(asked.request.index_number)).hex()

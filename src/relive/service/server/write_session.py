@@ -114,6 +114,10 @@ class WriteSession(Session):
         """Returns the role of every message: each lists several ops."""
         return "append"
 
+    def label_of(self, header: Header) -> str:
+        """Returns the name of every message in the metrics. An "op" of the header itself has no meaning."""
+        return "write"
+
     def end(self) -> None:
         """Cuts the client's lanes: the client is gone or done."""
         try:

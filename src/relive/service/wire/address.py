@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from relive.errors import InvalidConfig
 
-__all__ = ["has_tls", "host_and_port", "is_loopback", "parse_server", "parse_table"]
+__all__ = ["has_tls", "host_and_port", "is_loopback", "is_table_name", "parse_server", "parse_table"]
 
 _SCHEMES = ("grpc", "grpc+tls")
 
@@ -35,6 +35,14 @@ def parse_table(address: str) -> tuple[str, str]:
     if not name or "/" in name or not port:
         raise InvalidConfig("address of a table", "grpc://host:port/name", address)
     return f"{scheme}://{host}:{port}", name
+
+
+def is_table_name(name: str) -> bool:
+    """Returns whether a client that appends "/" and this name to the address of a server means this name."""
+    try:
+        return parse_table(f"grpc://host:1/{name}")[1] == name
+    except InvalidConfig:
+        return False
 
 
 def host_and_port(location: str) -> tuple[str, str]:

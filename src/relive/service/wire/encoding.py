@@ -15,10 +15,13 @@ import numpy.typing as npt
 
 from relive.config.spec import StepSpec
 from relive.core.table_core import Normalise
-from relive.errors import InvalidPriority
+from relive.errors import InvalidConfig, InvalidPriority
+from relive.service.wire import framing
 from relive.service.wire.rows import RowLayout
 
-__all__ = ["Operation", "RowEncoder", "check_priorities", "given"]
+__all__ = ["Operation", "RowEncoder", "check_num_bytes", "check_priorities", "given"]
+
+MAX_BODY_BYTES = 2**31 - 1 - 2 * framing.MAX_HEADER_BYTES  # Arrow and gRPC send no message of 2 GiB
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _ENDS = ("terminated", "truncated", "discount")
@@ -43,7 +46,10 @@ class Operation:
 
 @final
 class RowEncoder:
-    """Makes the operations of one writer. `single`: the writer has one lane, and its arrays have no lane axis."""
+    """Makes the operations of one writer. `single`: the writer has one lane, and its arrays have no lane axis.
+
+    An operation that is too large for a message raises InvalidConfig.
+    """
 
     __slots__ = ("_normalise", "_plain", "_single", "layout")
 
@@ -126,6 +132,7 @@ class RowEncoder:
             arrays.append(values)
         if lanes is not None:
             arrays.insert(0, np.ascontiguousarray(lanes, np.int32))
+        check_num_bytes(sum(array.nbytes for array in arrays))
 
     # ---- number of rows --------------------------------------------------------------------------------------------
 
@@ -156,6 +163,13 @@ def given(columns: dict[str, Any]) -> dict[str, Any]:
     if all(columns.get(name, 0) is not None for name in _ENDS):
         return columns
     return {name: value for name, value in columns.items() if value is not None or name not in _ENDS}
+
+
+def check_num_bytes(num_bytes: int) -> None:
+    """Raises InvalidConfig if the rows of one call are too large for a message."""
+    if num_bytes > MAX_BODY_BYTES:
+        expected = f"at most {MAX_BODY_BYTES} bytes; write a larger block in several calls"
+        raise InvalidConfig("rows of one call to a server", expected, num_bytes)
 
 
 def check_priorities(values: npt.NDArray[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import stat
@@ -27,6 +28,7 @@ __all__ = [
 # struct tcp_info of Linux: tcpi_unacked, then tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds, then
 # tcpi_bytes_received.
 _TCP_INFO = struct.Struct("=24xI24xII68xQ")
+_LOOPBACK = frozenset(("127.0.0.1", "::1"))
 _OF_IPV4 = "::ffff:"  # before an IPv4 address of a socket for both versions
 
 
@@ -49,13 +51,20 @@ def tcp_sockets() -> Iterator[socket.socket]:
 
 
 def peers_of(location: str) -> frozenset[tuple[str, int]]:
-    """Returns the addresses that grpc://host:port means; none if the name cannot be resolved."""
+    """Returns the addresses that grpc://host:port means; none if the name cannot be resolved.
+
+    A name that means a loopback address means both of them. gRPC takes ::1 for localhost, also if the system resolves
+    the name to 127.0.0.1 alone.
+    """
     host, port = host_and_port(location)
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except (OSError, ValueError):
         return frozenset()
-    return frozenset((str(address[0]), int(address[1])) for *_, address in found)
+    hosts = {_plain(str(address[0])) for *_, address in found}
+    if _ip(host) is None and not hosts.isdisjoint(_LOOPBACK):
+        hosts |= _LOOPBACK
+    return frozenset((one, int(port)) for one in hosts)
 
 
 def heard_s(peers: frozenset[tuple[str, int]]) -> float | None:
@@ -69,8 +78,7 @@ def heard_s(peers: frozenset[tuple[str, int]]) -> float | None:
     quiet_ms: list[int] = []
     for one in tcp_sockets():
         try:
-            host, port = one.getpeername()[:2]
-            if (host.removeprefix(_OF_IPV4), port) not in peers:
+            if peer_of(one) not in peers:
                 continue
             unacked, data_ms, ack_ms, num_bytes = _TCP_INFO.unpack(
                 one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
@@ -95,22 +103,44 @@ def cut(connections: Callable[[socket.socket], bool]) -> int:
     return number
 
 
-def is_of_port(port: int) -> Callable[[socket.socket], bool]:
-    """Returns a function that says whether a socket is a connection that a server at this port accepted."""
-    return lambda one: bool(one.getsockname()[1] == port and one.getpeername())
+def is_of_port(port: int, host: str = "") -> Callable[[socket.socket], bool]:
+    """Returns a function that says whether a socket is a connection that a server at this host and port accepted.
+
+    If the host is no IP address, or the address of every interface, the port alone decides. A process may have further
+    servers at the port, at other addresses.
+    """
+    address = _ip(host)
+    if address is None or address.is_unspecified:
+        return lambda one: bool(one.getsockname()[1] == port and one.getpeername())
+    return lambda one: bool(
+        one.getsockname()[1] == port and _ip(str(one.getsockname()[0])) == address and one.getpeername()
+    )
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns the IP address that a text is, an IPv4 address within IPv6 as the former; None for a name."""
+    try:
+        found = ipaddress.ip_address(_plain(host.strip("[]")))
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _plain(host: str) -> str:
+    return host.removeprefix(_OF_IPV4).partition("%")[0]
 
 
 def peer_of(one: socket.socket) -> tuple[str, int]:
     """Returns host and port of the other end. Raises OSError for a socket without one."""
     host, port = one.getpeername()[:2]
-    return str(host).removeprefix(_OF_IPV4).partition("%")[0], int(port)
+    return _plain(str(host)), int(port)
 
 
 def peer_in(text: str) -> tuple[str, int] | None:
     """Returns host and port of a peer as gRPC writes it, such as ipv4:127.0.0.1:4711; None for another text."""
     _, _, rest = unquote(text).partition(":")
     host, _, port = rest.rpartition(":")
-    host = host.strip("[]").removeprefix(_OF_IPV4).partition("%")[0]
+    host = _plain(host.strip("[]"))
     return (host, int(port)) if host and port.isdigit() else None
 
 
