@@ -58,7 +58,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"acting", "learners", "checkpoint"},
         {"evaluating"},
         {"setup", "learner"},
-        {"assembly"},
+        {"assembly", "resuming"},
         {"run"},
         {"tuning"},
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import subprocess
 import sys
@@ -11,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="training needs torch")
+torch = pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("gymnasium", reason="training needs Gymnasium")
+
+from rich.console import Console  # noqa: E402
 
 import relive.train  # noqa: E402
 from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch  # noqa: E402
 from relive.train import Callback, CurvePoint, RunResult, Snapshot, TrainConfig, load_policy, preset  # noqa: E402
+from relive.train.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from train.runs import has_checkpoint  # noqa: E402
 
 SMALL = {
@@ -134,6 +138,34 @@ def test_a_policy_of_continuous_actions_keeps_to_its_box(tmp_path: Path) -> None
         actions = policy.act(np.zeros((7, 3)), explore=explore)
         assert actions.shape == (7, 1) and actions.dtype == np.float32 and np.abs(actions).max() <= 2.0
         assert policy.act(np.zeros(3), explore=explore).shape == (1,)
+
+
+@pytest.mark.parametrize("agent", ["dqn", "iqn"])
+def test_discrete_actions_are_of_the_dtype_of_their_space(agent: str, tmp_path: Path) -> None:
+    options: dict[str, object] = {**SMALL, "topology": "inline", "agent.network.hidden": (8,), "agent.batch_size": 16}
+    config = preset(agent, "train.worlds:Narrow-v0", {**options, "limits.max_steps": 300})
+    relive.train.train(config, tmp_path / "run")  # the environment asserts that its space contains each action
+    policy = load_policy(tmp_path / "run")
+    for explore in (False, True):
+        actions = policy.act(np.zeros((50, 4)), explore=explore)
+        assert actions.dtype == np.int32 and all(policy.spaces.action.contains(action) for action in actions)
+        assert policy.spaces.action.contains(policy.act(np.zeros(4), explore=explore))
+
+
+def test_a_run_of_another_kind_of_device_is_played_and_goes_on(tmp_path: Path) -> None:
+    """A generator of CUDA has a state of 16 bytes. Learning goes on with a generator from the seed."""
+    folder, text = tmp_path / "run", io.StringIO()
+    options: dict[str, object] = {"topology": "inline", "update": "handwritten", "checkpoint__table": "never"}
+    first = relive.train.train(small("sac", "Pendulum-v1", limits__max_steps=400, **options), folder)
+    learner, progress = load_checkpoint(folder)
+    before = load_policy(folder, which="last").parameters
+    save_checkpoint(folder, {**learner, "generator": torch.zeros(16, dtype=torch.uint8)}, progress)
+    policy = load_policy(folder, which="last")
+    assert all(np.array_equal(value, before[name]) for name, value in policy.parameters.items())
+    more = small("sac", "Pendulum-v1", limits__max_steps=600, **options)
+    for _ in range(2):  # the checkpoint of the second session is of this device again
+        last = relive.train.train(more, folder, resume=True, console=Console(file=text, width=300))
+        assert last.num_updates > first.num_updates and text.getvalue().count("another kind of device") == 1
 
 
 @pytest.mark.parametrize("what", ["progress", "evaluation", "checkpoint"])

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="learners are written in torch")
 
 from relive.agents.agent import Spaces  # noqa: E402
+from relive.agents.batches import has_other_generators  # noqa: E402
 from relive.agents.boxes import ActionBox  # noqa: E402
 from relive.agents.config import OptimizerConfig  # noqa: E402
 from relive.agents.ddpg import DDPGConfig  # noqa: E402
@@ -185,6 +186,23 @@ def test_updates_repeat_and_resume_exactly(kind: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     for name, value in one.parameters().items():
         assert value.dtype == np.float32 and name.startswith("actor.")
+
+
+@pytest.mark.parametrize("kind", [TD3Config, SACConfig])
+def test_a_state_of_another_kind_of_device_leaves_the_generator_as_its_seed_made_it(kind: Any) -> None:
+    """A generator of CUDA has a state of 16 bytes, one of the CPU 5,056."""
+    config = kind(batch_size=ROWS, hidden=(16,))
+    one, resumed, fresh = made(config, seed=3), made(config, seed=99), made(config, seed=99)
+    for seed in range(3):
+        one.update(continuous_batch(seed))
+    state = {**one.state_dict(), "generator": torch.zeros(16, dtype=torch.uint8)}
+    assert has_other_generators(resumed, state) and not has_other_generators(resumed, one.state_dict())
+    resumed.load_state_dict(state)
+    assert resumed.num_updates == 3 and torch.equal(resumed.critics.online.values, one.critics.online.values)
+    assert torch.equal(resumed.state_dict()["generator"], fresh.state_dict()["generator"])
+    for wrong in ("no tensor", torch.zeros(16), torch.zeros(5056, dtype=torch.uint8)):
+        with pytest.raises(InvalidConfig):
+            resumed.load_state_dict({**state, "generator": wrong})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import json
 import os
 import subprocess
@@ -18,6 +19,8 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("rich", reason="the command line needs rich")
+
+from rich.console import Console  # noqa: E402
 
 from relive import Index, MinSize, Prioritized, Table, Transitions  # noqa: E402
 from relive.errors import DeadlineExceeded, InvalidConfig  # noqa: E402
@@ -39,6 +42,7 @@ from relive.train.watching.profile import (  # noqa: E402
     ProcessTime,
     Profiling,
     draw_profile,
+    show_profile,
 )
 from train.batches import discrete_spaces  # noqa: E402
 
@@ -262,6 +266,16 @@ def test_the_picture_has_a_bar_for_each_process(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         draw_profile(tmp_path / "a.svg", "another run", profile)
     assert (tmp_path / "a.svg").read_text() == text
+
+
+def test_a_profile_whose_picture_cannot_be_written_is_shown_all_the_same(tmp_path: Path) -> None:
+    Profile((process("learner", update=1.5),)).save(tmp_path / PROFILE_FILE)
+    (tmp_path / f".{PICTURE_FILE}.{os.getpid()}").mkdir()  # the name of the new picture is taken
+    text = io.StringIO()
+    show_profile(tmp_path, Console(file=text, width=200))
+    *shown, last = text.getvalue().splitlines()
+    assert "learner: 1.5 s" in "\n".join(shown) and "the bottleneck" in "\n".join(shown)
+    assert last.startswith("the picture was not drawn: ") and PICTURE_FILE in last
 
 
 def test_counts_of_one_process_are_those_of_its_row() -> None:

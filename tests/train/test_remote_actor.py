@@ -29,7 +29,7 @@ from relive.train.acting.serving import ActorReport, ServedRun  # noqa: E402
 from relive.train.config import TrainConfig  # noqa: E402
 from relive.train.memory.scoreboard import Scoreboard  # noqa: E402
 from relive.train.sections import where_to_serve  # noqa: E402
-from relive.train.setup import make_table, prepare  # noqa: E402
+from relive.train.setup import limiter_of, make_table, prepare  # noqa: E402
 
 pytestmark = needs_shared_memory
 WORLD = "train.worlds:Counting-v0"
@@ -38,17 +38,23 @@ WORLD = "train.worlds:Counting-v0"
 class Served:
     """A run that never learns: its table, its server, its agent."""
 
-    def __init__(self, address: str = "grpc://127.0.0.1:0", table: Any = None, **settings: Any) -> None:
+    def __init__(
+        self, address: str = "grpc://127.0.0.1:0", table: Any = None, kind: str = "dqn", world: str = WORLD,
+        tells_spaces: bool = False, **settings: Any,
+    ) -> None:  # fmt: skip
         chosen: dict[str, Any] = {
             "serving.address": address, "acting.num_actors": 0, "replay.min_size": 40_000, "agent.n_step": 1,
-            "serving.max_staleness_s": 2.0, "agent.network.hidden": (16,), "environment.num_envs_per_actor": 3,
-            **settings,
+            "serving.max_staleness_s": 2.0, "environment.num_envs_per_actor": 3,
+            **({"agent.network.hidden": (16,)} if kind == "dqn" else {}), **settings,
         }  # fmt: skip
-        self.config = preset("dqn", WORLD, chosen)
-        self.agent = prepare(self.config).agent
+        self.config = preset(kind, world, chosen)
+        setup = prepare(self.config)
+        self.agent = setup.agent
         self.table = table or make_table(self.config, self.agent)
         self.scoreboard = Scoreboard(1)
-        self.run = ServedRun(self.config, self.table, self.scoreboard)
+        self.run = ServedRun(
+            self.config, self.table, self.scoreboard, spaces=setup.spaces if tells_spaces else None
+        )  # fmt: skip
         self.version = 0
 
     @property
@@ -215,6 +221,39 @@ def test_what_does_not_fit_is_refused() -> None:
     for wrong_options in ({"num_envs": 0}, {"seed": -1}, {"patience_s": -1.0}):
         with pytest.raises(errors.InvalidConfig):
             ActOptions(**wrong_options)  # type: ignore[arg-type]
+
+
+def test_an_environment_with_other_bounds_is_refused() -> None:
+    """Its columns are the same, and its actions are scaled to its own bounds."""
+    pushed, settings = "train.worlds:Pushed-v0", {"agent.hidden": (8,), "replay.min_size": 1_000}
+    with served(kind="td3", world=pushed, tells_spaces=True, **settings) as run:
+        run.publish()
+        for name, bound in (("Shoved", "Box(-10.0, 10.0, (1,), float32)"), ("PushedFarther", "Box(-2.0, 2.0")):
+            refused = refusal(run.run.address, env_id=f"train.worlds:{name}-v0", num_envs=1)
+            assert isinstance(refused, errors.InvalidConfig), refused
+            assert bound in str(refused) and "actions Box(-1.0, 1.0, (1,), float32)" in str(refused)
+            assert pushed in str(refused)
+        assert len(run.table) == 0
+        with acting(run.run.address, env_id="train.worlds:PushedAgain-v0", num_envs=1) as (came, _):
+            run.wait_for_steps()
+            run.run.finish()
+        assert isinstance(came[0], Acted)
+
+
+def test_more_environments_than_the_limiter_ever_admits_together_are_refused() -> None:
+    settings = {"replay.min_size": 100, "agent.batch_size": 16, "replay.updates_per_step": 0.25}
+    with served(**settings) as run:
+        run.publish()
+        limiter = limiter_of(run.config)
+        most = int(limiter.window / limiter.samples_per_insert)
+        assert 3 < most < run.config.serving.max_lanes
+        refused = refusal(run.run.address, num_envs=most + 1)
+        assert isinstance(refused, errors.InvalidConfig) and f"<= {most}," in str(refused) and "actors" in str(refused)
+        assert len(run.table) == 0 and run.scoreboard.num_steps == 0
+        with acting(run.run.address, num_envs=most) as (came, _):
+            wait(lambda: len(run.table) >= most)
+            run.run.finish()
+        assert isinstance(came[0], Acted) and came[0].num_lost == 0
 
 
 def test_a_run_that_is_not_there_is_waited_for_with_patience() -> None:

@@ -1,17 +1,22 @@
-"""Runs that go on: after another return was asked for, and after a session that was refused."""
+"""Runs that go on: for another return, in another environment, with other options, and after a refused session."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="learners are written in torch")
 
+import gymnasium  # noqa: E402
+
 import relive.train.setup as setups  # noqa: E402
-from relive.errors import StorageFull  # noqa: E402
-from relive.train import Callback, TrainConfig, preset, train  # noqa: E402
+from relive.errors import InvalidConfig, StorageFull  # noqa: E402
+from relive.train import Callback, TrainConfig, evaluate_run, load_policy, preset, train  # noqa: E402
 from relive.train.checkpoint import load_checkpoint  # noqa: E402
+from relive.train.learner import Learner  # noqa: E402
+from relive.train.settings import changed  # noqa: E402
 from relive.train.watching.result import Ending  # noqa: E402
 
 SMALL: dict[str, object] = {
@@ -57,6 +62,130 @@ def test_a_checkpoint_that_does_not_say_which_return_it_reached_has_that_of_its_
     progress = load_checkpoint(folder)[1]
     mean = progress.curve[-1].evaluation_return
     assert progress.has_reached(mean) and not progress.has_reached(mean + 1.0) and not progress.has_reached(None)
+
+
+# ---- another environment -------------------------------------------------------------------------------------------
+
+
+BLIND, SHORT, WIDE = "train.worlds:Blind-v0", "train.worlds:Short-v0", "train.worlds:Wide-v0"  # returns 20, 5, 20
+
+
+def longer(folder: Path, **more: object) -> TrainConfig:
+    """The options of the run, for 400 steps more."""
+    config = TrainConfig.load(folder / "config.json")
+    settings = {path.replace("__", "."): value for path, value in more.items()}
+    return changed(config, {"limits.max_steps": load_checkpoint(folder)[1].num_steps + 400, **settings})
+
+
+@pytest.mark.parametrize("table", ["always", "never"])
+def test_the_best_policy_of_another_environment_does_not_count(table: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = train(small(None, environment__env_id=BLIND, checkpoint__table=table), folder)
+    assert first.kept_return == 20.0
+    again = train(longer(folder, environment__env_id=SHORT), folder, resume=True)
+    assert (again.env_id, again.kept_return, again.num_sessions) == (SHORT, 5.0, 2)
+    assert again.kept_updates > first.num_updates
+    curve = load_checkpoint(folder)[1].curve
+    assert curve and {point.evaluation_return for point in curve} == {5.0}
+    third = train(longer(folder), folder, resume=True)  # in the same environment the best policy stays
+    assert third.env_id == SHORT and len(load_checkpoint(folder)[1].curve) > len(curve)
+
+
+def test_a_run_that_another_environment_solved_learns_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    solved = train(small(10.0, environment__env_id=BLIND), folder)
+    assert solved.ending == Ending.SOLVED.value
+    again = train(longer(folder, environment__env_id=SHORT), folder, resume=True)
+    assert again.ending == Ending.LIMIT.value and again.num_updates > solved.num_updates
+
+
+def test_a_session_in_another_environment_that_ends_before_its_first_checkpoint_leaves_no_best_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a killed one: its actors do not start, and nothing is saved."""
+    folder = tmp_path / "run"
+    train(small(None, environment__env_id=BLIND), folder)
+
+    def killed(learner: Learner) -> Ending:
+        raise SystemExit(137)
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(Learner, "run", killed)
+        train(longer(folder, environment__env_id=SHORT), folder, resume=True)
+    assert load_policy(folder).config.environment.env_id == SHORT
+    assert not load_checkpoint(folder)[1].kept_parameters
+    assert train(longer(folder), folder, resume=True).kept_return == 5.0
+
+
+@pytest.mark.parametrize("table", ["always", "never"])
+def test_an_environment_with_other_spaces_is_refused(table: str, tmp_path: Path) -> None:
+    """The table's columns would be the same."""
+    folder = tmp_path / "run"
+    train(small(None, environment__env_id=BLIND, checkpoint__table=table), folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(InvalidConfig, match=r"environment.env_id.*Blind-v0.*Box\(-1.*Wide-v0.*Box\(-2"):
+        train(longer(folder, environment__env_id=WIDE), folder, resume=True)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert train(longer(folder), folder, resume=True).num_sessions == 2
+
+
+def test_another_environment_is_refused_where_the_one_before_cannot_be_made(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    gymnasium.register("Gone-v0", entry_point="train.worlds:World")
+    train(small(None, environment__env_id="Gone-v0"), folder)
+    del gymnasium.registry["Gone-v0"]
+    with pytest.raises(InvalidConfig, match=r"environment.env_id.*'Gone-v0'.*Short-v0"):
+        train(longer(folder, environment__env_id=SHORT), folder, resume=True)
+
+
+# ---- the options of a session --------------------------------------------------------------------------------------
+
+
+def test_the_options_of_a_resumed_session_are_those_of_the_next_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(small(None, checkpoint__table="never"), folder)
+    given = longer(folder, agent__n_step=2, checkpoint__table="always", environment__seed=7)
+    second = train(given, folder, resume=True)
+    assert TrainConfig.load(folder / "config.json") == given
+    third = train(longer(folder), folder, resume=True)  # the table in its save has items of two steps
+    assert (third.num_sessions, third.seed) == (3, 7) and third.num_updates > second.num_updates
+
+
+def test_an_evaluation_of_a_resumed_run_begins_with_the_episodes_of_its_result(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(small(None), folder)
+    again = train(longer(folder, environment__seed=7), folder, resume=True)
+    played = evaluate_run(folder, num_episodes=1)
+    assert json.loads((folder / "result.json").read_text())["seed"] == 7
+    assert (played.seed, tuple(played.returns)) == (7, again.returns)
+
+
+def test_a_solved_run_that_only_plays_again_keeps_the_options_too(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(small(1.0), folder)
+    again = train(changed(TrainConfig.load(folder / "config.json"), {"environment.seed": 7}), folder, resume=True)
+    assert again.ending == Ending.SOLVED.value
+    assert TrainConfig.load(folder / "config.json").environment.seed == again.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "now"),
+    [
+        ({"agent__n_step": 3}, "agent.n_step = 1", "agent.n_step = 3"),
+        ({"agent__gamma": 0.5}, "agent.gamma = 0.99", "agent.gamma = 0.5"),
+        ({"agent__priority_exponent": 0.5}, "(agent.priority_exponent) = Uniform()", "= Prioritized("),
+    ],
+)
+def test_a_table_of_other_items_is_refused_by_the_names_of_the_options(
+    change: dict[str, object], before: str, now: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    train(small(None, agent__n_step=1, agent__gamma=0.99, agent__priority_exponent=0.0), folder)
+    with pytest.raises(InvalidConfig) as caught:
+        train(longer(folder, **change), folder, resume=True)
+    text = str(caught.value)
+    assert before in text and now in text and "checkpoint.table=never" in text
+    assert "Index(" not in text and len(text.replace(str(folder), "")) < 300
 
 
 # ---- a session that is refused -------------------------------------------------------------------------------------

@@ -124,12 +124,13 @@ def test_a_killed_leader_is_the_end_of_its_followers(topology: str, num_processe
 def test_a_second_run_in_a_directory_moves_the_first_aside(tmp_path: Path) -> None:
     from rich.console import Console
 
+    from relive.train.config import preset
     from relive.train.run_directory import move_aside
 
     folder = tmp_path / "run"
     for _ in range(2):
         folder.mkdir()
-        (folder / "config.json").write_text("{}")
+        preset("dqn", "CartPole-v1").save(folder / "config.json")
         move_aside(folder, Console(quiet=True))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.1", "run.2"]
 

@@ -158,7 +158,7 @@ def test_a_note_that_no_run_wrote_removes_no_table(tmp_path: Path, shm_name: Cal
 def test_a_run_that_goes_on_is_not_moved_aside(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with alone_in(folder):
-        (folder / "config.json").write_text("{}")
+        small().save(folder / "config.json")
         with pytest.raises(InvalidConfig, match="no run is using"):
             move_aside(folder, Console(quiet=True))
         assert (folder / "config.json").exists() and not (tmp_path / "run.1").exists()
@@ -186,6 +186,56 @@ def test_a_directory_with_files_of_another_kind_is_not_moved_aside(tmp_path: Pat
         relive.train.train(small(), folder, moving_aside=True)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
     assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
+
+
+OTHER_CONFIGS = ("{}", "[]", "nonsense", '{"agent": "smith"}', '{"model_type": "bert", "agent": {"name": 3}}')
+
+
+@pytest.mark.parametrize("moving_aside", [False, True])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"thesis.txt": "a user's file"},
+        {"checkpoint.pt": "another library's"},
+        {"result.json": "{}"},
+        {"save/CURRENT": "1", "tensorboard/events": ""},
+        *({"config.json": text, "model.bin": ""} for text in OTHER_CONFIGS),
+    ],
+)
+def test_a_new_run_changes_no_file_that_no_run_wrote(files: dict[str, str], moving_aside: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    with pytest.raises(InvalidConfig, match="files of another kind"):
+        relive.train.train(small(), folder, moving_aside=moving_aside)
+    there = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert there == files and [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_run_without_its_options_is_not_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    relive.train.train(small(checkpoint__table="never"), folder)
+    (folder / "config.json").unlink()
+    before = (folder / "checkpoint.pt").read_bytes()
+    with pytest.raises(InvalidConfig, match="files of another kind"):
+        relive.train.train(small(), folder)
+    assert (folder / "checkpoint.pt").read_bytes() == before and not (folder / "config.json").exists()
+
+
+def test_a_new_run_begins_where_a_run_was_killed_as_it_began(tmp_path: Path) -> None:
+    for name in (".lock", ".table", ".config.json.77"):
+        (tmp_path / name).write_text("")
+    assert relive.train.train(small(), tmp_path).num_sessions == 1
+
+
+def test_a_model_of_another_library_is_no_run_in_the_directory(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    relive.train.train(small(), folder)
+    (folder / "export").mkdir()
+    (folder / "export" / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "export" / "checkpoint.pt").write_text("")
+    assert relive.train.train(run_dir=folder, resume=True).num_sessions == 2
 
 
 def test_what_a_run_leaves_that_was_killed_as_it_began_is_moved_aside(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from relive.train import signals
 from relive.train.child import Child, end_all
 from relive.train.errors import EnvironmentHangs
 from relive.train.signals import STOP_SIGNALS, Call, in_a_hurry, owning, stop_signals, uninterrupted
@@ -132,6 +133,27 @@ def test_other_threads_hear_nothing() -> None:
         thread.start()
         thread.join()
     assert heard == [False]
+
+
+def test_a_call_of_another_thread_neither_interrupts_this_one_nor_ends_its_call() -> None:
+    entered, leaves = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with Call("the call of another run", 0.0):  # overdue
+            entered.set()
+            assert leaves.wait(60)
+
+    thread, mine = threading.Thread(target=run, daemon=True), Call("the call of this run", time.monotonic() + 600)
+    with stop_signals(), mine:
+        heard = signals._listening
+        assert heard is not None
+        thread.start()
+        assert entered.wait(60)
+        heard._interrupt(signal.SIGURG, None)  # raises if the call that is noted is overdue
+        noted = [heard.call]
+        leaves.set()
+        thread.join(60)
+        assert [*noted, heard.call] == [mine, mine]
 
 
 def test_a_call_that_does_not_return_is_interrupted() -> None:

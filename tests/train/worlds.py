@@ -49,6 +49,44 @@ gymnasium.register("Faulty-v0", entry_point=World, kwargs={"fails_at": 150})
 gymnasium.register("Endless-v0", entry_point=World, kwargs={"length": float("inf"), "step_s": 0.01})
 gymnasium.register("Waiting-v0", entry_point=World, kwargs={"length": 200, "step_s": 0.002})
 gymnasium.register("Overflowing-v0", entry_point=World, kwargs={"reward": 1e38})
+gymnasium.register("Short-v0", entry_point=World, kwargs={"length": 5})
+
+
+class Wide(World):
+    """Observations have the same shape as those of World, and other bounds."""
+
+    observation_space = gymnasium.spaces.Box(-2.0, 2.0, (4,), np.float32)
+
+
+gymnasium.register("Wide-v0", entry_point=Wide)
+
+
+class Narrow(World):
+    """Has actions of int32, and refuses all others."""
+
+    action_space = gymnasium.spaces.Discrete(2, dtype=np.int32)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action!r} of {action.dtype}"
+        return super().step(action)
+
+
+gymnasium.register("Narrow-v0", entry_point=Narrow)
+
+
+class Pushed(World):
+    """Has continuous actions up to `most`, and shows numbers up to `sees`."""
+
+    def __init__(self, most: float = 1.0, sees: float = 1.0) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Box(-most, most, (1,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(-sees, sees, (4,), np.float32)
+
+
+gymnasium.register("Pushed-v0", entry_point=Pushed)
+gymnasium.register("Shoved-v0", entry_point=Pushed, kwargs={"most": 10.0})
+gymnasium.register("PushedFarther-v0", entry_point=Pushed, kwargs={"sees": 2.0})
+gymnasium.register("PushedAgain-v0", entry_point=Pushed)
 
 
 class Deadly(World):

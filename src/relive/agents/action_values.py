@@ -219,9 +219,8 @@ class ActionValueAgent(ABC):
     def policy(self) -> Policy:
         """See Agent."""
         config = self.config
-        return EpsilonGreedy(
-            LinearSchedule(config.epsilon_start, config.epsilon_end, config.epsilon_steps), self._action_values()
-        )
+        epsilon = LinearSchedule(config.epsilon_start, config.epsilon_end, config.epsilon_steps)
+        return EpsilonGreedy(epsilon, self._action_values(), np.dtype(self.spaces.action.dtype).name)
 
     # ---- learning --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relive.agents.agent import Exchange, Items, Spaces
+from relive.agents.agent import Agent, Exchange, Items, Spaces
 from relive.errors import InvalidConfig
 
 SMALLEST_PRIORITY = 1e-6
@@ -108,6 +108,8 @@ def state_of(parts: Mapping[str, Any], num_updates: int) -> dict[str, Any]:
 def load_state(parts: Mapping[str, Any], state: Mapping[str, Any]) -> int:
     """Takes over a state that `state_of` returned.
 
+    A generator keeps its own state if the state is one of another kind of device: see `has_other_generators`.
+
     Args:
         parts: parts of the agent by name.
         state: the state.
@@ -136,9 +138,29 @@ def load_state(parts: Mapping[str, Any], state: Mapping[str, Any]) -> int:
     return num_updates
 
 
+def has_other_generators(agent: Agent, state: Mapping[str, Any]) -> bool:
+    """Whether a state of an agent has generators of another kind of device, as a CPU's are to CUDA.
+
+    No generator can take such a state over: it has another size.
+
+    Args:
+        agent: the agent.
+        state: a state that the agent can load.
+    """
+    own = agent.state_dict()
+    return any(_is_of_other_size(value, own.get(name)) for name, value in state.items())
+
+
+def _is_of_other_size(state: Any, own: Any) -> bool:
+    """Whether both are states of generators, of different sizes."""
+    are_states = all(isinstance(one, Tensor) and one.dtype == torch.uint8 and one.dim() == 1 for one in (state, own))
+    return are_states and len(state) != len(own)
+
+
 def _take(parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         if isinstance(part, torch.Generator):
-            part.set_state(state[name].cpu())
+            if not _is_of_other_size(state[name], part.get_state()):
+                part.set_state(state[name].cpu())
         else:
             part.load_state_dict(state[name])

@@ -140,32 +140,32 @@ class MeanOfQuantiles:
 @final
 @dataclass(frozen=True)
 class EpsilonGreedy:
-    """The best known action or, with probability epsilon, a random action. Actions are int64 [B]. See Policy.
+    """The best known action or, with probability epsilon, a random action. See Policy.
 
     Args:
         epsilon: epsilon by environment steps of all actors.
         values: the values of actions.
+        dtype: the dtype of the space of actions. Default: int64.
     """
 
     epsilon: LinearSchedule
     values: ActionValues
+    dtype: str = "int64"
 
-    def explore(
-        self, parameters: Parameters, observations: NDArray[Any], num_steps: int, noise: Noise
-    ) -> NDArray[np.int64]:
-        """See Policy."""
+    def explore(self, parameters: Parameters, observations: NDArray[Any], num_steps: int, noise: Noise) -> NDArray[Any]:
+        """See Policy. Actions are [B]."""
         epsilon = self.epsilon.at(num_steps)
         values = self.values(parameters, observations)
-        actions: NDArray[np.int64] = values.argmax(axis=1)
+        actions: NDArray[Any] = values.argmax(axis=1).astype(self.dtype, copy=False)
         if epsilon > 0.0:
             drawn = noise.random((len(actions), 2))
             explore = drawn[:, 0] < epsilon
             actions[explore] = drawn[explore, 1] * values.shape[1]
         return actions
 
-    def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[np.int64]:
-        """See Policy."""
-        actions: NDArray[np.int64] = self.values(parameters, observations).argmax(axis=1)
+    def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[Any]:
+        """See Policy. Actions are [B]."""
+        actions: NDArray[Any] = self.values(parameters, observations).argmax(axis=1).astype(self.dtype, copy=False)
         return actions
 
     def exploration(self, num_steps: int) -> dict[str, float]:

@@ -189,7 +189,7 @@ class Assembly:
         serving = importlib.import_module("relive.train.acting.serving")
         shards = one.shards
         table, facts = (one.whole_table, dict) if shards is None else (shards.served_table, shards.facts)
-        served: ServedRun = serving.ServedRun(one.config, table, one.scoreboard, one.address, facts)
+        served: ServedRun = serving.ServedRun(one.config, table, one.scoreboard, one.address, facts, one.spaces)
         self._say(f"serving actors of other machines; start one with: relive act {served.address}")
         return served
 

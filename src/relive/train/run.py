@@ -20,6 +20,7 @@ from typing import final
 import numpy as np
 from rich.console import Console
 
+from relive.agents.batches import has_other_generators
 from relive.errors import InvalidConfig, ReliveError
 from relive.train.acting.environments import final_seeds
 from relive.train.assembly import Assembly
@@ -28,19 +29,28 @@ from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
 from relive.train.learners.meeting import host_number, meeting, starts_hosts
 from relive.train.learners.numerics import learner_numerics
+from relive.train.resuming import check_environment, check_saved_table
 from relive.train.run_directory import (
     CONFIG_FILE,
     alone_in,
+    check_files,
     forget_run,
     forget_table,
     move_aside,
     note_table,
 )
 from relive.train.settings import changed, options
-from relive.train.setup import Setup, check_saved_table, learner_threads, open_session, prepare, remove_left
+from relive.train.setup import Setup, learner_threads, open_session, prepare, remove_left
 from relive.train.signals import owning, stop_signals
 from relive.train.watching.callbacks import Callback, Listeners
-from relive.train.watching.checkpoint import Found, Progress, joint_checkpoint, joint_names, newest_checkpoint
+from relive.train.watching.checkpoint import (
+    Found,
+    Progress,
+    joint_checkpoint,
+    joint_names,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from relive.train.watching.curve import draw_curve
 from relive.train.watching.loggers import logging_of
 from relive.train.watching.profile import PROFILE_FILE, show_profile
@@ -51,6 +61,7 @@ from relive.train.watching.saves import Checkpoints
 _BETWEEN_HOSTS = 1_000_003  # between the seeds of two hosts
 _SESSIONS = 2**21  # the first number of the key from which a resumed session gets its seed
 _SAY_PERIOD_S = 2.0
+_NEWER_S = 0.001  # between a checkpoint and the one that replaces it: the run that has lasted longer counts
 
 
 def train(
@@ -74,7 +85,7 @@ def train(
         config: Options of the run, such as `preset(agent, env_id, settings)`; None with resume: those in the directory.
         run_dir: Directory of the run; None: runs/AGENT-ENV-sSEED. A relative path is that of the moment of the call.
         callbacks: Called about steps, updates, evaluations and checkpoints; see Callback.
-        resume: Go on with the run in the directory.
+        resume: Go on with the run in the directory. The options become those of the run: config.json gets them.
         moving_aside: Rename the directory of an earlier run, instead of refusing a new run in it; None: if run_dir is
             None.
         stop_when: stop_when(environment steps, updates) is called before every batch; True stops the run as a signal
@@ -88,10 +99,11 @@ def train(
         HostsDiffer: The hosts of the run were told different options.
         HostGone: Another host of the run did not come, or ended; or it failed at its end, on a cluster.
         InvalidConfig: The directory has a run already (without resume) or none (with resume), or files that no run
-            wrote; another run uses it, or lies in it or above it; the address is taken; the table cannot hold
-            replay.min_size items; the agent cannot act in the environment; a program without the guard calls it in a
-            process of the run; or the run starts processes, and this process is a daemon of multiprocessing, which may
-            start none. A refused run leaves no directory.
+            wrote; another run uses it, or lies in it or above it; a resumed run has an environment with other spaces,
+            or a table of other items; the address is taken; the table cannot hold replay.min_size items; the agent
+            cannot act in the environment; a program without the guard calls it in a process of the run; or the run
+            starts processes, and this process is a daemon of multiprocessing, which may start none. A refused run
+            leaves no directory.
         StorageFull: /dev/shm is too small for the table. Making the table may raise other errors, too.
         MissingPackage: An option needs an extra that is not installed.
         NonFiniteLoss: Learning has led to nan or infinity. The last good checkpoint stays.
@@ -135,11 +147,13 @@ def train(
             if aside:
                 move_aside(folder, console)
             stack.enter_context(alone_in(folder))
-            progress, saved = _begun(setup, folder, resume, stopping)
+            progress, saved = _begun(setup, folder, resume, stopping, say)
             run = _Run(setup, host, progress, folder, saved, console, listeners)
             listeners.tell(lambda one: one.on_start(config, folder))
             is_over = progress.has_reached(config.evaluation.stop_return)
             is_over = is_over and config.topology.num_hosts == 1  # of several hosts the first one says so
+            if is_over:
+                run.keep_options()
             ending = Ending.SOLVED if is_over else run.learn(stopping, stop_when, is_new=not resume)
             final = None if ending is Ending.STOPPED or host else run.final_episodes(stopping)
         result = run.result(ending if final or host else Ending.STOPPED, final, time.monotonic() - began_s)
@@ -234,7 +248,9 @@ def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: boo
     return config, Path(os.path.abspath(folder or default_run_dir(config)))
 
 
-def _begun(setup: Setup, run_dir: Path, resume: bool, stopping: Callable[[], bool]) -> tuple[Progress, Found | None]:
+def _begun(
+    setup: Setup, run_dir: Path, resume: bool, stopping: Callable[[], bool], say: Callable[[str], None]
+) -> tuple[Progress, Found | None]:
     """Restores the agent. A refused run leaves no directory. Blocks until all hosts of the run are here.
 
     Returns:
@@ -244,6 +260,7 @@ def _begun(setup: Setup, run_dir: Path, resume: bool, stopping: Callable[[], boo
     number = _common_save(setup, run_dir, resume, stopping)
     progress, saved = Progress(), None
     if not resume:
+        check_files(run_dir)
         if written.exists():
             raise InvalidConfig(
                 what="run directory", expected="one that holds no run yet, or resume=True to go on", got=str(run_dir)
@@ -253,7 +270,7 @@ def _begun(setup: Setup, run_dir: Path, resume: bool, stopping: Callable[[], boo
     elif not written.exists():
         raise InvalidConfig(what="run directory", expected="one that holds a run, to resume it", got=str(run_dir))
     else:
-        progress, saved = _restored(setup, run_dir, number)
+        progress, saved = _restored(setup, run_dir, number, say)
     progress.num_sessions += 1
     return progress, saved
 
@@ -270,25 +287,49 @@ def _common_save(setup: Setup, run_dir: Path, resume: bool, stopping: Callable[[
     return number
 
 
-def _restored(setup: Setup, run_dir: Path, number: int | None) -> tuple[Progress, Found | None]:
+def _restored(
+    setup: Setup, run_dir: Path, number: int | None, say: Callable[[str], None]
+) -> tuple[Progress, Found | None]:
     """Restores the agent from the save of this number, or else from the newest checkpoint, if there is one.
 
+    In another environment than that of the session before, the best policy and the curve begin again.
+
     Raises:
-        InvalidConfig, DamagedSave: It cannot be read, or belongs to another run.
+        InvalidConfig, DamagedSave: It cannot be read, or belongs to another run, or to an environment of other spaces.
     """
-    config = setup.config
+    config, before = setup.config, TrainConfig.load(run_dir / CONFIG_FILE).environment.env_id
     found = newest_checkpoint(run_dir) if number is None else joint_checkpoint(run_dir, number)
     if found is None:
         return Progress(), None
     if found.agent not in (None, config.agent.name):
         raise InvalidConfig(f"agent of the learner in {found.path}", f"{config.agent.name!r}", found.agent)
+    if before != config.environment.env_id:
+        check_environment(setup.spaces, before)
+        found = replace(found, progress=_without_returns(found.progress))
     has_table = found.has_table and config.checkpoint.table != "never"
     if has_table:
         check_saved_table(config, setup.agent, found)
     else:
         found.progress.steps_before_table = found.progress.num_steps
     setup.agent.load_state_dict(found.learner)
+    if has_other_generators(setup.agent, found.learner):
+        say("the checkpoint is of another kind of device: the random numbers of updates begin again from the seed")
     return found.progress, found if has_table else None
+
+
+def _without_returns(progress: Progress) -> Progress:
+    """Returns the progress without the returns of an environment, and without the policy that was the best in it."""
+    new = Progress()
+    return replace(
+        progress,
+        kept_return=new.kept_return,
+        kept_updates=new.kept_updates,
+        kept_cut=new.kept_cut,
+        kept_parameters=new.kept_parameters,
+        solved=new.solved,
+        solved_return=new.solved_return,
+        curve=new.curve,
+    )
 
 
 @final
@@ -326,6 +367,8 @@ class _Run:
                     forget_run(run_dir)
                 raise
             note_table(run_dir, session.table_name)
+            if not is_new:
+                self.keep_options()
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
             title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"
@@ -361,10 +404,28 @@ class _Run:
                 made.served.finish()
             return ending
 
-    def _keep_choice(self, way: str) -> None:
-        """Writes the chosen kind of updates into config.json, for the sessions to come."""
+    def keep_options(self) -> None:
+        """Writes the options into config.json, for the sessions and the evaluations to come."""
         path = self._run_dir / CONFIG_FILE
-        changed(TrainConfig.load(path), {"update": way}).save(path)  # without the options of this session alone
+        before = TrainConfig.load(path)
+        if before.environment.env_id != self._config.environment.env_id:
+            # The newest checkpoint has the best policy of the other environment. A session that is killed leaves it.
+            self._progress.elapsed_s += _NEWER_S
+            save_checkpoint(self._run_dir, self._agent.state_dict(), self._progress)
+        if before != self._config:
+            self._config.save(path)
+
+    def _keep_choice(self, way: str) -> None:
+        """Writes the chosen kind of updates into config.json, for the sessions to come. A full disk costs a line."""
+        path = self._run_dir / CONFIG_FILE
+        chosen = changed(TrainConfig.load(path), {"update": way})
+        try:
+            chosen.save(path)
+        except FileNotFoundError:  # the run directory has gone
+            raise
+        except OSError as problem:
+            line = f"the choice was not written: {problem}; the run goes on, and its next session chooses again"
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
         """Plays the final episodes with the kept policy, in bounded time; None if the run was stopped meanwhile."""

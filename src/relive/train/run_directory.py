@@ -22,6 +22,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ __all__ = [
     "SAVE_FOLDER",
     "TABLE_PREFIX",
     "alone_in",
+    "check_files",
     "forget_run",
     "forget_table",
     "left_table",
@@ -125,7 +127,7 @@ def _refuse_others(folder: Path) -> None:
 def _has_run(folder: Path) -> bool:
     """Whether a run uses the directory, or has left its files there."""
     kept = (folder / CHECKPOINT_FILE, folder / SAVE_FOLDER / "CURRENT")
-    if (folder / CONFIG_FILE).is_file() and any(one.is_file() for one in kept):
+    if any(one.is_file() for one in kept) and _has_options(folder):
         return True
     try:
         file = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
@@ -144,11 +146,28 @@ def _has_run(folder: Path) -> bool:
 
 def _is_of_run(folder: Path) -> bool:
     """Whether a run wrote the files of the directory: its options, or what it writes before them."""
-    if (folder / CONFIG_FILE).is_file():
+    if _has_options(folder):
         return True
     return all(
         one.name in (LOCK_FILE, _TABLE_FILE) or one.name.startswith(f".{CONFIG_FILE}.") for one in folder.iterdir()
     )
+
+
+def _has_options(folder: Path) -> bool:
+    """Whether config.json is that of a run. Models of other libraries have a file of this name, too."""
+    try:
+        tree = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        named = (tree["agent"]["name"], tree["environment"]["env_id"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+    return all(isinstance(name, str) for name in named)
+
+
+def check_files(folder: Path) -> None:
+    """Raises InvalidConfig if the directory has files that no run wrote: a new run might replace them."""
+    if not _is_of_run(folder):
+        expected = "a new or an empty one, or that of an earlier run"
+        raise InvalidConfig("run directory", expected, f"{folder}, which has files of another kind")
 
 
 def _not_apart(folder: Path, found: str) -> InvalidConfig:
@@ -186,9 +205,7 @@ def move_aside(folder: Path, console: Console) -> None:
     if Path.cwd().is_relative_to(folder.resolve()):
         raise InvalidConfig("run directory", "one that this program does not work in, or an empty one", str(folder))
     with alone_in(folder):
-        if not _is_of_run(folder):
-            expected = "a new or an empty one, or that of an earlier run, which is moved aside"
-            raise InvalidConfig("run directory", expected, f"{folder}, which has files of another kind")
+        check_files(folder)
         for number in itertools.count(1):
             aside = folder.with_name(f"{folder.name}.{number}")
             if not aside.exists():

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 from urllib.parse import urlsplit
@@ -257,20 +257,6 @@ def remove_left(config: TrainConfig, run_dir: Path) -> None:
     if name is not None and config.cluster.shards is not None:
         cluster = importlib.import_module("relive.train.acting.ray_shards")  # needs the extra `ray`
         cluster.remove_left_shards(name)
-
-
-def check_saved_table(config: TrainConfig, agent: Agent, saved: Found) -> None:
-    """Raises InvalidConfig if the table of a save is not one that this run would make.
-
-    Its capacity, its lanes and its limiter may be others.
-    """
-    wanted, found = table_config(config, agent, LocalMemory()), describe_save(saved.path, saved.number).config
-    limiter = limiter_of(config)
-    indexes = [{name: replace(one, limiter=limiter) for name, one in each.index.items()} for each in (wanted, found)]
-    for what, expected, got in (("columns", wanted.spec, found.spec), ("items", *indexes)):
-        if expected != got:
-            way = f"{expected!r}; or checkpoint.table=never, which goes on with the learner and a new table"
-            raise InvalidConfig(f"{what} of the table in {saved.path}", way, repr(got))
 
 
 def table_config(config: TrainConfig, agent: Agent, storage: Storage) -> TableConfig:

@@ -26,6 +26,7 @@ from typing import Any, final
 
 import numpy as np
 
+from relive import SamplesPerInsert
 from relive.adapters.gymnasium import record
 from relive.agents.agent import Policy
 from relive.agents.config import require
@@ -39,7 +40,7 @@ from relive.train.acting.actor import ActorTask, acting_with
 from relive.train.acting.environments import describe, make_environments
 from relive.train.acting.links import Feed, StreamedTable
 from relive.train.acting.node_parameters import NodeParameters
-from relive.train.acting.serving import FORMAT, RETURNS_TOLD, ActorReport
+from relive.train.acting.serving import FORMAT, RETURNS_TOLD, SPACES, ActorReport, told_spaces
 from relive.train.acting.shard_rows import ShardFacts, ShardRows
 from relive.train.config import TrainConfig
 from relive.train.errors import EnvironmentRaised
@@ -161,16 +162,38 @@ class _RunDescription:
             raise InvalidConfig("options of the run", "those of this version", str(problem)) from None
         own = self.config.environment
         self.env_id, self.num_envs = options.env_id or own.env_id, options.num_envs or own.num_envs_per_actor
-        agent = self.config.agent.make(describe(self.env_id), seed=0, device="cpu")
+        spaces = describe(self.env_id)
+        agent = self.config.agent.make(spaces, seed=0, device="cpu")
         self.policy: Policy = agent.policy()
         if agent.spec() != table.spec:
             raise InvalidConfig(
                 f"environment {self.env_id!r}", f"the spaces of the run's, {own.env_id!r}", agent.spec().to_json()
             )
+        wanted, has = about.get(SPACES), told_spaces(spaces)
+        if wanted is not None and wanted != has:
+            raise InvalidConfig(
+                f"environment {self.env_id!r}",
+                f"the spaces of the run's, {own.env_id!r}, {_words(wanted)}",
+                _words(has),
+            )
         expected = {name: value.shape for name, value in agent.parameters().items()}
         found = {name: value.shape for name, value in published.arrays.items()}
         if found != expected:
             raise InvalidConfig("parameters of the run", f"names and shapes {expected}", str(found))
+        self._check_window(table)
+
+    def _check_window(self, table: RemoteTable) -> None:
+        """Refuses more environments than the limiter can ever admit together: each of their steps is one block."""
+        limiter = table.limiter()
+        most = int(limiter.window / limiter.samples_per_insert) if isinstance(limiter, SamplesPerInsert) else None
+        if most is not None and self.num_envs > most:
+            way = "several actors may act, or the run may have a larger environment.num_envs_per_actor"
+            expected = f"<= {most}, as many steps as fit the window of the run's limiter together ({way})"
+            raise InvalidConfig("envs", expected, self.num_envs)
+
+
+def _words(told: Any) -> str:
+    return " and ".join(f"{name} {space}" for name, space in dict(told).items())
 
 
 @final

@@ -1,7 +1,7 @@
 """Serves a run to actors of other machines: its table, its parameters and its options, at one address.
 
   learner   publishes each version of the parameters here as well, with the facts that an actor needs: FORMAT, the
-            options of the run, the session, and its environment steps so far
+            options of the run, the spaces of its environment, the session, and its environment steps so far
   actor     pulls the parameters, streams rows into the table, and reports with each pull what it has done. A report has
             sums since its visit began: a repeated pull counts nothing twice, an unanswered one loses nothing. A
             report for an earlier session of the run is refused, because its steps were counted there.
@@ -11,6 +11,7 @@ The steps and episodes of all these actors are counted in one row of the scorebo
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 import threading
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive import Table
+from relive.agents.agent import Spaces
 from relive.errors import FormatMismatch, InvalidConfig
 from relive.service import Door, ServerOptions, ServerTLS, serve_behind
 from relive.train.config import TrainConfig
@@ -31,6 +33,7 @@ from relive.train.parts import Part
 from relive.train.sections import ServingConfig, where_to_serve
 
 FORMAT = 2  # of the facts that are published with the parameters; an actor refuses another format
+SPACES = "spaces"  # the fact about the environment of the run
 RETURNS_TOLD = 64  # returns of the last episodes in a report
 _STREAMS = 3  # of an actor: calls, parameters, rows
 _MOST_REMEMBERED = 4096  # actors whose sums are kept; with more of them, the longest silent ones are forgotten
@@ -109,6 +112,19 @@ def limits_of(config: TrainConfig) -> ServerOptions:
     )
 
 
+def told_spaces(spaces: Spaces) -> dict[str, str]:
+    """Returns the spaces as JSON can hold them: in words and, because words leave bounds out, as a checksum."""
+    return {"observations": _told(spaces.observation), "actions": _told(spaces.action)}
+
+
+def _told(space: Any) -> str:
+    checksum = hashlib.sha256(f"{type(space).__name__} {space.dtype} {space.shape}".encode())
+    for name in ("low", "high", "n", "start"):
+        if hasattr(space, name):
+            checksum.update((np.asarray(getattr(space, name), "<f8") + 0.0).tobytes())  # -0.0 is 0.0
+    return f"{' '.join(str(space).split())[:200]} (checksum {checksum.hexdigest()[:12]})"
+
+
 @final
 class ServedRun(Part):
     """The server of a run. It owns the listening socket; the run owns the table. See Part.
@@ -125,6 +141,7 @@ class ServedRun(Part):
         scoreboard: Scoreboard,
         address: str | None = None,
         facts: Callable[[], Mapping[str, Any]] = dict,
+        spaces: Spaces | None = None,
     ) -> None:
         """Starts the server.
 
@@ -134,6 +151,7 @@ class ServedRun(Part):
             scoreboard: Counters of the run. The server alone writes the last row.
             address: The address; None: that of the options.
             facts: Returns further facts for the actors, which may change.
+            spaces: The spaces that an actor's environment must have; None: actors compare the columns alone.
 
         Raises:
             InvalidConfig: The address has another form.
@@ -144,6 +162,7 @@ class ServedRun(Part):
         server_address, name = where_to_serve(address)
         self._scoreboard, self._row = scoreboard, scoreboard.num_actors - 1
         self._tree, self._facts = config.to_tree(), facts
+        self._spaces = {} if spaces is None else {SPACES: told_spaces(spaces)}
         self._told: Mapping[str, Any] = {}
         self.session = secrets.token_hex(8)
         self._changed = threading.Lock()
@@ -177,6 +196,7 @@ class ServedRun(Part):
             "config": self._tree,
             "session": self.session,
             "num_steps": self._scoreboard.num_steps,
+            **self._spaces,
             **self._told,
         }
         self._store.publish(parameters, version, about)

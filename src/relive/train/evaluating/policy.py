@@ -47,8 +47,8 @@ class TrainedPolicy:
             explore: Explore as actors do after num_steps steps, instead of taking the best action.
 
         Returns:
-            Actions of the environment: for a Discrete space an int64, or int64 [B]; for a Box an array within its
-            bounds, [...] or [B, ...].
+            Actions of the environment, of the dtype of its space: for a Discrete space a number, or numbers [B]; for a
+            Box an array within its bounds, [...] or [B, ...].
 
         Raises:
             ShapeMismatch: The observations have another shape.

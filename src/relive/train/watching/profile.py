@@ -291,14 +291,21 @@ def draw_profile(path: Path, title: str, profile: Profile) -> None:
 
 
 def show_profile(run_dir: str | Path, console: Console) -> None:
-    """Prints the profile of a run and draws its picture again. Raises the errors of `load_profile`."""
+    """Prints the profile of a run and draws its picture again. A line says that the picture cannot be written.
+
+    Raises the errors of `load_profile`.
+    """
     profile, picture = load_profile(run_dir), Path(run_dir) / PICTURE_FILE
-    draw_profile(picture, str(run_dir), profile)
     sides = (profile.learner,) if profile.is_alone else (profile.learner, profile.actors)
     for one in (*sides, *profile.helpers):
         console.print(one.grid())
     console.print(str(profile), highlight=False)
-    console.print(str(picture), highlight=False, soft_wrap=True)
+    try:
+        draw_profile(picture, str(run_dir), profile)
+    except OSError as problem:  # a disk that is full, or a directory that is read only
+        console.print(f"the picture was not drawn: {problem}", highlight=False, soft_wrap=True)
+    else:
+        console.print(str(picture), highlight=False, soft_wrap=True)
 
 
 @final

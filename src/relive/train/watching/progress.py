@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,9 @@ _LINE_PERIOD_S = 5.0
 _EARLY_LINE_PERIOD_S = 2.0  # at first, so that a person sees soon that the run goes on
 _EARLY_S = 10.0
 _EVENT_PERIOD_S = 2.0
+_FLUSH_S = 10.0  # of TensorBoard's thread
+_RETRY_S = 30.0  # between two looks whether a full disk has room again
+_ROOM = 1 << 16  # bytes of such a look
 
 
 @final
@@ -174,20 +178,21 @@ class ProgressReporter:
         self._resumed_at = resumed_at
         self._written_step = -1 if resumed_at is None else resumed_at  # TensorBoard's figures go up to this step
         self._live: Live | None = None
-        self._writer: Any = None
+        self._writer: Any = None  # of TensorBoard; None: the disk is full, or the block has not begun or has ended
+        self._is_open = False
+        self._retry_s = 0.0
         self._shown_s = self._written_s = float("-inf")
         self._quiet = contextlib.ExitStack()
 
     def __enter__(self) -> ProgressReporter:
-        purge_step = None if self._resumed_at is None else self._resumed_at + 1
-        folder = self._run_dir / "tensorboard"
         with contextlib.ExitStack() as quiet:
             quiet.enter_context(_tensorboard_raises_once())
             try:
-                self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
+                self._writer = self._new_writer(None if self._resumed_at is None else self._resumed_at + 1)
             except OSError as problem:
-                raise naming(problem, folder) from None
+                raise naming(problem, self._folder) from None
             self._quiet = quiet.pop_all()
+        self._is_open = True
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
             self._live.__enter__()
@@ -198,14 +203,31 @@ class ProgressReporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        live, writer, self._live, self._writer = self._live, self._writer, None, None
+        live, writer, self._live, self._writer, self._is_open = self._live, self._writer, None, None, False
         try:
             if live is not None:
                 live.__exit__(kind, error, trace)
         finally:
             with self._quiet:
                 if writer is not None:
-                    writer.close()
+                    self._close(writer)
+
+    @property
+    def _folder(self) -> Path:
+        return self._run_dir / "tensorboard"
+
+    def _new_writer(self, purge_step: int | None) -> Any:
+        return SummaryWriter(str(self._folder), purge_step=purge_step, flush_secs=_FLUSH_S)
+
+    def _close(self, writer: Any) -> None:
+        """Writes the figures that TensorBoard still has. A line says that the disk is full."""
+        try:
+            writer.close()
+        except FileNotFoundError:
+            raise
+        except OSError as problem:
+            with contextlib.suppress(OSError, ValueError):  # the output may be what failed
+                self.say(f"TensorBoard did not get its last figures: {naming(problem, self._folder)}")
 
     @property
     def wants(self) -> bool:
@@ -215,14 +237,16 @@ class ProgressReporter:
 
     def options(self, options: Mapping[str, object]) -> None:
         """Writes the options of the run, {path: value}, to TensorBoard, whose HPARAMS page compares runs."""
-        if self._writer is None:
-            return
         plain = {
             name: value if isinstance(value, (bool, int, float)) else str(value) for name, value in options.items()
         }
         metrics = dict.fromkeys(("return/evaluation", "return/acting"))
-        for summary in hparams(plain, metrics):  # type: ignore[no-untyped-call]
-            self._writer.file_writer.add_summary(summary)
+
+        def add(writer: Any) -> None:
+            for summary in hparams(plain, metrics):  # type: ignore[no-untyped-call]
+                writer.file_writer.add_summary(summary)
+
+        self._add(add)
 
     def show(self, now: Snapshot, *, at_once: bool = False) -> None:
         """Shows a snapshot if it is time to; with at_once in any case."""
@@ -250,12 +274,50 @@ class ProgressReporter:
 
     def evaluated(self, mean_return: float, num_steps: int) -> None:
         """Writes the mean return of an evaluation to TensorBoard."""
-        if self._writer is not None:
-            self._writer.add_scalar("return/evaluation", mean_return, num_steps)
+        self._add(lambda writer: writer.add_scalar("return/evaluation", mean_return, num_steps))
 
     def _write(self, now: Snapshot) -> None:
-        if self._writer is None or now.num_steps <= self._written_step:
+        if now.num_steps <= self._written_step:
             return
         self._written_step = now.num_steps
-        for name, value in figures(now).items():
-            self._writer.add_scalar(name, value, now.num_steps)
+
+        def add(writer: Any) -> None:
+            for name, value in figures(now).items():
+                writer.add_scalar(name, value, now.num_steps)
+
+        self._add(add)
+
+    def _add(self, add: Callable[[Any], None]) -> None:
+        """Adds figures to TensorBoard, or leaves them out while its disk is full. Lines say both ends of that time.
+
+        Raises:
+            FileNotFoundError: The run directory has gone.
+        """
+        if self._writer is None and not self._has_again():
+            return
+        try:
+            add(self._writer)
+        except FileNotFoundError:
+            raise
+        except OSError as problem:
+            writer, self._writer, self._retry_s = self._writer, None, time.monotonic() + _RETRY_S
+            with contextlib.suppress(OSError):  # it raises the same error
+                writer.close()
+            named = naming(problem, self._folder)
+            self.say(f"TensorBoard gets no figures: {named}; the run goes on, and leaves them out until there is room")
+
+    def _has_again(self) -> bool:
+        """Goes on in a new file of TensorBoard if the disk has room again."""
+        if not self._is_open or time.monotonic() < self._retry_s:
+            return False
+        self._retry_s = time.monotonic() + _RETRY_S
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:  # a file of TensorBoard would stay, and be empty
+                file.write(bytes(_ROOM))
+            self._writer = self._new_writer(None)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return False
+        self.say("TensorBoard gets figures again: there is room on its disk")
+        return True

@@ -7,7 +7,7 @@ Protocol of a checkpoint with the table:
       counters of the run, and everything of the table that is no page. It takes as long as a table's lock is needed.
   C3  A thread writes the rest and commits. One rename makes table and learner the newest checkpoint, or neither.
   C4  A save that fails leaves the one before it whole, and the run goes on. A line says so, and checkpoint.pt gets the
-      learner alone. At the end of a run an error of checkpoint.pt is raised.
+      learner alone. If checkpoint.pt cannot be written either, a line says so. At the end of a run its error is raised.
   C5  The end of a run waits for the save under way, and then saves for the last time: at most LAST_SAVE_S,
       and after a second signal at most _HURRY_S. A save that takes longer is cancelled.
   C6  After the last save, checkpoint.pt gets a copy of its learner, for programs that read it by torch.load. The copy
@@ -181,13 +181,12 @@ class Checkpoints:
             A checkpoint that has become complete; None: none has.
 
         Raises:
-            OSError: The run directory has gone; or a checkpoint without the table cannot be written, and none with the
-                table was tried.
+            FileNotFoundError: The run directory has gone.
         """
         with uninterrupted():
             save, is_due = self._save, time.monotonic() - self._began_s >= self._config.limits.checkpoint_period_s
             if self._config.checkpoint.table != "always":
-                return self._write_alone(state) if is_due else None
+                return self._write_if_it_can(state) if is_due else None
             if save is None:
                 if is_due if self._joint is None else self._joint.begins(is_due):
                     self._open()
@@ -267,13 +266,7 @@ class Checkpoints:
         if not isinstance(problem, (ReliveError, OSError)):
             raise problem
         self._tell(f"the table was not saved: {problem}; the run goes on, and {CHECKPOINT_FILE} gets the learner alone")
-        try:
-            return self._write_alone(state)
-        except OSError as other:
-            if is_last:
-                raise
-            self._tell(f"the checkpoint was not written: {other}; the one before stays, and the run goes on")
-            return None
+        return self._write_alone(state) if is_last else self._write_if_it_can(state)
 
     def _end(self, save: _TableSave, ends_s: float) -> None:
         """Waits for the end of a save that has its cut. A later one follows, or an error of the run: no line is due."""
@@ -302,6 +295,18 @@ class Checkpoints:
         save_checkpoint(self._run_dir, now.learner, now.progress)
         self.path = self._file
         return Written(self._file, now.num_updates)
+
+    def _write_if_it_can(self, state: Callable[[], State]) -> Written | None:
+        """Writes a checkpoint of the learner alone. A line says that it cannot be written: rule C4.
+
+        Raises FileNotFoundError if the run directory has gone.
+        """
+        self._run_dir.stat()
+        try:
+            return self._write_alone(state)
+        except OSError as problem:
+            self._tell(f"the checkpoint was not written: {problem}; the one before stays, and the run goes on")
+            return None
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,90 @@
+"""Refuses a session that cannot go on with its run: an environment of other spaces, or a table of other items."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+
+from relive import LocalMemory
+from relive import saved as describe_save
+from relive.agents.agent import Agent, Spaces
+from relive.errors import InvalidConfig, ReliveError
+from relive.train.acting.environments import describe
+from relive.train.config import TrainConfig
+from relive.train.settings import options
+from relive.train.setup import limiter_of, table_config
+from relive.train.watching.checkpoint import Found
+
+
+def check_environment(spaces: Spaces, before: str) -> None:
+    """Raises InvalidConfig if a run cannot go on in an environment: its spaces are others than those so far.
+
+    Args:
+        spaces: The spaces of the environment.
+        before: Id of the environment so far.
+
+    Cost:
+        One copy of the environment so far, which is made and closed again.
+    """
+    what, got = "environment.env_id of a resumed run", f"{spaces.env_id}, with {_words(spaces)}"
+    try:
+        known = describe(before)
+    except (ReliveError, ImportError, gymnasium.error.Error) as problem:
+        expected = f"{before!r} as before: its spaces are not known, because it cannot be made here ({problem})"
+        raise InvalidConfig(what, expected, got) from problem
+    if (known.observation, known.action, known.stack) != (spaces.observation, spaces.action, spaces.stack):
+        expected = f"{before!r} as before, or an environment that has its spaces, {_words(known)}"
+        raise InvalidConfig(what, expected, got)
+
+
+def _words(spaces: Spaces) -> str:
+    return " ".join(f"observations {spaces.observation} and actions {spaces.action}".split())  # on one line
+
+
+def check_saved_table(config: TrainConfig, agent: Agent, saved: Found) -> None:
+    """Raises InvalidConfig if the table of a save is not one that this run would make.
+
+    Its capacity, its lanes and its limiter may be others.
+    """
+    wanted, found = table_config(config, agent, LocalMemory()), describe_save(saved.path, saved.number).config
+    limiter = limiter_of(config)
+    indexes = [{name: replace(one, limiter=limiter) for name, one in each.index.items()} for each in (wanted, found)]
+    columns = [dict(each.spec.columns) if wanted.spec != found.spec else {} for each in (wanted, found)]
+    for what, (now, before) in (("columns", columns), ("items", indexes)):
+        differing = list(_differences(what, now, before))
+        if differing:
+            labels = [_label(name, values, config) for name, *values in differing]
+            expected, got = (
+                ", ".join(f"{label} = {one[side]!r}" for label, one in zip(labels, differing, strict=True))
+                for side in (1, 2)
+            )
+            way = f"{expected}; or checkpoint.table=never, which goes on with the learner and a new table"
+            raise InvalidConfig(f"{what} of the table in {saved.path}", way, got)
+
+
+def _label(name: str, values: Sequence[object], config: TrainConfig) -> str:
+    """Returns the path of the option that a field of an index follows from; the name of the field if none has it."""
+    known = {option.path for option in options(config.agent)}
+    if name in known:
+        return f"agent.{name}"
+    fields = [field.name for value in values if dataclasses.is_dataclass(value) for field in dataclasses.fields(value)]
+    paths = [f"agent.{path}" for path in dict.fromkeys(fields) if path in known]
+    return f"{name} ({', '.join(paths)})" if paths else name
+
+
+def _differences(name: str, now: Any, before: Any) -> Iterator[tuple[str, object, object]]:
+    """Yields (name, value now, value before) of the innermost fields in which two values differ."""
+    if now == before:
+        return
+    if isinstance(now, Mapping) and isinstance(before, Mapping):
+        for key in dict.fromkeys((*now, *before)):
+            yield from _differences(str(key), now.get(key, "none"), before.get(key, "none"))
+    elif dataclasses.is_dataclass(now) and type(now) is type(before):
+        for field in dataclasses.fields(now):
+            yield from _differences(field.name, getattr(now, field.name), getattr(before, field.name))
+    else:
+        yield name, now, before
