@@ -5,10 +5,11 @@ Paper: Chen et al. 2021 (Decision Transformer: reinforcement learning via sequen
     tokens    = R_t, s_t, a_t, R_t+1, s_t+1, ...      R_t = sum_{k >= t} r_k, the return-to-go
     a_t       = head(transformer(tokens up to s_t))
     loss      = mean over the mask of cross_entropy(a_t) (discrete) or (a_t - tanh(output))^2 (continuous)
-    P(window) ~ (its episode's return / the best return)^return_exponent
+    P(window) ~ ((R - low) / (best - low))^return_exponent      R: the episode's return; low: min(0, worst return)
 
 The main process owns one shard for each rank. Every rank attaches to all shards and draws batches that no other rank
 draws. The data are episodes of linear controllers on CartPole, or the table of a training run (`--data RUN/save`).
+Continuous actions are in [-1, 1] for the model, whatever the units of the table and of the environment are.
 
 Deviations from the paper: windows of good episodes are drawn more often (exponent 0 restores the paper); windows are
 padded on the right, where a causal model does not see the padding. `steps` counts updates.
@@ -21,6 +22,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ class Settings(frame.Settings):
     data: str = ""  # the folder of a saved table; empty: episodes of linear controllers
     episodes: int = 400  # of linear controllers
     ranks: int = 2
-    parallel: str = "ddp"  # or fsdp
+    parallel: str = frame.one_of("ddp", "fsdp")
     window: int = 20
     batch_size: int = 32  # windows of each rank
     width: int = 64
@@ -73,6 +75,7 @@ class Task:
     mean: np.ndarray
     scale: np.ndarray
     best_return: float
+    largest: float  # the largest absolute return
     best_tenth: float
 
 
@@ -110,7 +113,7 @@ class Learner:
         seen = (torch.as_tensor(states) - torch.as_tensor(task.mean)) / torch.as_tensor(task.scale)
         taken = torch.as_tensor(actions)
         taken = F.one_hot(taken.long(), task.actions) if task.is_discrete else taken
-        scaled = torch.as_tensor(returns).float() / task.best_return
+        scaled = torch.as_tensor(returns).float() / task.largest
         return model(scaled, seen.float(), taken.float(), torch.as_tensor(times).long())
 
     def update(self, batch: dict[str, torch.Tensor]) -> float:
@@ -139,7 +142,7 @@ class Learner:
     def play(self, settings: Settings, model: dict[str, Any]) -> float:
         """The mean return of episodes whose first return-to-go is the best return of the data."""
         self.judge.load_state_dict(model)
-        envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(settings.env)] * settings.eval_episodes)
+        envs = gymnasium.vector.SyncVectorEnv([partial(episodes.make_env, settings.env)] * settings.eval_episodes)
         state, _ = envs.reset(seed=10_000)
         is_open, total = np.ones(len(state), bool), np.zeros(len(state))
         wanted, states, actions = [np.full(len(state), self.task.best_return)], [state], []
@@ -160,17 +163,18 @@ class Learner:
 
 def make_shards(settings: Settings, save: Path | None, stack: ExitStack) -> tuple[list[str], Task]:
     """Owns a shard for each rank, from their save or with the episodes in turn. Returns the shards' names."""
-    data = list(episodes.saved(settings.data) if settings.data else
+    env = episodes.make_env(settings.env)
+    data = list(episodes.saved(settings.data, env) if settings.data else
                 episodes.controlled(settings.env, settings.episodes, settings.seed))  # fmt: skip
     returns = np.array([episode.reward.sum() for episode in data])
     rows = np.concatenate([episode.observation for episode in data])
-    env = gymnasium.make(settings.env)
     is_discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
     num_actions = int(env.action_space.n) if is_discrete else env.action_space.shape[0]
     mean, scale = rows.mean(0).astype(np.float32), rows.std(0).astype(np.float32) + 1e-3
     best_tenth = np.sort(returns)[-max(len(returns) // 10, 1) :].mean()
-    longest = env.spec.max_episode_steps
-    task = Task(rows.shape[1], num_actions, is_discrete, longest, mean, scale, float(returns.max()), float(best_tenth))
+    low, best, longest = min(returns.min(), 0.0), returns.max(), env.spec.max_episode_steps
+    figures = map(float, (best, max(abs(best), abs(low), 1e-6), best_tenth))
+    task = Task(rows.shape[1], num_actions, is_discrete, longest, mean, scale, *figures)
 
     extras = {"return_to_go": relive.ArraySpec((), "float32")}
     spec = relive.StepSpec.from_spaces(env.observation_space, env.action_space, extras=extras, float64_as="float32")
@@ -187,7 +191,7 @@ def make_shards(settings: Settings, save: Path | None, stack: ExitStack) -> tupl
     for number, (episode, total) in enumerate(zip(data, returns, strict=True)):
         columns = {name: getattr(episode, name) for name in ("observation", "action", "reward", "return_to_go")}
         ends = {"terminated": episode.terminated, "truncated": not episode.terminated}
-        priority = np.full(len(episode.reward), max(total / task.best_return, 1e-3))
+        priority = np.full(len(episode.reward), max((total - low) / max(best - low, 1e-6), 1e-3))
         writers[number % len(writers)].extend(**columns, **ends, priority=priority)
     return names, task
 
@@ -214,7 +218,7 @@ def learn(rank: int, settings: Settings, names: list[str], task: Task) -> None:
             return {"learner": learner.state(), "loader": loader.state_dict()}
 
         step = run.step
-        run.result.random_return = frame.random_return(lambda: gymnasium.make(settings.env))
+        run.result.random_return = frame.random_return(partial(episodes.make_env, settings.env))
         with run.course(lambda: (table, state())):
             while run.goes_on(step):
                 same_order(UPDATE)

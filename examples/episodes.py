@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -43,18 +44,56 @@ def controlled(env_id: str, count: int, seed: int) -> Iterator[Episode]:
     env.close()
 
 
-def saved(folder: str) -> Iterator[Episode]:
-    """The whole episodes of a saved table of transitions, such as the table of `relive train` (RUN/save)."""
+def make_env(name: str) -> gymnasium.Env[Any, Any]:
+    """The environment. Actions of a bounded Box are in [-1, 1]."""
+    env = gymnasium.make(name)
+    is_box = isinstance(env.action_space, gymnasium.spaces.Box) and env.action_space.is_bounded()
+    return gymnasium.wrappers.RescaleAction(env, np.float32(-1.0), np.float32(1.0)) if is_box else env
+
+
+def units(actions: np.ndarray, space: gymnasium.spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """The box that contains stored actions [N, ...]: [-1, 1], or the bounds of the environment.
+
+    If both boxes contain all actions, the smaller box is taken.
+
+    Returns:
+        The middle of the box and half its widths: (actions - middle) / half is in [-1, 1].
+    """
+    boxes = [(np.zeros_like(space.low), np.ones_like(space.low))]
+    if space.is_bounded():
+        boxes.append(((space.high + space.low) / 2, (space.high - space.low) / 2))
+    fitting = [box for box in boxes if (np.abs(actions - box[0]) <= 1.001 * box[1]).all()]
+    if not fitting:
+        found = f"The stored actions reach from {actions.min():.4g} to {actions.max():.4g}."
+        raise SystemExit(f"{found} Expected: within [-1, 1] or within {space}. Give the data's environment: --env.")
+    return min(fitting, key=lambda box: box[1].prod())
+
+
+def whole(table: relive.Table, columns: list[str], longest: int | None) -> list[Any]:
+    """The whole episodes of a table, each a mapping of column name -> array.
+
+    A load truncates the open episode of each lane, so that its return is too low. An episode is left out if it is the
+    last one of its lane, is truncated, and is shorter than `longest`, the time limit of the environment.
+    """
+    found = list(table.episodes(columns))
+    last = {episode.lane: number for number, episode in enumerate(found)}
+    kept = []
+    for number, episode in enumerate(found):
+        is_short = longest is None or len(episode) < longest
+        if not (episode.truncated and is_short and last[episode.lane] == number):
+            kept.append(episode)
+    if not kept:
+        raise SystemExit("The table has no whole episode. Record at least one episode up to its end.")
+    return kept
+
+
+def saved(folder: str, env: gymnasium.Env[Any, Any]) -> Iterator[Episode]:
+    """The whole episodes of a saved table, such as the table of `relive train` (RUN/save), with actions in [-1, 1]."""
     with relive.load(folder) as table:
-        columns = ["observation", "next_observation", "action", "reward", "terminated", "truncated"]
-        columns += ["lane", "episode_step"]
-        pages = [table.gather(keys, columns=columns) for keys in table.keys(order="age")]
-        rows = {name: np.concatenate([page[name][page.present] for page in pages]) for name in columns}
-    order = np.argsort(rows["lane"], kind="stable")
-    rows = {name: values[order] for name, values in rows.items()}
-    ends = np.flatnonzero(rows["terminated"] | rows["truncated"]) + 1
-    for begin, end in zip([0, *ends], ends, strict=False):
-        if rows["episode_step"][begin] == 0:
-            states = np.concatenate([rows["observation"][begin:end], rows["next_observation"][end - 1 : end]])
-            terminated = bool(rows["terminated"][end - 1])
-            yield Episode(states, rows["action"][begin:end], rows["reward"][begin:end], terminated)
+        found = whole(table, ["observation", "action", "reward"], env.spec.max_episode_steps if env.spec else None)
+    space, actions = env.unwrapped.action_space, [episode["action"] for episode in found]
+    if isinstance(space, gymnasium.spaces.Box):
+        middle, half = units(np.concatenate(actions), space)
+        actions = [(action - middle) / half for action in actions]
+    for episode, action in zip(found, actions, strict=True):
+        yield Episode(episode["observation"], action, episode["reward"], episode.terminated)

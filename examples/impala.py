@@ -12,7 +12,8 @@ A window of `unroll` steps is an item of a `Queue`, and leaves when it is drawn.
 Each row carries the policy version of its actor; `staleness` of a batch is the learner's version minus that version.
 
 Deviations from the paper: Adam; parameters go to the actors by shared memory after every update; no LSTM.
-A killed actor is started again, and its open window is dropped. If the learner dies, the actors end.
+A killed actor is started again. The padding of its open windows carries no loss. If the learner dies, the actors end.
+`--resume` drops the rows of the save: the load has cut their open windows, and the policy of their actors is older.
 """
 
 from __future__ import annotations
@@ -113,13 +114,15 @@ def make_table(settings: Settings, spec: relive.StepSpec, name: str) -> relive.T
 def v_trace(
     network: Network, rows: dict[str, torch.Tensor], settings: Settings
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns log pi(a|s) [B, T] and the losses of policy and value."""
+    """Returns log pi(a|s) [B, T] and the losses of policy and value: means over the steps that are in `mask`."""
+    mask = rows["mask"].float()
     log_policy = network.policy(rows["observation"]).log_softmax(-1)
     log_prob = log_policy.gather(-1, rows["action"][..., None])[..., 0]
     value = network.value(rows["observation"])[..., 0]
     with torch.no_grad():
         following = network.value(rows["next_observation"])[..., 0]
         rho = (log_prob - rows["log_prob"]).exp().clamp(max=1.0)
+        rho = rho * mask  # a lane that ended early leaves padding after its steps
         ends = rows["terminated"] | rows["truncated"]
         delta = rho * (rows["reward"] + rows["discount"] * following - value)
         correction, carried = torch.zeros_like(delta), torch.zeros(len(delta))
@@ -131,9 +134,9 @@ def v_trace(
             correction[:, t] = carried
         advantage = rho * (rows["reward"] + rows["discount"] * next_target - value)
         target = value + correction
-    entropy = -(log_policy.exp() * log_policy).sum(-1).mean()
-    policy_loss = -(advantage * log_prob).mean() - settings.entropy * entropy
-    return log_prob, policy_loss, ((value - target) ** 2).mean()
+    entropy = -(log_policy.exp() * log_policy).sum(-1)
+    policy_loss = -((advantage * log_prob + settings.entropy * entropy) * mask).sum() / mask.sum()
+    return log_prob, policy_loss, ((value - target) ** 2 * mask).sum() / mask.sum()
 
 
 def main(arguments: Sequence[str] | None = None) -> frame.Result:
@@ -154,6 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     parts: dict[str, Any] = {"network": network, "optimizer": optimizer}
     version = 0
     if saved:
+        table.clear()  # the load has cut the open windows, and the queue would count them
         version = saved.learner.pop("version")
         for part, state in saved.learner.items():
             parts[part].load_state_dict(state)
@@ -162,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     parameters = Parameters(network)
     parameters.publish(network, version)
     columns = ["observation", "next_observation", "action", "log_prob", "reward", "discount", "terminated", "truncated"]
+    columns += ["mask", "staleness"]
 
     step, staleness = run.step, []
     state = {"version": lambda: version, **{name: part.state_dict for name, part in parts.items()}}
@@ -173,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         while run.goes_on(step):
             actors.watch()
             try:
-                batch = table.sample(settings.batch_size, columns=[*columns, "staleness"], timeout_s=1.0)
+                batch = table.sample(settings.batch_size, columns=columns, timeout_s=1.0)
             except relive.DeadlineExceeded:
                 continue  # the actors are starting
             _, policy_loss, value_loss = v_trace(network, batch.to_torch(), settings)

@@ -8,10 +8,11 @@ Paper: Kostrikov et al. 2022 (Offline Reinforcement Learning with Implicit Q-Lea
 
 Data: `--data FOLDER` is the folder of a run of sac.py (`runs/examples/sac-0`) or of `relive train`, whose environment
 `--env` names. Its table is loaded as it was saved, and no environment is stepped for training. Without `--data`, the
-example records a controller that swings the pendulum up, with much noise.
+example records a controller that swings the pendulum up, with much noise. sac.py stores actions in [-1, 1], and
+`relive train` in the environment's units: the learner's actions are in [-1, 1] either way (`episodes.units`).
 
 A step of this example is an update. `facts` contains the mean and the best return of the data's episodes, which are
-read from the table itself: all keys by age, then one gather for each page of keys.
+read from the table itself by `table.episodes`. An episode that a load cut is not counted.
 
 Deviations from the paper: the policy has no dropout and no cosine schedule; tau and beta are set for Pendulum.
 """
@@ -25,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import episodes
 import frame
 import gymnasium
 import numpy as np
@@ -87,28 +89,12 @@ def record_data(settings: Settings) -> relive.Table:
     return table
 
 
-def returns_of(table: relive.Table) -> np.ndarray:
-    """The return of each whole episode of a table, read from the oldest key to the newest."""
-    sums: dict[int, float] = {}
-    whole = []
-    for keys in table.keys(order="age"):
-        rows = table.gather(keys, columns=["reward", "lane", "first", "terminated", "truncated"])
-        ends = rows["terminated"] | rows["truncated"]
-        for lane, first, reward, end in zip(rows["lane"], rows["first"], rows["reward"], ends, strict=True):
-            if first:
-                sums[lane] = 0.0
-            if lane in sums:
-                sums[lane] += float(reward)
-                if end:
-                    whole.append(sums.pop(lane))
-    return np.array(whole)
-
-
 class Learner:
     """Two critics, a value, a policy with a fixed scale."""
 
-    def __init__(self, settings: Settings, num_inputs: int, num_actions: int) -> None:
-        self.settings, hidden = settings, settings.hidden
+    def __init__(self, settings: Settings, num_inputs: int, units: tuple[np.ndarray, np.ndarray]) -> None:
+        self.settings, hidden, num_actions = settings, settings.hidden, len(units[0])
+        self.middle, self.half = map(torch.as_tensor, units)
         self.critics = torch.nn.ModuleList([frame.mlp(num_inputs + num_actions, hidden, hidden, 1) for _ in range(2)])
         self.targets = deepcopy(self.critics)
         self.value = frame.mlp(num_inputs, hidden, hidden, 1)
@@ -124,7 +110,7 @@ class Learner:
     def update(self, batch: relive.Batch) -> dict[str, float]:
         """One step for all parts. Their losses have no parameters in common, so one backward pass serves all."""
         rows, settings = batch.to_torch(), self.settings
-        observations, actions = rows["observation"], rows["action"]
+        observations, actions = rows["observation"], (rows["action"] - self.middle) / self.half
         inputs = torch.cat([observations, actions], -1)
         with torch.no_grad():
             stored = torch.stack([critic(inputs)[:, 0] for critic in self.targets]).amin(0)
@@ -161,11 +147,13 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         table = record_data(settings)
     made = partial(make_env, settings.env)
     env = made()
-    learner = Learner(settings, env.observation_space.shape[0], env.action_space.shape[0])
+    data = episodes.whole(table, ["action", "reward"], env.spec.max_episode_steps)
+    returns = np.array([episode["reward"].sum() for episode in data])
+    units = episodes.units(np.concatenate([episode["action"] for episode in data]), env.unwrapped.action_space)
+    learner = Learner(settings, env.observation_space.shape[0], units)
     if saved:
         for name, state in saved.learner.items():
             getattr(learner, name).load_state_dict(state)
-    returns = returns_of(table)
     run.result.facts |= {"data_mean": float(returns.mean()), "data_best": float(returns.max())}
     run.result.facts |= {"data_episodes": len(returns), "data_steps": len(table)}
     run.result.random_return = frame.random_return(made)

@@ -11,7 +11,7 @@ The rollouts are windows of `horizon` steps that run over the ends of episodes (
 
 - On-policy (default): `Queue` and `max_times_sampled=1`. Every window is drawn once, and then trained `epochs` times.
 - `--a2c`: one epoch, no clipping, one minibatch: the loss is then that of A2C.
-- `--uses 4`: off-policy PPO. Each window is drawn `uses` times, by draws among newer windows, and leaves at
+- `--uses 4`: off-policy PPO. Each window is drawn up to `uses` times, by draws among newer windows, and leaves at
   `max_staleness` policy versions. Advantages are computed again at each draw, with the present values.
 
 The learning rate falls linearly to `learning_rate_end` times its first value over the run.
@@ -147,7 +147,7 @@ def make_table(settings: Settings, envs: gymnasium.vector.VectorEnv[Any, Any, An
         limiter = relive.Queue(2 * settings.num_envs)
         index = relive.Index(items, relive.Fifo(), limiter, max_times_sampled=1)
     else:
-        limiter = relive.MinSize(settings.num_envs)
+        limiter = relive.MinSize(1)
         index = relive.Index(
             items, limiter=limiter, max_times_sampled=settings.uses, max_staleness=settings.max_staleness
         )
@@ -176,12 +176,14 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     if saved:
         for name, part in state.items():
             part.load_state_dict(saved.learner[name])
+        table.clear()  # the load has cut the open windows and padded them, and the queue would count them
+        table.set_policy_version(run.step)
     run.result.random_return = frame.random_return(make_env)
     recorded = record(envs, table)
     observations, _ = recorded.reset(seed=settings.seed + run.step)
     columns = ["observation", "next_observation", "action", "log_prob", "reward", "discount", "terminated", "truncated"]
 
-    step, version, trained = run.step, run.step, 0
+    step, version, trained = run.step, run.step, run.step
     with run.course(lambda: (table, {name: part.state_dict() for name, part in state.items()})):
         while run.goes_on(step):
             actions, log_prob = network.act(observations)
@@ -191,6 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                 share = max(settings.learning_rate_end, 1.0 - step / settings.steps)
                 optimizer.param_groups[0]["lr"] = settings.learning_rate * share
                 for _ in range(settings.uses):
+                    if table.num_items() < settings.num_envs:
+                        break  # windows that were drawn `uses` times have left
                     batch = table.sample(settings.num_envs, columns=[*columns, "staleness"])
                     run.log(loss=update(network, optimizer, batch, settings), staleness=batch["staleness"].mean())
                 version, trained = version + 1, step
