@@ -14,6 +14,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -33,7 +34,7 @@ KINDS = {
     "Reverb": "windows_reverb",
 }
 ENVIRONMENTS = {"TorchRL": "torchrl", "Reverb": "reverb"}
-LIMIT_S = 900
+LIMIT_S = 900  # of a contestant in a round, and of a step
 
 
 def python_of(kind: str) -> str:
@@ -59,10 +60,24 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 @contextlib.contextmanager
 def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
-    """Ends these processes at the end of the block."""
+    """Ends these processes at the end of the block, or after LIMIT_S: then the block ends with a RuntimeError."""
+    too_late = threading.Event()
+
+    def end() -> None:
+        too_late.set()
+        for process in processes:
+            process.kill()
+
+    timer = threading.Timer(LIMIT_S, end)
+    timer.start()
     try:
         yield
+    except (RuntimeError, OSError) as error:
+        if too_late.is_set():
+            raise RuntimeError(f"no answer within {LIMIT_S} s") from error
+        raise
     finally:
+        timer.cancel()
         for process in processes:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
@@ -160,9 +175,9 @@ def report(found: dict[str, Any]) -> str:
     ]
     lines += ["|---|---:|---:|---:|---:|---:|"]
     for shape, step in found["steps"].items():
-        length = shape.split()[0]
-        kinds = found["batches"][f"{length} steps, 1 ranks"]
-        shares = [f"{100 * us / (us + step['step_us']):.3f}%" for us in compared(kinds)]
+        kinds = batches_of(found, shape.split()[0])
+        parts = [100 * us / (us + step["step_us"]) for us in compared(kinds)]
+        shares = ["" if part != part else f"{part:.3f}%" for part in parts]
         timed = f"{step['step_us'] / 1e3:,.0f}" + (" (64 times one window)" if step["from_one_window"] else "")
         lines.append(f"| {shape} | {step['parameters']:,} | {timed} | " + " | ".join(shares) + " |")
     lines += ["", "The share is data / (data + step), with nothing drawn while the model computes: an upper bound."]
@@ -171,16 +186,23 @@ def report(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def batches_of(found: dict[str, Any], length: str) -> dict[str, Any]:
+    """The contestants' batches of a length, by the first number of ranks that was measured. Empty: none was."""
+    return next((kinds for shape, kinds in found["batches"].items() if shape.startswith(f"{length} steps,")), {})
+
+
 def compared(kinds: dict[str, Any]) -> list[float]:
-    """Microseconds of a batch: relive's best, the best of the others, Reverb."""
+    """Microseconds of a batch: relive's best, the best of the others, Reverb. NaN: not measured."""
     own = [best_way(one) for kind, one in kinds.items() if kind.startswith("relive")]
     others = [best_way(one) for kind, one in kinds.items() if not kind.startswith("relive")]
     reverb = [best_way(kinds["Reverb"])] if "Reverb" in kinds else []
-    return [min(own), min(others, default=float("nan")), *(reverb or [float("nan")])]
+    return [min(group, default=float("nan")) for group in (own, others, reverb)]
 
 
 def ratios(kinds: dict[str, Any]) -> list[str]:
-    """How many times the time of relive each other contestant takes."""
+    """How many times the time of relive each other contestant takes. Empty: only one side was measured."""
+    if len({kind.startswith("relive") for kind in kinds}) < 2:
+        return []
     own = min((best_way(one), kind) for kind, one in kinds.items() if kind.startswith("relive"))
     said = [f"{kind} {best_way(one) / own[0]:.2f}" for kind, one in kinds.items() if not kind.startswith("relive")]
     return [f"Times the batch of {own[1]} ({own[0]:,.0f} us), where no compute hides the data: {', '.join(said)}."]

@@ -6,7 +6,7 @@
             actors.watch()                      # starts a killed actor again
             parameters.publish(network, version)
 
-- An actor that is killed is started again. An actor that raises ends the run.
+- An actor that a signal ends, as of `kill PID`, is started again. An actor that raises ends the run.
 - If the learner dies, its actors say so in one sentence and end. An actor that waits for a limiter ends too.
 - Ctrl-C is for the learner alone: it ends its loop, and then its actors.
 """
@@ -19,6 +19,7 @@ import signal
 import threading
 import zlib
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -73,7 +74,12 @@ class Actors:
 
     def _start(self, number: int) -> Any:
         process = CONTEXT.Process(target=_main, args=(self._act, number, self._arguments), daemon=True)
-        process.start()
+        resource_tracker.ensure_running()  # its start, which the first process would make, unblocks SIGINT
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the actor begins with it blocked
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return process
 
     @property
@@ -82,7 +88,7 @@ class Actors:
         return [process.pid for process in self._processes]
 
     def watch(self) -> None:
-        """Starts a killed actor again.
+        """Starts an actor again that a signal ended. Its exit code is that signal, or 0 after SIGTERM.
 
         Raises:
             RuntimeError: an actor ended by an error, which it has printed.
@@ -90,7 +96,7 @@ class Actors:
         for number, process in enumerate(self._processes):
             if process.exitcode is None:
                 continue
-            if process.exitcode >= 0:
+            if process.exitcode > 0:
                 raise RuntimeError(f"actor {number} ended with exit code {process.exitcode}; its error is above")
             self.num_restarts += 1
             self._processes[number] = self._start(number)

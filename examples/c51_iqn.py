@@ -37,7 +37,7 @@ from relive.adapters.gymnasium import record
 class Settings(frame.Settings):
     """The settings of the three algorithms."""
 
-    algorithm: str = "iqn"  # or "c51", "dqn"
+    algorithm: str = frame.one_of("iqn", "c51", "dqn")
     env: str = "CartPole-v1"
     steps: int = 50_000
     hidden: int = 128

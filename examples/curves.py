@@ -5,19 +5,22 @@
     python examples/curves.py --report           # no run: the pages again, from the results that are there
 
 Each run is a process. Its result goes to benchmarks/results/curves/NAME/VARIANT-SEED.json, and is not computed again.
-A run that was stopped goes on from its save in runs/curves. Seeds come in rounds, so that a stop leaves all studies
-with equally many seeds.
+Ctrl-C stops a run, which then saves. A run that was stopped goes on from its save in runs/curves. Seeds come in
+rounds, so that a stop leaves all studies with equally many seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +99,17 @@ def command_of(name: str, arguments: str, seed: int) -> str:
     return f"python examples/{name}.py {arguments} --seed {seed}"
 
 
+@contextlib.contextmanager
+def ctrl_c_is_for_the_run() -> Iterator[list[int]]:
+    """Ctrl-C reaches the process of the run too, which ends by itself. The list has the signals of the block."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def run(name: str, label: str, seed: int) -> None:
     """Runs one variant with one seed, or goes on with a run that was stopped."""
     target = RESULTS / name / f"{label.replace(' ', '_')}-{seed}.json"
@@ -104,11 +118,12 @@ def run(name: str, label: str, seed: int) -> None:
     folder = ROOT / "runs" / "curves" / name / f"{label.replace(' ', '_')}-{seed}"
     command = command_of(name, STUDIES[name].variants[label], seed)
     options = ["--no-bar", "--run-dir", str(folder)]
-    if (folder / "save" / "CURRENT").exists():
+    if any((folder / save).exists() for save in ("save/CURRENT", "shards/CURRENT", "learner.pt")):
         options.append("--resume")
     print(command, *options[2:], flush=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *shlex.split(command)[1:], *options], cwd=ROOT, env=environment)
+    with ctrl_c_is_for_the_run() as heard:
+        done = subprocess.run([sys.executable, *shlex.split(command)[1:], *options], cwd=ROOT, env=environment)
     if done.returncode != 0:
         raise SystemExit(f"{command} ended with {done.returncode}")
     result = json.loads((folder / "result.json").read_text())
@@ -118,6 +133,8 @@ def run(name: str, label: str, seed: int) -> None:
     result["command"] = command
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(result, indent=1) + "\n")
+    if heard:
+        raise SystemExit(f"{name} had ended when Ctrl-C came. `make curves` goes on with the next run.")
 
 
 def results_of(name: str, label: str) -> list[dict[str, Any]]:

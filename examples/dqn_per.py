@@ -114,6 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         return gymnasium.make(settings.env)
 
     envs = gymnasium.vector.SyncVectorEnv([make_env] * settings.num_envs)
+    if not isinstance(envs.single_action_space, gymnasium.spaces.Discrete):
+        raise SystemExit(f"{settings.env} has actions {envs.single_action_space}. This example needs discrete actions.")
     table = saved.table if saved else make_table(settings, envs)
     learner = Learner(settings, envs.single_observation_space.shape[0], int(envs.single_action_space.n))
     if saved:
@@ -143,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                 loss, priorities = learner.update(batch, settings.beta + (1.0 - settings.beta) * progress)
                 table.update_priorities(batch.item_keys, priorities)
                 owed -= 1.0
-            run.log(loss=loss, epsilon=epsilon)
+                run.log(loss=loss, epsilon=epsilon)
             if run.evaluation_is_due(step):
                 run.evaluated(frame.evaluate(learner.greedy, make_env, settings.eval_episodes))
     recorded.close()

@@ -25,6 +25,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import signal
 import time
@@ -41,6 +42,8 @@ import relive
 import relive.checkpoint
 import relive.fleet
 
+# Every name that a run writes into its folder.
+WRITTEN = ("result.json", "curve.png", "save", "shards", "learner.pt", "learner.tmp", "tensorboard", "ranks")
 State = Callable[[], tuple["relive.Table | relive.fleet.ShardedTable | None", dict[str, Any]]]
 
 
@@ -102,6 +105,11 @@ class Result:
 S = TypeVar("S", bound=Settings)
 
 
+def one_of(default: str, *others: str) -> Any:
+    """The default of a setting that has one of these values; `parse` refuses other values."""
+    return dataclasses.field(default=default, metadata={"choices": (default, *others)})
+
+
 def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None) -> S:
     """Reads a dataclass of settings from a command line: `eval_every: int` becomes `--eval-every`."""
     parser = argparse.ArgumentParser(
@@ -112,8 +120,21 @@ def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None)
         if isinstance(default, bool):
             parser.add_argument(option, action=argparse.BooleanOptionalAction, default=default)
         else:
-            parser.add_argument(option, type=type(default), default=default, help=f"default: {default}")
+            choices = field.metadata.get("choices")
+            parser.add_argument(
+                option, type=type(default), default=default, choices=choices, help=f"default: {default}"
+            )
     return settings(**vars(parser.parse_args(arguments)))
+
+
+def options_of(settings: Settings) -> list[str]:
+    """The command line of these settings: the options that differ from their defaults. `parse` reads it."""
+    options: list[str] = []
+    for field in dataclasses.fields(settings):
+        name, value = field.name.replace("_", "-"), getattr(settings, field.name)
+        if value != field.default:
+            options += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+    return options
 
 
 def package(module: str, distribution: str, install: str = "'.[examples]'") -> Any:
@@ -193,11 +214,11 @@ class Run:
     def load(self, storage: relive.SharedMemory | relive.Tiered | None = None) -> Saved | None:
         """Loads table and learner of the run that `--resume` continues. None: this run starts from its beginning.
 
-        Without `--resume`, the folder of an earlier run is removed. A table over shards is not loaded here: its
-        ShardOwners take `load=run.shards`.
+        Without `--resume`, the files of an earlier run are removed; other files of its folder stay. A table over
+        shards is not loaded here: its ShardOwners take `load=run.shards`.
         """
         if not self.settings.resume:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._remove_earlier_run()
             return None
         if (self.folder / "save").exists():
             checkpoint = relive.checkpoint.load(self.folder / "save", storage=storage)
@@ -214,6 +235,18 @@ class Run:
         self._next_evaluation = told["next_evaluation"]
         torch.set_rng_state(whole["rng"])
         return Saved(table, whole["learner"])
+
+    def _remove_earlier_run(self) -> None:
+        there = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
+        is_run = there.issubset(WRITTEN) or not there.isdisjoint({"result.json", "save", "shards", "tensorboard"})
+        if not is_run or self.folder.is_file():
+            lacks = "it has no result.json, save, shards or tensorboard"
+            raise SystemExit(f"{self.folder} is not the folder of a run: {lacks}. Give --run-dir an empty folder.")
+        for path in (self.folder / name for name in there.intersection(WRITTEN)):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     @property
     def shards(self) -> Path | None:
@@ -233,6 +266,7 @@ class Run:
         self._progress = Progress(*columns, disable=not self.settings.bar, refresh_per_second=2)
         self._task = self._progress.add_task("", total=limit, completed=self.step)
         before = signal.signal(signal.SIGINT, self._interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # ranks.py blocks it until here
         try:
             with self._progress:
                 yield
@@ -316,8 +350,9 @@ class Run:
             print(f"{self.result.name}: {self.step} steps, {self.result.seconds:.0f} s, return {self.result.final:.4g}")
             print(f"picture: {self.folder / 'curve.png'}")
         if self.result.ending == "stopped":
-            again = f"python examples/{self.result.name}.py --resume --run-dir {self.folder}"
-            print(f"Stopped and saved at step {self.step}. Continue with: {again}")
+            again = dataclasses.replace(self.settings, resume=True, run_dir=str(self.folder))
+            command = shlex.join(["python", f"examples/{self.result.name}.py", *options_of(again)])
+            print(f"Stopped and saved at step {self.step}. Continue with: {command}")
 
     def _draw(self) -> None:
         from matplotlib.figure import Figure

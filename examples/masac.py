@@ -2,7 +2,7 @@
 
 Papers: Lowe et al. 2017 (MADDPG: central critics, own actors), Haarnoja et al. 2018 (SAC).
 
-    target       = r + discount * (min_k Q_target_k(o', a') - alpha * sum_i present_i log pi(a_i'|o_i'))
+    target       = r + discount * (min_k Q_target_k(o', a') - alpha * sum_i present_i' log pi(a_i'|o_i'))
     critic loss  = mean sum_k (Q_k(o_1 ... o_n, a_1 ... a_n) - target)^2
     actor loss   = mean (alpha * sum_i log pi(a_i|o_i) - min_k Q_k(o, a)),      all a_i ~ pi(.|o_i)
 
@@ -11,7 +11,7 @@ Environment: simple_spread of mpe2 (PettingZoo): n agents share the reward, cove
 
 Data flow: one row for each step of the team: observations [n, D], actions [n, A], the agents that are present [n].
 PettingZoo's agents may come and go: an agent that is not in `env.agents` has a row of zeros and `present` False, and
-adds nothing to values or losses.
+adds nothing to values or losses: its action counts as zeros, and its log-probability as 0.
 
 Deviations from the papers: the agents share one actor, which knows the number of its agent; a fixed entropy
 temperature; the reward of the team is the mean over its agents.
@@ -117,11 +117,13 @@ class Agent:
         seen = torch.as_tensor(observations)
         return (self.sample(seen)[0] if explore else torch.tanh(self.actor(seen).chunk(2, -1)[0])).numpy()
 
-    def values(self, critics: torch.nn.ModuleList, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    def values(
+        self, critics: torch.nn.ModuleList, observations: torch.Tensor, actions: torch.Tensor, present: torch.Tensor
+    ) -> torch.Tensor:
         """The values of both critics: [2, B, 1] of the team, or [2, B, n] of each agent."""
-        inputs = torch.cat([observations, actions], -1)
+        inputs = torch.cat([observations, actions * present[..., None]], -1)
         if self.settings.independent:
-            return torch.stack([critic(inputs)[..., 0] for critic in critics])
+            return torch.stack([critic(inputs)[..., 0] * present for critic in critics])
         return torch.stack([critic(inputs.flatten(1)) for critic in critics])
 
     def entropy_cost(self, log_prob: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
@@ -132,13 +134,14 @@ class Agent:
     def update(self, batch: relive.Batch) -> dict[str, float]:
         """One step of critics and actor."""
         rows = batch.to_torch()
-        observations, following, present = rows["observation"], rows["next_observation"], rows["present"].float()
+        observations, present = rows["observation"], rows["present"].float()
+        following, then = rows["next_observation"], rows["next_present"].float()
         counts = present if self.settings.independent else torch.ones(len(present), 1)
         with torch.no_grad():
             actions, log_prob = self.sample(following)
-            value = self.values(self.targets, following, actions).amin(0) - self.entropy_cost(log_prob, present)
+            value = self.values(self.targets, following, actions, then).amin(0) - self.entropy_cost(log_prob, then)
             target = rows["reward"][:, None] + rows["discount"][:, None] * value
-        error = (self.values(self.critics, observations, rows["action"]) - target) * counts
+        error = (self.values(self.critics, observations, rows["action"], present) - target) * counts
         critic_loss = (error**2).mean((1, 2)).sum()
         self.critic_step.zero_grad()
         critic_loss.backward()
@@ -146,7 +149,7 @@ class Agent:
 
         actions, log_prob = self.sample(observations)
         self.critics.requires_grad_(False)
-        value = self.values(self.critics, observations, actions).amin(0)
+        value = self.values(self.critics, observations, actions, present).amin(0)
         actor_loss = ((self.entropy_cost(log_prob, present) - value) * counts).mean()
         self.actor_step.zero_grad()
         actor_loss.backward()
@@ -167,7 +170,7 @@ def make_table(settings: Settings, env: Spread) -> relive.Table:
             "observation": relive.ArraySpec(env.observation_space.shape, "float32", kind="state"),
             "action": relive.ArraySpec(env.action_space.shape, "float32"),
             "reward": relive.ArraySpec((), "float32"),
-            "present": relive.ArraySpec((settings.num_agents,), "bool"),
+            "present": relive.ArraySpec((settings.num_agents,), "bool", kind="state"),
         }
     )
     index = relive.Index(relive.Transitions(gamma=settings.gamma), limiter=relive.MinSize(settings.min_size))
@@ -203,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                 terminated=terminated,
                 truncated=truncated,
                 next_observation=np.stack(following),
+                next_present=np.stack([env.present for env in envs]),
             )
             step += settings.num_envs
             observations = np.stack(following)

@@ -40,7 +40,7 @@ PAYOFF = np.array([[0.0, 1.0], [1.0, BEST]])
 class Settings(frame.Settings):
     """The settings of QMIX."""
 
-    mixer: str = "qmix"  # or "vdn"
+    mixer: str = frame.one_of("qmix", "vdn")
     steps: int = 10_000
     eval_every: int = 1_000
     eval_episodes: int = 1  # the game is deterministic

@@ -42,7 +42,7 @@ State = tuple[torch.Tensor, torch.Tensor]
 class Settings(frame.Settings):
     """The settings of R2D2."""
 
-    env: str = "repeat"  # or "cartpole"
+    env: str = frame.one_of("repeat", "cartpole")
     lag: int = 2  # of repeat
     steps: int = 30_000
     eval_every: int = 2_000

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import frame
@@ -109,7 +109,7 @@ def plan(env: Any) -> int:
 
 def demonstrate(settings: Settings, envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> relive.Table:
     """A table of demonstrations, with the columns and the windows of the agent's table."""
-    table, env = r2d2.make_table(settings, envs), FewActions(settings)
+    table, env = r2d2.make_table(replace(settings, min_size=1), envs), FewActions(settings)
     core = np.zeros((1, 2, settings.hidden), np.float32)
     recorded = record(env, table)
     for number in range(settings.demo_episodes):

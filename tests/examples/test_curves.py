@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from examples.cases import CASES
 
 for _module in ("scipy", "matplotlib"):
     pytest.importorskip(_module, reason=f"the curves need {_module}: pip install '.[examples]'")
@@ -52,3 +55,53 @@ def test_a_result_that_is_there_is_not_computed_again(curves: Any, monkeypatch: 
     curves.run("sac", "one two", 0)
     with pytest.raises(AssertionError, match="a run was started"):
         curves.run("sac", "one two", 2)
+
+
+@pytest.mark.parametrize("save", ["save/CURRENT", "shards/CURRENT", "learner.pt"])
+def test_a_stopped_run_goes_on_from_each_kind_of_save(
+    curves: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, save: str
+) -> None:
+    monkeypatch.setattr(curves, "ROOT", tmp_path)
+    current = tmp_path / "runs" / "curves" / "sac" / "one_two-2" / save
+    current.parent.mkdir(parents=True)
+    current.write_text("1")
+    commands: list[list[str]] = []
+
+    def refuse(command: list[str], **_: object) -> None:
+        commands.append(command)
+        raise InterruptedError
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    with pytest.raises(InterruptedError):
+        curves.run("sac", "one two", 2)
+    assert "--resume" in commands[0]
+
+
+@pytest.mark.parametrize("ending", ["stopped", "steps"])
+def test_ctrl_c_leaves_the_run_its_time_to_save_and_then_ends_in_a_sentence(
+    curves: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ending: str
+) -> None:
+    """The second ending is that of a run that reached its last step as the signal came."""
+    monkeypatch.setattr(curves, "ROOT", tmp_path)
+    folder = tmp_path / "runs" / "curves" / "sac" / "one_two-2"
+
+    def save(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        signal.raise_signal(signal.SIGINT)
+        folder.mkdir(parents=True)
+        told = {"ending": ending, "steps": 12, "settings": {"run_dir": "", "resume": False}}
+        (folder / "result.json").write_text(json.dumps(told))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", save)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit, match="`make curves` goes on"):
+        curves.run("sac", "one two", 2)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert (tmp_path / "results" / "sac" / "one_two-2.json").exists() == (ending == "steps")
+
+
+def test_make_curves_installs_the_packages_of_every_study() -> None:
+    text = (Path(__file__).resolve().parents[2] / "Makefile").read_text()
+    recipe = text.partition("\ncurves: setup")[2].partition("\n\n")[0]
+    for needed in (package for case in CASES.values() for package in case.needs if package != "pyarrow"):
+        assert needed in recipe.split(), f"`make curves` does not install {needed}"

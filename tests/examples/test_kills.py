@@ -84,3 +84,41 @@ def test_an_actor_that_raises_ends_the_run() -> None:
             while time.monotonic() < deadline:
                 started.watch()
                 time.sleep(0.05)
+
+
+def waits(number: int) -> None:
+    """The body of an actor that acts until a signal ends it."""
+    signal.pause()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_actor_that_a_signal_ends_is_started_again(number: signal.Signals) -> None:
+    module = importlib.import_module("actors")
+    with module.Actors(waits, 1, ()) as started:
+        before = started.pids[0]
+        deadline = time.monotonic() + DEADLINE_S
+        while not handles(before, signal.SIGTERM) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(before, number)
+        while started.num_restarts == 0 and time.monotonic() < deadline:
+            started.watch()
+            time.sleep(0.05)
+        assert started.num_restarts == 1 and started.pids[0] != before
+
+
+def test_ctrl_c_does_not_end_an_actor_that_starts() -> None:
+    module = importlib.import_module("actors")
+    with module.Actors(waits, 1, ()) as started:
+        os.kill(started.pids[0], signal.SIGINT)  # as a terminal does to the whole group
+        deadline = time.monotonic() + DEADLINE_S
+        while not handles(started.pids[0], signal.SIGTERM) and time.monotonic() < deadline:
+            started.watch()
+            time.sleep(0.05)
+        assert started.num_restarts == 0
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """True if a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = status.partition("SigCgt:")[2].split()[0]
+    return bool(int(caught, 16) >> (number - 1) & 1)

@@ -20,7 +20,6 @@ from examples.cases import CASES, Case
 for _module in ("torch", "gymnasium", "rich", "tensorboard", "matplotlib"):
     pytest.importorskip(_module, reason=f"the examples need {_module}")
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -55,6 +54,24 @@ def test_an_example_learns(name: str, tmp_path: Path) -> None:
     further = module.main([*case.arguments.split(), *options, "--steps", str(result.steps + case.more)])
     assert further.curve[: len(result.curve)] == result.curve
     assert further.steps >= result.steps + case.more and further.seconds > result.seconds
+
+
+@pytest.mark.parametrize("arguments", ["--num-envs 1", "--updates-per-step 0.2"])
+def test_dqn_runs_with_steps_that_no_update_follows(arguments: str, tmp_path: Path) -> None:
+    short = "--steps 60 --min-size 16 --batch-size 8 --hidden 8 --eval-every 1000 --eval-episodes 1 --no-bar"
+    module = importlib.import_module("dqn_per")
+    result = module.main([*arguments.split(), *short.split(), "--run-dir", str(tmp_path)])
+    assert result.ending == "steps"
+
+
+def test_r2d3_draws_from_a_few_demonstrations() -> None:
+    r2d3 = example("r2d3", CASES["r2d3"])
+    settings = r2d3.Settings(demo_episodes=1, hidden=8)
+    envs = r2d3.gymnasium.vector.SyncVectorEnv([lambda: r2d3.FewActions(settings)])
+    with r2d3.demonstrate(settings, envs) as table:
+        assert 0 < table.num_items() < settings.min_size
+        assert len(table.sample(8, timeout_s=0.0).item_keys) == 8
+    envs.close()
 
 
 def test_a_run_without_a_save_is_not_continued(tmp_path: Path) -> None:

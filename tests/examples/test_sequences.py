@@ -108,6 +108,20 @@ def test_ranks_end_together_and_continue_after_a_kill_and_save_at_ctrl_c(tmp_pat
     assert step_of_loader(tmp_path) > killed_at
 
 
+@pytest.mark.thorough
+def test_ctrl_c_for_the_main_process_counts_while_its_ranks_start(tmp_path: Path) -> None:
+    program = started("decision_transformer", tmp_path, f"{SMALL_DATA} --steps 100000")
+    while len(children(program.pid)) < RANKS:
+        assert program.poll() is None, program.communicate()[0]
+        time.sleep(0.01)
+    os.kill(program.pid, signal.SIGINT)
+    try:
+        said, _ = program.communicate(timeout=120)
+    finally:
+        program.kill()
+    assert program.returncode == 0 and "Stopped and saved" in said, said
+
+
 def step_of_loader(folder: Path) -> int:
     """The updates of a saved run. Checks that the loader's state is that of the same moment."""
     while True:
