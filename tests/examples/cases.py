@@ -46,7 +46,7 @@ CASES = {
         above=8.0,
         needs=("minigrid",),
     ),
-    "ape_x": Case("--steps 4000 --eval-every 500 --hidden 64", above=50.0),
+    "ape_x": Case("--steps 6000 --eval-every 500 --hidden 64 --learning-rate 0.001", above=50.0),
     "c51_iqn": Case("--steps 2400 --eval-every 600 --hidden 64 --algorithm c51", above=60.0),
     "dqn_per": Case("--steps 2600 --eval-every 500", above=60.0),
     "her_sac": Case("--steps 4000 --eval-every 1000 --radius 0.15", above=0.3),
