@@ -150,12 +150,16 @@ def test_an_exponent_that_one_shard_refuses_changes_none(make: Make) -> None:
 def test_draws_that_the_window_never_lets_pass_are_refused(make: Make) -> None:
     limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=50.0)
     table = make(2, PLAIN, relive.Index(limiter=limiter), root_age=8)
-    for call in (table.sample, table.draw, lambda count: table.batches(count)):
-        with pytest.raises(errors.RequestTooLarge) as caught:
+    mixture = relive.Mixture({"whole": 1.0}, {"whole": table})
+
+    def ahead(count: int) -> None:
+        with mixture.batches(count) as batches:
+            next(batches)
+
+    for call in (table.sample, table.draw, table.batches, mixture.sample, mixture.draw, ahead):
+        with pytest.raises(errors.RequestTooLarge, match=r"tolerance 50: .* root_age 8") as caught:
             call(20)
         assert (caught.value.requested, caught.value.window) == (160.0, 100.0)
-    with pytest.raises(errors.RequestTooLarge, match="root_age 8"):
-        table.sample(20)
     table.writer(shard=0).extend(**rows(60))
     assert table.sample(12).num_items == 12
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract.tools import plain_spec
 from processes.shm import needs_shared_memory
 
 import relive
@@ -94,6 +95,78 @@ def test_rows_whose_answer_is_lost_are_told_apart_from_stored_ones(kind: Any, is
     assert stored == 4 and keys is not None and keys.tolist() == [0, 1, 2, 3]
     if isinstance(error, errors.ServiceUnavailable):
         assert error.unanswered == 2 and "may have stored 2 of the rows after them" in str(error)
+
+
+def test_episodes_that_end_episode_ends_are_paced_as_those_of_one_table(shm_name: Any) -> None:
+    """It waits for no limiter: the next step of its lane waits for the room of an item."""
+    limiter = relive.SamplesPerInsert(1.0, min_size=2, tolerance=2.0)
+    index = relive.Index(relive.Episodes(4), limiter=limiter)
+    names = [shm_name(), shm_name()]
+    with contextlib.ExitStack() as stack:
+        for number, name in enumerate(names):
+            stack.enter_context(ShardOwner(number, config_of(name, index)))
+        for table in (relive.Table(plain_spec(), 4096, index), attach(names)):
+            stack.enter_context(table)
+            writer = stack.enter_context(table.writer())
+            for num_items in (4, 6):  # inserted - sampled is at most 4
+                with pytest.raises(errors.DeadlineExceeded):
+                    for _ in range(num_items + 4):
+                        writer.append(**ONE, timeout_s=0.0)
+                        writer.end_episode(truncated=True, timeout_s=0.0)
+                assert table.num_items() == num_items
+                table.sample(2)
+
+
+class Counting:
+    """Three lanes that store all rows."""
+
+    closed, num_lanes = False, 3
+    abandon = set_policy_version = close = None
+
+    def append(self, columns: dict[str, Any], lanes: Any, priority: Any, timeout_s: float) -> Any:
+        return np.zeros(len(columns["a"]), np.int64)
+
+    def extend(self, columns: dict[str, Any], lanes: Any, priority: Any, timeout_s: float) -> Any:
+        return np.zeros(np.shape(columns["a"]), np.int64)
+
+    def end_episode(self, columns: dict[str, Any], terminated: bool, lanes: Any, timeout_s: float) -> None:
+        if timeout_s == 0.0:
+            raise errors.DeadlineExceeded("the lock", "none", 0.0)
+
+
+def test_a_step_asks_for_an_item_of_each_lane_whose_episode_end_episode_ended() -> None:
+    asked: list[int] = []
+
+    def has_room(rows: Any, left_s: float) -> bool:
+        asked.append(rows.num_ends)
+        return True
+
+    core: Any = Counting()
+    columns = {"a": relive.ArraySpec((), "int64")}
+    paced = PacedWriterCore(core, has_room, columns, is_single=False, has_own_limit=False, is_served=False)
+
+    def num_asked(call: Callable[..., Any], num_steps: int, lanes: list[int] | None = None, **ends: Any) -> int:
+        shape = (num_steps, len(lanes or range(3)))[call == paced.append :]
+        named = None if lanes is None else np.array(lanes, np.int32)
+        call({"a": np.zeros(shape, np.int64), **ends}, named, None, 10.0)
+        return asked.pop()
+
+    def end(lanes: list[int] | None, timeout_s: float = 10.0) -> None:
+        paced.end_episode({}, False, None if lanes is None else np.array(lanes, np.int32), timeout_s)
+
+    assert num_asked(paced.append, 1) == 0
+    end([2, 0])
+    assert num_asked(paced.append, 1, [1]) == 0 and num_asked(paced.append, 1, [1, 2]) == 1
+    assert num_asked(paced.append, 1) == 1 and num_asked(paced.append, 1) == 0
+    end(None)
+    assert num_asked(paced.extend, 4, [0, 1]) == 2 and num_asked(paced.extend, 4) == 1
+    end(None)
+    ends = np.zeros((2, 3), np.bool_)
+    ends[0] = ends[1, :2] = True
+    assert num_asked(paced.extend, 2, truncated=ends) == 5  # an item that is asked for at its end needs no more
+    with pytest.raises(errors.DeadlineExceeded):
+        end(None, 0.0)
+    assert num_asked(paced.append, 1) == 0
 
 
 def test_a_block_without_rows_is_answered_by_the_core() -> None:

@@ -11,7 +11,9 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +25,11 @@ from relive import errors
 pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
 
-from fleet.tools import config_of  # noqa: E402
+from ray.exceptions import GetTimeoutError  # noqa: E402
+
+from fleet.tools import Owner, config_of  # noqa: E402
 from relive.fleet import ShardOwner, attach  # noqa: E402
-from relive.fleet.ray import FleetConfig, ShardActor, load_config  # noqa: E402
+from relive.fleet.ray import FleetConfig, ShardActor, ShardReport, end_here, load_config, status  # noqa: E402
 
 pytestmark = [needs_shared_memory, pytest.mark.timeout(1000)]
 PROGRAM = Path(__file__).with_name("on_two_nodes.py")
@@ -278,6 +282,52 @@ def test_an_actor_that_is_asked_to_end_keeps_what_it_is_told_to(shm_name: Any, r
     name = shm_name()
     subprocess.run([sys.executable, "-c", ENDS, name, removes], check=True, timeout=60, cwd=Path(__file__).parents[1])
     assert (name in {row.name for row in relive.list_tables()}) == (removes == "none")
+
+
+class Actors:
+    """Ray, as far as status() asks it, and two actors of it: shard 0 hangs, and shard 1 answers."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def ask(self, number: int) -> int:
+        self.calls.append(number)
+        return number
+
+    def get(self, number: int, timeout: float) -> ShardReport:
+        self.calls.append("waits")
+        if number == 0:
+            raise GetTimeoutError("no answer")
+        return ShardReport(number, "live", num_shards=2)
+
+    def wait(self, numbers: list[int], num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
+        self.calls.append("waits")
+        return [one for one in numbers if one], [one for one in numbers if not one]
+
+
+def test_all_shards_are_asked_before_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor that hangs leaves the others the whole time."""
+    ray = Actors()
+    actors = {n: SimpleNamespace(report=SimpleNamespace(remote=partial(ray.ask, n))) for n in (0, 1)}
+    for name, fake in (("ray", ray), ("join", lambda *_: None), ("_actors", lambda name: actors)):
+        monkeypatch.setattr(f"relive.fleet.ray.{name}", fake)
+    reports = status("pong", timeout_s=0.0)
+    assert ray.calls[:3] == [0, 1, "waits"]
+    assert [one.number for one in reports] == [0, 1] and reports[1].state == "live"
+    assert "shard 0 of fleet 'pong'" in reports[0].state and "has not answered" in reports[0].state
+
+
+def test_the_memory_of_a_killed_owner_ends_with_its_shard(shm_name: Any, owners: list[Owner]) -> None:
+    """The task of stop() in the bundle of the shard. A handle that is still open is the last one to close."""
+    names = [shm_name(), shm_name()]
+    owners += [Owner(0, config_of(name)) for name in names]
+    with attach(names[:1]):
+        for owner, name in zip(owners, names, strict=True):
+            owner.kill()
+            assert end_here(name, False, 30.0) and shared_files(name) != []
+            assert end_here(name, True, 30.0)
+        assert shared_files(names[0]) != [] and shared_files(names[1]) == []
+    assert shared_files(names[0]) == []
 
 
 def test_a_shard_whose_port_is_taken_is_served_at_another(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,10 +169,31 @@ def test_columns_that_no_shard_tells_are_an_error(shm_name: Any) -> None:
         assert states(table) == ["dead"]
 
 
+def test_the_repr_of_a_table_asks_no_owner_at_an_address(shm_name: Any) -> None:
+    with ExitStack() as stack:
+        table, _ = with_an_owner_that_died(stack, shm_name, 2)
+        shard = table._fleet.shards[0]
+        assert repr(table) == "ShardedTable(shards 0, 1, open, indexes default)" and shard.state == "live"
+        assert len(table) == 10 and shard.state == "dead", "a call finds it"
+        table.close()
+        assert "closed" in repr(table)
+
+
 def test_the_exponent_is_that_of_a_shard_that_lives(shm_name: Any) -> None:
     with ExitStack() as stack:
         table, _ = with_an_owner_that_died(stack, shm_name, 2)
         assert table.priority_exponent() == 1.0 and states(table) == ["dead", "live"]
+
+
+@pytest.mark.parametrize("refuses", [1, 2])
+def test_an_exponent_that_one_shard_refuses_changes_none_while_another_is_dead(shm_name: Any, refuses: int) -> None:
+    with ExitStack() as stack:
+        table, _ = with_an_owner_that_died(stack, shm_name, 3)
+        table._fleet.shards[refuses].ask("set_priority_exponent", 0, 0.0).take()  # from 0, any other one is refused
+        with pytest.raises(errors.InvalidConfig):
+            table.set_priority_exponent(0.5)
+        told = table._fleet.calls.of_all("priority_exponent", 0)
+        assert told == [0.0 if number == refuses else 1.0 for number in (1, 2)]
 
 
 def test_a_shard_comes_back_although_ctrl_c_met_the_start_of_its_search(

@@ -57,7 +57,7 @@ class Index:
             sampler only, or the same value to both.
         max_times_sampled: an item leaves after this many draws, counted exactly; None: no limit.
         max_items: the most items that live at a time; None: one for each stored step. Every remover except Fifo needs
-            a number.
+            a number. Over several shards it is a number for each shard.
         max_wait_s: an item that waits longer than this many seconds is dropped; None: items wait for ever.
         where: a condition such as 'reward > 0 and lane < 4' (docs/where.md). Items that do not meet it never enter this
             index.

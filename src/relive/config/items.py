@@ -351,7 +351,8 @@ class Episodes(_OverLanes):
             time_major.
         group_by: an int64 column of kind 'episode', shape (): an item is a group of episodes, as described below.
         group_size: episodes of a group, 1 to 64.
-        max_groups: the most groups at a time, 1 to 4,096; groups that wait for members count.
+        max_groups: the most groups at a time, 1 to 4,096; groups that wait for members count. Over several shards it is
+            a number for each shard.
 
     Groups: an item is group_size episodes with the same value of group_by, from any lanes of any writer, in the order
     in which they ended. The next episodes with that value open the next group.

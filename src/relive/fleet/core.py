@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, cast, final
 
@@ -257,9 +258,19 @@ class FleetCore:
         """
         self._check_changes()
         told = self.calls.of_all("priority_exponent", index)
-        if exponent != 0.0 and 0.0 in told and any(told):  # those that forgot their priorities refuse
-            self.shards[told.index(0.0)].ask("set_priority_exponent", index, exponent).take()
+        if exponent != 0.0 and 0.0 in told and any(told):
+            self._ask_forgetful(index, exponent)
         self.calls.change_all("set_priority_exponent", index, exponent)
+
+    def _ask_forgetful(self, index: int, exponent: float) -> None:
+        """Asks the shards that forgot their priorities, one after another, for an exponent. Raises their refusal.
+
+        A shard that does not answer is left out: a change of all shards is refused before the first one changes.
+        """
+        for shard in self.shards:
+            with contextlib.suppress(Missed):
+                if shard.ask("priority_exponent", index).take() == 0.0:
+                    shard.ask("set_priority_exponent", index, exponent).take()
 
     def set_policy_version(self, version: int) -> None:
         """Sets the policy version in every shard.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
 
 from relive.core.request import DrawRequest
-from relive.errors import DeadlineExceeded, ServiceUnavailable
+from relive.errors import DeadlineExceeded, RequestTooLarge, ServiceUnavailable
 from relive.fleet.agreement import BATCHES_CLOSED
 from relive.fleet.core import FleetCore
 from relive.fleet.drawing import Begun, Drawn
@@ -56,15 +57,22 @@ class _FleetHold:
 
 @final
 class FleetDraws:
-    """Held draws of a sharded table, with the interface of HeldDraws. Owns the draws in flight."""
+    """Held draws of a sharded table, with the interface of HeldDraws. Owns the draws in flight.
 
-    def __init__(self, fleet: FleetCore) -> None:
+    explain: returns the error of a request that is too large, with the arithmetic of its window.
+    """
+
+    def __init__(self, fleet: FleetCore, explain: Callable[[RequestTooLarge, DrawRequest], RequestTooLarge]) -> None:
         self._fleet = fleet
+        self._explain = explain
         self._holds: list[_FleetHold] = []  # the oldest first
 
     def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
         """Draws one batch and keeps the draw in flight."""
-        drawn = self._fleet.drawing.hold(request, timeout_s)
+        try:
+            drawn = self._fleet.drawing.hold(request, timeout_s)
+        except RequestTooLarge as error:
+            raise self._explain(error, request) from None
         hold = _FleetHold(self._fleet, drawn)
         self._holds = [one for one in self._holds if not one.is_over]
         self._holds.append(hold)

@@ -8,8 +8,8 @@ import os
 import secrets
 import struct
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -19,12 +19,21 @@ from relive.config.storage import File, SharedMemory
 from relive.config.table_config import TableConfig
 from relive.core.attached import attached_pids
 from relive.core.closing import Closing
-from relive.errors import DamagedSave, InvalidConfig, NameTaken, NoSuchTable, SystemFailure
+from relive.core.ending import at_end
+from relive.errors import (
+    DamagedSave,
+    InvalidConfig,
+    NameTaken,
+    NoSuchTable,
+    ReliveError,
+    SystemFailure,
+    TableClosed,
+)
 from relive.fleet.draws.pace import region_limiter
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.fleet.errors import OtherShards
 from relive.fleet.saved import SavedShards, check_kept, saved
-from relive.table.table import Table, attach_path, load_table, table_over
+from relive.table.table import Table, attach_path, close_own, load_table, table_over
 
 if TYPE_CHECKING:
     from relive.service import Door
@@ -39,7 +48,8 @@ _EPOCH_BITS = 62
 _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process
 _MOST_STREAMS = 4096  # of 1,024 actors with two each, and once more those of a broken network, which count for a while
 
-_owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # of this process, for its forked children
+_owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # of this process
+_CHECKED = ("spec", "capacity", "index", "max_lanes", "timeout_s", "seed")  # by an owner that takes a region over
 
 
 def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Table:
@@ -66,6 +76,8 @@ def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Ta
     own = {name: replace(one, limiter=region_limiter(one.limiter)) for name, one in config.index.items()}
     made = replace(config, index=own).core_config()
     made |= {"shard": number, "epoch": begins, "metadata": config.to_metadata()}
+    if isinstance(config.storage, SharedMemory) and config.storage.overwrite:
+        close_own(config.storage.path)
     return table_over(_core.create_table(made, config.storage.path), None)
 
 
@@ -86,10 +98,8 @@ def load_shard(number: int, config: TableConfig, load: str | os.PathLike[str] | 
     try:
         if shard_of(table) != number:
             raise InvalidConfig(f"number of the shard saved in {part.path}", str(number), shard_of(table))
-        for name in ("spec", "index", "seed"):
-            found, wanted = getattr(table.config, name), getattr(config, name)
-            if found != wanted or (name == "index" and list(found) != list(wanted)):
-                raise InvalidConfig(f"{name} of the shard saved in {part.path}", repr(found), wanted)
+        for what, found, wanted in _differences(table.config, config, ("spec", "index", "seed")):
+            raise InvalidConfig(f"{what} of the shard saved in {part.path}", repr(found), wanted)
     except BaseException:
         table.close()
         raise
@@ -102,12 +112,62 @@ def shard_of(table: Table) -> int:
 
 
 @final
+class _Ownership:
+    """The lock of a shard's owner, and the mark in the region that no close of a handle removes it.
+
+    The mark outlasts a kill, so a new owner finds the region. end() takes the mark away. Raises NameTaken if another
+    process has the lock.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._core: _core.CoreTable | None = None
+        self._keeps = False
+        self._descriptor = _open(path)
+        try:
+            _lock(self._descriptor, path)
+        except BaseException:
+            self.let_go()
+            raise
+
+    def begin(self, core: _core.CoreTable, keeps: bool) -> None:
+        """Sets the mark. keeps: whether the mark also stays after end()."""
+        self._core, self._keeps = core, keeps
+        core.set_keeps_file(True)
+
+    def end(self) -> None:
+        """Ends the ownership. From here on the last close removes the region. A second call has no effect."""
+        if self._descriptor >= 0 and self._core is not None:
+            try:
+                self._core.set_keeps_file(self._keeps)
+            except TableClosed:  # the program has closed the owner's table
+                self._end_through_another_handle()
+        self.let_go()
+
+    def _end_through_another_handle(self) -> None:
+        with suppress(OSError, ReliveError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+                with attach_path(self._path) as table:
+                    table.core.set_keeps_file(self._keeps)
+
+    def let_go(self) -> None:
+        """Closes the lock's descriptor. The lock ends with the last copy of the descriptor. The region stays."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+@final
 class ShardOwner(Closing):
     """Keeps a shard alive: a fleet draws from the shard while this object is open and its process lives.
 
     If an owner died and left a region of that name, the new owner takes the region over with all its contents
-    (`is_restored` is True). The limiters of config act over all shards (docs/fleet.md). Closing ends the ownership, and
-    removes the memory if no other process is attached.
+    (`is_restored` is True). The limiters of config act over all shards (docs/fleet.md).
+
+    Closing ends the ownership. The memory is then removed with the last attached handle, unless its storage has
+    keep=True. An owner that the program drops, or that is open when its process ends normally, ends as by close(). If
+    the process is killed, the memory stays after every close of other handles, until a new owner is closed, or
+    `relive rm` or relive.remove removes the memory.
 
     Attributes:
         table: a handle on this shard alone. Its `loaded` says whether it came from a save.
@@ -116,7 +176,8 @@ class ShardOwner(Closing):
 
     Args:
         number: number of the shard, 0 to 4095, unique in its fleet.
-        config: the table's configuration. Its storage is SharedMemory(name).
+        config: the table's configuration. Its storage is SharedMemory(name). With overwrite=True a new shard replaces
+            the region that was left, and handles and owners of this process on the region are closed first.
         epoch: where the keys of a new region begin, 0 to 2**62 - 1. None: at random, so that keys of a lost region are
             gone in the region that takes its number. Give a number if keys must be the same in every run. Only as many
             of the lower bits count as keys have room for (22 with ten million rows).
@@ -125,11 +186,12 @@ class ShardOwner(Closing):
             folder. None: a new shard is empty.
 
     Raises:
-        InvalidConfig: the storage is not shared memory, or the region that was left, or the saved shard, has another
-            number, spec or index.
+        InvalidConfig: the storage is not shared memory, or the region that was left has another number or
+            configuration (overwrite and keep of its storage may differ), or the saved shard has another number, spec,
+            index or seed.
         OtherShards: the save has no shard of this number.
         NoSuchSave, DamagedSave: there is no save of all shards, or a part of it is damaged or missing.
-        NameTaken: another process owns the shard.
+        NameTaken: another process owns the shard. With overwrite=True: another process is attached to its region.
         ReliveError: also every error that relive.Table and relive.attach raise.
     """
 
@@ -149,29 +211,38 @@ class ShardOwner(Closing):
         self.number = integer("number of a shard", number, 0, MAX_SHARDS - 1)
         epoch = None if epoch is None else _checked(epoch)
         path = config.storage.path
-        self._descriptor = -1
         self._server: Any = None
         self._region: Any = None  # the mapping that NIXL registered
+        if config.storage.overwrite:
+            _close_own_owners(path)
         with ExitStack() as undo:
-            undo.callback(self.let_go)
-            try:
-                # The handle is read-only until the shard is ours. Any other handle would remove the memory if it were
-                # closed last, even if this owner is refused or a dying owner still has its lock.
-                with attach_path(path, read_only=True) as found:
-                    _check(found, self.number, config)
-                    self._own(path)
-                    self.table, self.is_restored = attach_path(path), True
-            except NoSuchTable:
+            self.is_restored = not config.storage.overwrite and self._takes_over(path, config)
+            if not self.is_restored:
                 made = make_shard(self.number, config, epoch) if load is None else load_shard(self.number, config, load)
-                self.table, self.is_restored = made, False
+                self.table = made
                 undo.callback(self.table.close)
-                self._own(path)
+                self._ownership = _Ownership(path)
+            undo.callback(self._ownership.let_go)
+            self._ownership.begin(self.table.core, config.storage.keep)
             undo.pop_all()
         _owners.add(self)
+        weakref.finalize(self, self._ownership.end).atexit = False  # see _end_owners
 
-    def _own(self, path: str) -> None:
-        self._descriptor = _open(path)
-        _lock(self._descriptor, path)
+    def _takes_over(self, path: str, config: TableConfig) -> bool:
+        """Takes over the region that was left. Returns False if there is none."""
+        try:
+            # The handle is read-only until the shard is ours. A refused owner therefore neither changes nor removes it.
+            with attach_path(path, read_only=True) as found:
+                _check(found, self.number, config)
+                ownership = _Ownership(path)
+                try:
+                    self.table, self._ownership = attach_path(path), ownership
+                except BaseException:
+                    ownership.let_go()
+                    raise
+        except NoSuchTable:
+            return False
+        return True
 
     def serve(
         self,
@@ -220,19 +291,17 @@ class ShardOwner(Closing):
 
     def close(self) -> None:
         """Ends the service and the ownership, and closes the handle. A second call has no effect."""
-        _owners.discard(self)
         if self._server is not None:
             self._server.close()
         if self._region is not None:
             self._region.close()
-        self.let_go()
+        self._ownership.end()
+        _owners.discard(self)
         self.table.close()
 
     def let_go(self) -> None:
-        """Closes the lock's descriptor. The lock ends with the last copy of the descriptor."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Ends the ownership as a kill does: the memory stays for the next owner, whatever handles are closed."""
+        self._ownership.let_go()
 
 
 @final
@@ -241,6 +310,8 @@ class OwnerWatch(Closing):
 
     def __init__(self, path: str) -> None:
         self._descriptor = _open(path)
+        self._closes = weakref.finalize(self, os.close, self._descriptor)
+        self._closes.atexit = False
 
     def is_owned(self) -> bool:
         """Whether a process owns the region that was at the path when the watch was made. True for a closed watch."""
@@ -258,9 +329,8 @@ class OwnerWatch(Closing):
 
     def close(self) -> None:
         """Ends the watch."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._descriptor = -1
+        self._closes()  # once, whatever thread or collector comes first
 
 
 def outlive(path: str, pause: Callable[[], bool]) -> bool:
@@ -291,8 +361,29 @@ def _checked(epoch: int) -> int:
 def _check(table: Table, number: int, config: TableConfig) -> None:
     if shard_of(table) != number:
         raise InvalidConfig(f"number of the shard at {table.path}", str(shard_of(table)), number)
-    if table.config != config:
-        raise InvalidConfig(f"config of the shard at {table.path}", repr(table.config), config)
+    for what, found, wanted in _differences(table.config, config, _CHECKED):
+        expected = f"{found!r}, as in the shard's memory, or no memory of this name (`relive rm` removes it)"
+        raise InvalidConfig(f"{what} in the config of the shard at {table.path}", expected, wanted)
+
+
+def _differences(found: TableConfig, wanted: TableConfig, names: Iterable[str]) -> Iterator[tuple[str, Any, Any]]:
+    """The parts of two configurations that differ, the smallest that have a name: (name, found, wanted)."""
+    for name in names:
+        one, other = getattr(found, name), getattr(wanted, name)
+        if name == "index":
+            yield from _different_parts(name, one, other)
+        elif one != other:
+            if name == "spec":
+                yield from _different_parts(name, one.columns, other.columns)
+            yield name, one, other
+
+
+def _different_parts(whole: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    if list(found) != list(wanted):
+        yield f"names of the {whole}", list(found), list(wanted)
+    else:
+        pairs = ((name, one, wanted[name]) for name, one in found.items())
+        yield from ((f"{name!r} of the {whole}", one, other) for name, one, other in pairs if one != other)
 
 
 def _open(path: str) -> int:
@@ -309,6 +400,24 @@ def _lock(descriptor: int, path: str) -> None:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0))
     except OSError:
         raise NameTaken(path, attached_pids(path)) from None
+
+
+def _close_own_owners(path: str) -> None:
+    """Closes this process's handles and owners of a region that a new shard replaces.
+
+    Raises NameTaken if another process is attached.
+    """
+    close_own(path)
+    for owner in list(_owners):
+        if owner.table.path == path:
+            owner.close()
+
+
+@at_end
+def _end_owners() -> None:
+    """Ends the ownerships at the end of the process, before its tables are closed."""
+    for owner in list(_owners):
+        owner._ownership.end()
 
 
 def _forget_in_child() -> None:

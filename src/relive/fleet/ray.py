@@ -18,7 +18,6 @@ Protocol:
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import os
 import signal
@@ -36,7 +35,6 @@ from relive.config.table_config import TableConfig
 from relive.core.attached import attached_pids
 from relive.errors import (
     CannotListen,
-    DeadlineExceeded,
     InvalidConfig,
     MissingPackage,
     NameTaken,
@@ -85,6 +83,7 @@ _PORT_S = 10.0
 _FOREVER_S = 1e6  # Ray counts milliseconds in 64 bits
 _LOCK_S = 3.0
 _WAITS = "it does not run: start() waits for nodes, or was ended while it did; stop the fleet, and start it again"
+_SILENT = "it has not answered yet"
 _GONE = "its actor was ended; stop the fleet (--keep leaves its memory), and start it again"
 
 
@@ -137,15 +136,12 @@ class ShardActor:
     def close(self, removes: _Removes) -> None:
         """Ends the ownership, and removes memory, which disappears with the last attached handle.
 
-        Memory that is not removed stays when the process is killed. Ray ends an actor by a kill. If the placement group
-        is removed first, Ray asks the actor to end: the actor must then not close the handle, because memory disappears
-        with the last handle.
+        Memory that is not removed stays, whether Ray then kills the process or asks the process to end.
         """
         if removes == "all" or (removes == "new" and not self._owner.is_restored):
             self._owner.close()
         else:
-            atexit.register(os._exit, 0)  # runs before the handlers that were registered earlier
-        self._owner.let_go()
+            self._owner.let_go()
 
 
 def _owner(number: int, config: TableConfig) -> ShardOwner:
@@ -186,7 +182,7 @@ def answer_of(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
 
     Raises DeadlineExceeded, and FleetFailed if the actor is gone for good.
     """
-    why = "it has not answered yet"
+    why = _SILENT
     while True:
         try:
             seconds = min(_ASK_S, max(wait.left_s, _PAUSE_S))
@@ -199,6 +195,34 @@ def answer_of(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
         if wait.is_over:
             raise wait.exceeded(f"shard {number} of fleet {name!r}", why)
         wait.pause()
+
+
+def _reports(name: str, actors: Mapping[int, Any], wait: Wait) -> list[ShardReport]:
+    """Asks all actors at once for their reports, and those again that do not answer.
+
+    The state of a shard without an answer at the deadline says why.
+    """
+    reports: list[ShardReport] = []
+    left, why = dict(actors), dict.fromkeys(actors, _SILENT)
+    while left:
+        asked = {actor.report.remote(): number for number, actor in left.items()}
+        seconds = min(_ASK_S, max(wait.left_s, _PAUSE_S))
+        for answer in ray.wait(list(asked), num_returns=len(asked), timeout=seconds)[0]:
+            number = asked[answer]
+            try:
+                reports.append(ray.get(answer, timeout=seconds))
+            except ActorDiedError as error:
+                reports.append(ShardReport(number, str(FleetFailed(name, number, reason(error)))))
+            except (RayActorError, GetTimeoutError) as error:  # Ray or the node is starting the actor
+                why[number] = reason(error)
+                continue
+            del left[number]
+        if wait.is_over:
+            break
+        if left:
+            wait.pause()
+    silent = {number: wait.exceeded(f"shard {number} of fleet {name!r}", why[number]) for number in left}
+    return reports + [ShardReport(number, str(error)) for number, error in silent.items()]
 
 
 def reason(error: BaseException) -> str:
@@ -362,12 +386,7 @@ def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> lis
     """
     wait = Wait(timeout(timeout_s))
     join(address, wait)
-    reports = []
-    for number, actor in _actors(name).items():
-        try:
-            reports.append(answer_of(name, number, actor, wait))
-        except (DeadlineExceeded, FleetFailed) as error:
-            reports.append(ShardReport(number, str(error)))
+    reports = _reports(name, _actors(name), wait)
     if not reports:
         group = _group(name)
         if group is None:
@@ -473,8 +492,8 @@ def end_here(name: str, removes: bool, timeout_s: float, actor: str = ShardActor
     if not outlive(path, pause):
         return False
     if removes:
-        with suppress(NoSuchTable):
-            attach_path(path).close()  # the last handle that closes removes the memory
+        with suppress(NoSuchTable), attach_path(path) as table:
+            table.core.set_keeps_file(False)  # the last handle that closes removes the memory of a killed owner
     return True
 
 

@@ -129,7 +129,8 @@ class ShardedTable(SavesShards):
     and weights use N and the total mass of all shards. A shard without a live owner is left out of draws, and its items
     count as gone until the shard has an owner again; stats().shards names such shards.
 
-    Capacity is the sum of the shards' capacities. Each shard evicts its own oldest steps.
+    Capacity is the sum of the shards' capacities. Each shard evicts its own oldest steps. max_items and max_groups are
+    numbers for each shard.
 
     Orders and ranks are per shard: TopK(k) draws uniformly among the k best items of each shard. An ordered sampler
     takes the first items of each shard, as many as the shard's share of the live items.
@@ -233,12 +234,15 @@ class ShardedTable(SavesShards):
 
     def held_draws(self) -> FleetDraws:
         """Draws that stay in flight in the shards until they are committed or given back."""
-        return FleetDraws(self._fleet)
+        return FleetDraws(self._fleet, self._explained_draw)
 
     def _batch_source(
         self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
-        return FleetSource(self._fleet, request, columns, timeout_s), prefetch
+        try:
+            return FleetSource(self._fleet, request, columns, timeout_s), prefetch
+        except RequestTooLarge as error:
+            raise self._explained_draw(error, request) from None
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
@@ -265,6 +269,9 @@ class ShardedTable(SavesShards):
             return told
         served = f"one read of the roots serves root_age {age} draws of {world} rank{'s' if world > 1 else ''}"
         return RequestTooLarge(told.requested, told.window, f"{told.arithmetic}; {served}")
+
+    def _explained_draw(self, error: RequestTooLarge, request: DrawRequest) -> RequestTooLarge:
+        return self._explained(error, self._index_names[request.index_number])
 
     def opened_by(self, again: Callable[..., ShardedTable]) -> None:
         """Sets how this table pickles: again(stream=) opens one more handle on the same shards, in any process."""
@@ -314,7 +321,10 @@ class ShardedTable(SavesShards):
         return self._again, ()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{len(self)} of {self.capacity} steps"
+        state = "closed" if self.closed else "open"
+        # An owner at an address could take seconds to answer, and a forked child cannot ask it.
+        if state == "open" and not self._fleet.shards.are_served:
+            state = f"{len(self)} of {self.capacity} steps"
         shards = ", ".join(map(str, self.shard_numbers))
         return f"ShardedTable(shards {shards}, {state}, indexes {', '.join(self._index_names)})"
 

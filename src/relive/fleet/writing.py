@@ -51,6 +51,8 @@ class PacedWriterCore:
     and in each step lane by lane. A draw of another process may wait for items of these rows, and the limiter's window
     may be too small for both: neither of the two knows of the other.
 
+    end_episode waits for no limiter. The next step of each lane that it ended asks for the room of one item instead.
+
     Args:
         core: the lanes.
         has_room: asks the limiters over the totals.
@@ -77,7 +79,7 @@ class PacedWriterCore:
         self._is_single = is_single
         self._has_own_limit = has_own_limit
         self._is_served = is_served
-        self.end_episode = core.end_episode
+        self._owes = np.zeros(core.num_lanes, np.bool_)  # lanes whose last episode end_episode ended, until a step
         self.abandon = core.abandon
         self.set_policy_version = core.set_policy_version
         self.close = core.close
@@ -92,8 +94,10 @@ class PacedWriterCore:
                 keys = self._stored(block, lanes, Wait(timeout_s))
                 return keys.reshape(-1)
         wait = Wait(timeout_s)
-        self._admitted(Block(columns, priority, 1, num_lanes), 0, wait)
-        return self._core.append(columns, lanes, priority, wait.left_s)
+        self._admitted(Block(columns, priority, 1, num_lanes), lanes, 0, wait)
+        keys = self._core.append(columns, lanes, priority, wait.left_s)
+        self._note_rows(lanes, 0, num_lanes)
+        return keys
 
     def append_alike(self, columns: dict[str, Any], timeout_s: float) -> None:
         """Returns None, so that the writer calls append, which waits for room."""
@@ -107,6 +111,11 @@ class PacedWriterCore:
         """
         num_steps = count_steps(columns, self._steps, self._states)
         return self._stored(Block(columns, priority, num_steps, self._count(lanes)), lanes, Wait(timeout_s))
+
+    def end_episode(self, columns: dict[str, Any], terminated: bool, lanes: Lanes | None, timeout_s: float) -> None:
+        """Ends an episode without a wait for the totals."""
+        self._core.end_episode(columns, terminated, lanes, timeout_s)
+        self._owes[slice(None) if lanes is None else lanes] = True
 
     @property
     def closed(self) -> bool:
@@ -130,7 +139,7 @@ class PacedWriterCore:
         first, at_most = 0, block.num_rows  # from the second part on, a limit in the region lets in single rows
         try:
             while first < block.num_rows:
-                upto = min(self._admitted(block, first, wait), first + at_most)
+                upto = min(self._admitted(block, lanes, first, wait), first + at_most)
                 is_whole = upto - first == block.num_rows
                 try:
                     stored.append(self._extended(block, lanes, first, upto, wait))
@@ -139,6 +148,7 @@ class PacedWriterCore:
                         raise
                     stored.append(stored_before(error))
                     upto, is_whole, at_most = first + len(stored[-1]), False, 1
+                self._note_rows(lanes, first, upto)
                 first = upto
                 if is_whole:
                     return stored[0]
@@ -161,7 +171,20 @@ class PacedWriterCore:
         keys: Keys = self._core.extend(part.columns, named, part.priority, min(patience, wait.left_s))
         return keys
 
-    def _admitted(self, block: Block, first: int, wait: Wait) -> int:
+    def _inserted(self, block: Block, lanes: Lanes | None, first: int, upto: int) -> Inserted:
+        """These rows, with the items that they ask for: the ends in them, or the lanes among them that owe one."""
+        rows = block.inserted(first, upto)
+        owed = (self._owes if lanes is None else self._owes[lanes])[first:upto]
+        return rows._replace(num_ends=max(rows.num_ends, int(np.count_nonzero(owed))))
+
+    def _note_rows(self, lanes: Lanes | None, first: int, upto: int) -> None:
+        """Notes that these rows of a block are stored: the lanes among them owe nothing."""
+        if lanes is None:
+            self._owes[first:upto] = False
+        else:
+            self._owes[lanes[first:upto]] = False
+
+    def _admitted(self, block: Block, lanes: Lanes | None, first: int, wait: Wait) -> int:
         """Waits for room, and for the totals, until the deadline of the call.
 
         Returns the row up to which the block may be stored now, more than `first`. Raises DeadlineExceeded.
@@ -169,10 +192,10 @@ class PacedWriterCore:
         started = wait.waited_s
         # A closed core raises its own error.
         while not self._core.closed:
-            if self._has_room(block.inserted(first, block.num_rows), wait.left_s):
+            if self._has_room(self._inserted(block, lanes, first, block.num_rows), wait.left_s):
                 break
             if block.is_divisible and (first or wait.waited_s - started >= _WHOLE_FOR_S):
-                fits = self._num_fitting(block, first, wait)
+                fits = self._num_fitting(block, lanes, first, wait)
                 if fits:
                     return first + fits
             if wait.is_over:
@@ -180,12 +203,13 @@ class PacedWriterCore:
             wait.pause()
         return block.end_of(first, block.num_rows)
 
-    def _num_fitting(self, block: Block, first: int, wait: Wait) -> int:
+    def _num_fitting(self, block: Block, lanes: Lanes | None, first: int, wait: Wait) -> int:
         """How many rows from `first` on there is room for: more rows never need less room."""
         fits, beyond = 0, block.num_rows - first
         while fits + 1 < beyond:
             middle = 1 if fits == 0 else fits + (beyond - fits) // 2
-            if self._has_room(block.inserted(first, block.end_of(first, first + middle)), wait.left_s):
+            upto = block.end_of(first, first + middle)
+            if self._has_room(self._inserted(block, lanes, first, upto), wait.left_s):
                 fits = middle
             elif middle == 1:
                 return 0

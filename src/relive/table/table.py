@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from relive.saving.loading import LoadedCore
     from relive.saving.opening import KeptCore
 
-__all__ = ["Table", "attach_file", "attach_path", "load_table", "table_over"]
+__all__ = ["Table", "attach_file", "attach_path", "close_own", "load_table", "table_over"]
 
 _handles: set[weakref.ref[Table]] = set()  # open handles of this process; list() of the set is one step
 
@@ -99,7 +99,7 @@ class Table(Saved):
             self._take(importlib.import_module("relive.saving.opening").open_file(config))
             return
         if isinstance(config.storage, SharedMemory) and config.storage.overwrite:
-            _close_own(config.storage.path)
+            close_own(config.storage.path)
         try:
             self._local = _core.create_table(config.core_config(), config.storage.path)
         except NameTaken as error:
@@ -282,7 +282,7 @@ def load_table(
         opening = importlib.import_module("relive.saving.opening")
         return _kept(opening.load_file(path, storage, capacity, max_lanes, **how), timeout_s)
     if isinstance(storage, SharedMemory) and storage.overwrite:
-        _close_own(storage.path)
+        close_own(storage.path)
     try:
         return _table_of(loading.load_core(path, storage, capacity, max_lanes, **how), timeout_s)
     except NameTaken as error:
@@ -321,7 +321,7 @@ def _remember(table: Table) -> None:
     _handles.add(weakref.ref(table, _handles.discard))
 
 
-def _close_own(path: str) -> None:
+def close_own(path: str) -> None:
     """Closes this process's handles on a shared table. Raises NameTaken if another process has a handle."""
     pids = attached_pids(path)
     if set(pids) - {os.getpid()}:
