@@ -22,7 +22,6 @@ from fleet.tools import CONTEXT, Owner, config_of, fill
 from relive import errors
 from relive.fleet import NoLiveShard, ShardOwner, attach
 from relive.fleet import owner as owner_module
-from relive.service import serve
 
 pytestmark = needs_shared_memory
 
@@ -184,7 +183,12 @@ def test_a_child_of_the_owner_does_not_keep_its_shard_alive(shm_name: Any) -> No
 # ---- other answers than silence --------------------------------------------------------------------------------------
 
 
-def test_a_shard_whose_server_drains_is_left_out(shm_name: Any) -> None:
+@pytest.fixture
+def service() -> Any:
+    return pytest.importorskip("relive.service", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+
+def test_a_shard_whose_server_drains_is_left_out(shm_name: Any, service: Any) -> None:
     """Threads that need a stream of their own find the shard at its end. Other shards serve their draws."""
     names = [shm_name(), shm_name()]
     with ShardOwner(0, config_of(names[0])) as going, ShardOwner(1, config_of(names[1])) as staying:
@@ -204,7 +208,7 @@ def test_a_shard_whose_server_drains_is_left_out(shm_name: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["gather", "len", "stats", "update_priorities"])
-def test_another_server_at_the_address_of_a_shard_is_no_shard(shm_name: Any, call: str) -> None:
+def test_another_server_at_the_address_of_a_shard_is_no_shard(shm_name: Any, service: Any, call: str) -> None:
     names = [shm_name(), shm_name()]
     spec = relive.StepSpec({"a": relive.ArraySpec((), "int64")})
     with ExitStack() as stack:
@@ -215,7 +219,7 @@ def test_another_server_at_the_address_of_a_shard_is_no_shard(shm_name: Any, cal
         keys = np.concatenate([fill(table, 0, 0, 30), fill(table, 1, 30, 10)])
         going.close()
         other = stack.enter_context(relive.Table(spec, 10))
-        stack.enter_context(serve({"other": other}, addresses[0].rpartition("/")[0]))
+        stack.enter_context(service.serve({"other": other}, addresses[0].rpartition("/")[0]))
         calls: dict[str, Callable[[], Any]] = {
             "gather": lambda: table.gather(keys).present.tolist() == [False] * 30 + [True] * 10,
             "len": lambda: len(table) == 10,
@@ -226,7 +230,7 @@ def test_another_server_at_the_address_of_a_shard_is_no_shard(shm_name: Any, cal
         assert all(one() for one in calls.values())
 
 
-def test_close_ends_the_wait_for_shards_that_are_all_dead(shm_name: Any) -> None:
+def test_close_ends_the_wait_for_shards_that_are_all_dead(shm_name: Any, service: Any) -> None:
     with ShardOwner(0, config_of(shm_name())) as owner:
         table = attach([owner.serve()], path="service", timeout_s=20.0)
     raised: list[BaseException] = []

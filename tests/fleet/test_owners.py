@@ -166,7 +166,7 @@ _kept: list[ShardOwner] = []
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_of_multiprocessing_that_ends_without_a_close_leaves_nothing(shm_name: Any, method: str) -> None:
     name = shm_name()
-    child = CONTEXT.get_context(method).Process(target=own_and_return, args=(name,))
+    child = CONTEXT.get_context(method).Process(target=own_and_return, args=(name,), daemon=True)
     child.start()
     child.join(60.0)
     assert child.exitcode == 0 and shared_files(name) == []
