@@ -29,6 +29,7 @@ from relive.train.acting.serving import ServedRun  # noqa: E402
 from relive.train.acting.shard_rows import LostShard, PlacedShard, ShardFacts, ShardRows  # noqa: E402
 from relive.train.config import TrainConfig  # noqa: E402
 from relive.train.memory.scoreboard import Scoreboard  # noqa: E402
+from relive.train.settings import changed  # noqa: E402
 from relive.train.setup import _check_capacity, limiter_of, table_config  # noqa: E402
 from train.test_remote_actor import WORLD, acting, check_what_follows_what, wait  # noqa: E402
 
@@ -266,7 +267,8 @@ def test_actors_write_into_their_shards_until_the_run_ends(sharded: Sharded) -> 
     board = Scoreboard(1)
     beside = relive.Table.from_config(replace(sharded.wanted, max_lanes=1))
     facts = [sharded.facts]
-    run = ServedRun(sharded.config, beside, board, "grpc://127.0.0.1:0", lambda: facts[0].to_about())
+    config = changed(sharded.config, {"serving.max_staleness_s": 60.0})  # a new owner may take seconds to come
+    run = ServedRun(config, beside, board, "grpc://127.0.0.1:0", lambda: facts[0].to_about())
     try:
         assert run.is_outdated
         run.publish(sharded.agent.parameters(), 1)
