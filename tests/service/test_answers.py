@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,41 +58,44 @@ def test_bodies_about_the_size_of_a_chunk_arrive_whole(num_bytes: int) -> None:
                     assert (batch["frame"] == frames[batch["number"]]).all()
 
 
-def test_a_batch_on_a_slow_link_comes_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows on their way are waited for; a link that is silent is not."""
-    monkeypatch.setattr(ahead, "_REPLY_S", 2.0)
+@contextmanager
+def linked() -> Iterator[tuple[Proxy, relive.service.RemoteTable]]:
+    """A link to a table of 100 frames of 4 kB, and a handle over it."""
     spec = relive.StepSpec({"frame": relive.ArraySpec((4096,), "uint8")})
     with relive.Table(spec, 200) as table, serve({"t": table}, LOOPBACK) as server:
         with table.writer() as writer:
             writer.extend(frame=np.zeros((100, 4096), np.uint8), terminated=True)
         with Proxy(int(server.address.rpartition(":")[2])) as link, connect(link.address + "/t") as remote:
-            link.bytes_a_second = 128 * 4096 / 4.0
-            with remote.batches(128, prefetch=1, timeout_s=600.0) as batches:
-                assert next(batches).num_items == 128
-                link.stall(True)
-                with pytest.raises(errors.ServiceUnavailable, match="no byte came for 2 s"):
-                    next(batches), next(batches)
-                link.stall(False)
-                link.bytes_a_second = None
-                assert next(batches).num_items == 128
+            yield link, remote
+
+
+def test_a_batch_on_a_slow_link_comes_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows on their way are waited for; a link that is silent is not."""
+    monkeypatch.setattr(ahead, "_REPLY_S", 2.0)
+    with linked() as (link, remote):
+        link.bytes_a_second = 128 * 4096 / 4.0
+        with remote.batches(128, prefetch=1, timeout_s=600.0) as batches:
+            assert next(batches).num_items == 128
+            link.stall(True)
+            with pytest.raises(errors.ServiceUnavailable, match="no byte came for 2 s"):
+                next(batches), next(batches)
+            link.stall(False)
+            link.bytes_a_second = None
+            assert next(batches).num_items == 128
 
 
 def test_the_end_of_batches_does_not_wait_for_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_REPLY_S", 1.0)
-    spec = relive.StepSpec({"frame": relive.ArraySpec((4096,), "uint8")})
-    with relive.Table(spec, 200) as table, serve({"t": table}, LOOPBACK) as server:
-        with table.writer() as writer:
-            writer.extend(frame=np.zeros((100, 4096), np.uint8), terminated=True)
-        with Proxy(int(server.address.rpartition(":")[2])) as link, connect(link.address + "/t") as remote:
-            link.bytes_a_second = 128 * 4096 / 200.0
-            with remote.batches(128, prefetch=1, timeout_s=600.0) as batches:
-                source: Any = batches._bringer._source
-                ends = time.monotonic() + 60.0
-                while not (source._num_sent and source._stream.deadline < float("inf")) and time.monotonic() < ends:
-                    time.sleep(0.005)
-                began = time.monotonic()
-            assert time.monotonic() - began < 100.0
-            link.bytes_a_second = None
+    with linked() as (link, remote):
+        link.bytes_a_second = 128 * 4096 / 200.0
+        with remote.batches(128, prefetch=1, timeout_s=600.0) as batches:
+            source: Any = batches._bringer._source
+            ends = time.monotonic() + 60.0
+            while not (source._num_sent and source._stream.deadline < float("inf")) and time.monotonic() < ends:
+                time.sleep(0.005)
+            began = time.monotonic()
+        assert time.monotonic() - began < 100.0
+        link.bytes_a_second = None
 
 
 def test_a_client_that_goes_in_mid_answer_leaves_nothing() -> None:

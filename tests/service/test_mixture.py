@@ -19,6 +19,7 @@ from processes.tools import stop_process
 import relive
 from relive import errors
 from relive.core.request import DrawRequest
+from relive.core.turns import held
 from relive.over.mixed_draws import MixedDraws
 from relive.service import RemoteTable, connect
 from relive.service.client.held_draws import RemoteDraws
@@ -137,7 +138,7 @@ def test_next_of_batches_does_not_wait_longer_for_a_draw_that_is_under_way(stopp
         taken, release = threading.Event(), threading.Event()
 
         def draw() -> None:
-            with alone.within(60.0):
+            with held(alone, "a draw", 60.0):
                 taken.set()
                 release.wait(60.0)
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.core.request import DrawRequest
-from relive.core.turns import Turn
-from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed, WaitsForItself
+from relive.core.turns import Turn, held
+from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed
 from relive.over.joined import join
 from relive.over.shares import Counted, Shares
 from relive.reading.batch import Batch
@@ -26,6 +26,7 @@ from relive.table.handle import TableHandle
 __all__ = ["Mixed", "MixedDraws", "MixedSource", "Numbers", "Position", "Source"]
 
 _LEAST_WAIT_S = 0.1  # as long as a call of a table waits for the table lock
+_DRAWS = "the draws of batches()"
 _LEAVE_S = 1.0  # for each message about a draw, once a call has failed
 
 
@@ -105,19 +106,10 @@ class MixedDraws:
         if os.getpid() != self._pid:
             self._begin_in_child()
         ends = time.monotonic() + seconds
-        is_inner = False
-        try:
-            try:
-                self._turn.take("the mixture", max(seconds, _LEAST_WAIT_S))
-            except WaitsForItself:  # a signal's handler, in a call of its own thread
-                is_inner = True
-                raise
+        with held(self._turn, "the mixture", max(seconds, _LEAST_WAIT_S)):
             if self.closed and not when_closed:
                 raise TableClosed()
             yield ends
-        finally:
-            if not is_inner:
-                self._turn.release()
 
     def _begin_in_child(self) -> None:
         """The fork copied the locks of the turn and of the generator, which a thread of the parent may have taken."""
@@ -302,33 +294,10 @@ class MixedDraws:
 
 
 @final
-class _Alone:
-    """Lets one call at a time use the draws of a MixedSource."""
-
-    def __init__(self) -> None:
-        self._turn = Turn()
-
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """Raises DeadlineExceeded; WaitsForItself in a signal's handler that interrupted such a call."""
-        is_inner = False
-        try:
-            try:
-                self._turn.take("the draws of batches()", seconds)
-            except WaitsForItself:
-                is_inner = True
-                raise
-            yield
-        finally:
-            if not is_inner:
-                self._turn.release()
-
-
-@final
 class _MixedHold:
     """The hold of a batch of a mixture that was drawn ahead (relive.reading.holds)."""
 
-    def __init__(self, draws: MixedDraws, mixed: Mixed, alone: _Alone, timeout_s: float) -> None:
+    def __init__(self, draws: MixedDraws, mixed: Mixed, alone: Turn, timeout_s: float) -> None:
         self._draws = draws
         self.mixed = mixed
         self._alone = alone
@@ -343,7 +312,7 @@ class _MixedHold:
         if self._draws.closed or any(one.table.closed for one in self._draws.sources):
             raise TableClosed()
         ends = time.monotonic() + self._timeout_s
-        with self._alone.within(max(self._timeout_s, _LEAST_WAIT_S)):
+        with held(self._alone, _DRAWS, max(self._timeout_s, _LEAST_WAIT_S)):
             self._draws.commit(self.mixed, ends)
             self.is_over = True
 
@@ -351,7 +320,7 @@ class _MixedHold:
         """Gives the batch back in every source. The mixture goes back to the position before it."""
         if self.is_over:
             return
-        with self._draws.alone(math.inf, when_closed=True), self._alone.within(math.inf):
+        with self._draws.alone(math.inf, when_closed=True), held(self._alone, _DRAWS, math.inf):
             self.is_over = True
             self._draws.give_back(self.mixed.drawn)
             self._draws.go_back(self.mixed)
@@ -377,14 +346,14 @@ class MixedSource:
         self._num_items = num_items
         self._draws = mixed.held_draws()
         self._timeout_s = timeout_s  # of a call of next()
-        self._alone = _Alone()  # guards the draws: one batch is committed while the next one is drawn
+        self._alone = Turn()  # guards the draws: one batch is committed while the next one is drawn
         self._lent: list[_MixedHold] = []  # the oldest first
 
     def take(self) -> Taken:
         """Draws and gathers. Waits for the source that lacks its part, and lets calls of the mixture pass meanwhile."""
         mixed = self._mixed
         start = time.monotonic()
-        with self._alone.within(math.inf):
+        with held(self._alone, _DRAWS, math.inf):
             while True:
                 with mixed.alone(SLICE_S):
                     mixed.open.add(self)
@@ -422,7 +391,7 @@ class MixedSource:
         """Gives back all batches, the newest first."""
         for hold in reversed(self._lent):
             hold.give_back()
-        with self._mixed.alone(math.inf, when_closed=True), self._alone.within(math.inf):
+        with self._mixed.alone(math.inf, when_closed=True), held(self._alone, _DRAWS, math.inf):
             self._mixed.open.discard(self)
             for draws in self._draws:
                 draws.close()

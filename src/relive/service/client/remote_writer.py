@@ -11,13 +11,12 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.core.turns import Turn
+from relive.core.turns import Turn, held
 from relive.errors import (
     BadMessage,
     DeadlineExceeded,
     ReliveError,
     ServiceUnavailable,
-    WaitsForItself,
     WriterClosed,
 )
 from relive.service.client.collected import end_when_collected
@@ -197,7 +196,7 @@ class SyncWriterCore(RemoteWriterCore):
             return
         wait_s = min(self.timeout_s, CLOSE_S)
         ends = cutoff(wait_s)
-        with self._owned("to close this writer", wait_s):
+        with held(self._turn, "to close this writer", wait_s):
             self._cut(ends)
 
     def close_by(self, ends: float) -> None:
@@ -206,7 +205,7 @@ class SyncWriterCore(RemoteWriterCore):
             self._closed = True
             return
         try:
-            with self._owned("to close this writer", 0.0):
+            with held(self._turn, "to close this writer", 0.0):
                 self._cut(ends)
         except DeadlineExceeded:
             self._closed = True
@@ -228,23 +227,9 @@ class SyncWriterCore(RemoteWriterCore):
     def _alone(self, timeout_s: float) -> Iterator[None]:
         """Lets one call at a time pass. Raises WriterClosed, ForkedHandle."""
         self._check_open()
-        with self._owned("this writer", timeout_s):
+        with held(self._turn, "this writer", timeout_s):
             self._check_open()
             yield
-
-    @contextmanager
-    def _owned(self, purpose: str, timeout_s: float) -> Iterator[None]:
-        is_inner = False
-        try:
-            try:
-                self._turn.take(purpose, timeout_s)
-            except WaitsForItself:  # a signal's handler, in a call of its own thread
-                is_inner = True
-                raise
-            yield
-        finally:
-            if not is_inner:
-                self._turn.release()
 
     def _send(self, operation: Operation, timeout_s: float) -> Keys:
         start, ends = time.monotonic(), cutoff(timeout_s)
