@@ -76,13 +76,15 @@ def ring(bell: npt.NDArray[np.uint32]) -> None: ...
 def await_rings(bell: npt.NDArray[np.uint32], count: int, spin_s: float, timeout_s: float) -> bool: ...
 
 # Batches of several tables as one, at permuted positions; probabilities times the share of each. parts: (arrays, keys,
-# probabilities, share), of one selection, or of none: then arrays are empty. C-contiguous, as the cores gave them.
+# probabilities, share), of one selection, or of none. C-contiguous, as the cores gave them. Without a selection the
+# columns go into the arrays of `into`, given with their axes of items (0 or 1), and the returned list is empty.
 def mix_batches(
     selection: CoreSelection | None,
     parts: list[tuple[Arrays, Keys, Masses, float]],
     seed: int,
     stream: int,
     call: int,
+    into: list[tuple[npt.NDArray[Any], int]] = ...,
 ) -> tuple[Arrays, Keys, Masses]: ...
 
 # For readers of the region outside of the core.

@@ -11,6 +11,7 @@ from contract.tools import plain_spec, write_steps
 import relive
 from relive import _core
 from relive.core.request import DrawRequest
+from relive.fleet.draws.mixing import empty
 
 SIZES = (5, 0, 12, 1)
 
@@ -52,6 +53,10 @@ def test_every_cell_goes_where_its_item_goes(items: Any) -> None:
     again = _core.mix_batches(selection, parts, 7, 1, 40)
     assert all((one == other).all() for one, other in zip(arrays, again[0], strict=True))
     assert (_core.mix_batches(selection, parts, 7, 1, 41)[1] != keys).any()
+    into = [empty(output, 18) for output in selection.outputs]  # as of shards on other hosts, without a selection
+    axes = [axis for _, _, _, axis, _ in selection.outputs]
+    none, *numbers = _core.mix_batches(None, parts, 7, 1, 40, list(zip(into, axes, strict=True)))
+    assert none == [] and all(map(np.array_equal, [*into, *numbers], [*arrays, keys, probabilities]))
 
 
 def spans() -> list[tuple[int, int]]:
@@ -84,6 +89,13 @@ def test_what_no_core_gave_is_refused() -> None:
     for part in wrong:
         with pytest.raises(ValueError, match="mix_batches"):
             _core.mix_batches(selection, [part], 0, 0, 0)
+    good = [(np.empty_like(array), 0) for array in arrays]
+    short, narrow, deep = (good[0][0][:-1], 0), (good[0][0], 1), (good[0][0], 2)
+    frozen, strided = (good[0][0].copy(), 0), (np.empty((5, 8), np.float32)[:, ::2], 0)
+    frozen[0].flags.writeable = False
+    for into in (good[:1], [short, good[1]], [narrow, good[1]], [deep, good[1]], [frozen, good[1]], [strided] * 2):
+        with pytest.raises(ValueError, match="mix_batches"):
+            _core.mix_batches(None, parts[:1], 0, 0, 0, into)
     table = relive.Table(plain_spec(), 200, relive.Index(relive.Episodes(100, layout="ragged")))
     with pytest.raises(ValueError, match="end to end"):
         _core.mix_batches(table.core.select(0, ["observation", "offsets"]), [], 0, 0, 0)

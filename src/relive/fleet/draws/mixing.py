@@ -27,8 +27,7 @@ def mixed(
 ) -> tuple[Arrays, Keys, Masses]:
     """Joins the arrays, keys and probabilities of all parts, at permuted positions.
 
-    The core joins them if one selection is the core's. Otherwise this function does: then all shards are on other
-    hosts, or the rows of items lie end to end.
+    The core joins them, unless the rows of items lie end to end.
 
     Args:
         selections: the selection of each shard. None: there are no columns.
@@ -40,10 +39,14 @@ def mixed(
         (arrays, keys, probabilities).
     """
     seed, stream, call = numbers
-    is_ragged = are_ragged(outputs)
     shown = next((one for one in selections or () if isinstance(one, CoreSelection)), None)
-    if selections is None or (shown is not None and not is_ragged):
-        return mix_batches(shown, parts, seed, stream, call)
+    if not are_ragged(outputs):
+        if selections is None or shown is not None:
+            return mix_batches(shown, parts, seed, stream, call)
+        arrays = [empty(output, sum(len(keys) for _, keys, _, _ in parts)) for output in outputs]
+        into = [(array, axis) for array, (_, _, _, axis, _) in zip(arrays, outputs, strict=True)]
+        _, item_keys, probabilities = mix_batches(None, parts, seed, stream, call, into)
+        return arrays, item_keys, probabilities
     num_items = sum(len(keys) for _, keys, _, _ in parts)
     positions = permutation(seed, stream, call ^ _MIXES, num_items)
     item_keys, probabilities = np.empty(num_items, np.int64), np.empty(num_items)
@@ -54,12 +57,7 @@ def mixed(
         item_keys[mine], probabilities[mine] = keys, masses * share
         placed.append((mine, some))
         first += len(keys)
-    if is_ragged:
-        return end_to_end(outputs, placed, num_items), item_keys, probabilities
-    arrays = [empty(output, num_items) for output in outputs]
-    for mine, some in placed:
-        scatter(outputs, arrays, mine, some)
-    return arrays, item_keys, probabilities
+    return end_to_end(outputs, placed, num_items), item_keys, probabilities
 
 
 def are_ragged(outputs: Outputs) -> bool:

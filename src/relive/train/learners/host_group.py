@@ -99,7 +99,8 @@ class HostGroup(Part):
         state = torch.frombuffer(bytearray(whole.getvalue() or bytes(size)), dtype=torch.uint8).to(self._met.device)
         self._met.done(dist.broadcast(state, 0, group=self._met.group, async_op=True))
         if self.number:
-            told = torch.load(io.BytesIO(state.cpu().numpy().tobytes()), weights_only=True)
+            whole = io.BytesIO(state.cpu().numpy().tobytes())
+            told = torch.load(whole, map_location="cpu", weights_only=True)
             self._agent.load_state_dict(told)
         return False
 
