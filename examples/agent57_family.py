@@ -183,11 +183,14 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     rng = np.random.default_rng([settings.seed, run.step])
     observations = np.stack([env.reset(seed=int(rng.integers(1 << 31)))[0] for env in envs])
     policies = np.array([choice() for _ in range(settings.num_envs)])
-    results, states = np.zeros(settings.num_envs), set[tuple[int, int, bool, bool]]()
+    results = np.zeros(settings.num_envs)
+    states = set[tuple[int, int, bool, bool]](map(tuple, saved.learner.get("states", ())) if saved else ())
     most_curious = np.full(settings.eval_episodes, settings.num_policies - 1)
 
     step = run.step
-    with run.course(lambda: (table, {name: part.state_dict() for name, part in parts.items()})):
+    with run.course(
+        lambda: (table, {name: part.state_dict() for name, part in parts.items()} | {"states": list(states)})
+    ):
         while run.goes_on(step):
             epsilon = settings.epsilon ** (1.0 + policies / settings.num_policies)
             explores = rng.random(settings.num_envs) < epsilon
@@ -214,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                     choice.recent.append((int(policies[number]), float(results[number])))
                     policies[number], results[number] = choice(), 0.0
                     observations[number], _ = env.reset()
-            if table.num_items() >= settings.min_size and step % settings.steps_per_update < settings.num_envs:
+            for _ in run.updates_due(step, table):
                 loss = loss_of(family, target, table.sample(settings.batch_size).to_torch(), settings)
                 optimizer.zero_grad()
                 loss.backward()

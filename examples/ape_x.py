@@ -65,7 +65,8 @@ class Settings(frame.Settings):
 def make_network(settings: Settings) -> torch.nn.Sequential:
     """The Q-network for the environment."""
     env = gymnasium.make(settings.env)
-    return frame.mlp(env.observation_space.shape[0], settings.hidden, settings.hidden, int(env.action_space.n))
+    num_actions = frame.num_actions(env.action_space, settings.env)
+    return frame.mlp(env.observation_space.shape[0], settings.hidden, settings.hidden, num_actions)
 
 
 def td_error(
@@ -178,12 +179,17 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     def greedy(observations: np.ndarray) -> np.ndarray:
         return shared(torch.as_tensor(observations)).argmax(1).numpy()
 
+    def evaluate() -> None:
+        if run.evaluation_is_due(step):
+            run.evaluated(frame.evaluate(greedy, lambda: gymnasium.make(settings.env), settings.eval_episodes))
+
     run.result.random_return = frame.random_return(lambda: gymnasium.make(settings.env))
     with relive.fleet.attach(names) as table:
         learner = Learner(settings, table, shared)
         if saved:
             for name, state in saved.learner.items():
                 getattr(learner, name).load_state_dict(state)
+            learner.num_updates = int(run.result.facts.get("updates", 0))
         before = run.step - table.stats().appended
         with (
             Actors(act, settings.num_actors, (settings, names, shared)) as actors,
@@ -197,8 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                     run.log(loss=learner.update(timeout_s=1.0))
                 except relive.DeadlineExceeded:
                     continue  # too few steps for another batch: the actors are starting, or are slower
-                if run.evaluation_is_due(step):
-                    run.evaluated(frame.evaluate(greedy, lambda: gymnasium.make(settings.env), settings.eval_episodes))
+                evaluate()
+            evaluate()  # the actors may pass the last step
             sizes = [shard.num_steps for shard in table.stats().shards or ()]
             run.result.facts |= {"updates": learner.num_updates, "restarts": actors.num_restarts}
             run.result.facts |= {f"steps_of_shard_{number}": num for number, num in enumerate(sizes)}

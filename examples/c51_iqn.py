@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         return gymnasium.make(settings.env)
 
     envs = gymnasium.vector.SyncVectorEnv([make_env] * settings.num_envs)
-    num_actions = int(envs.single_action_space.n)
+    num_actions = frame.num_actions(envs.single_action_space, settings.env)
     if saved:
         table = saved.table
     else:

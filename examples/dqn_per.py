@@ -63,9 +63,12 @@ class Learner:
         with torch.no_grad():
             return self.q(torch.as_tensor(observations)).argmax(1).numpy()
 
-    def update(self, batch: relive.Batch, beta: float) -> tuple[float, np.ndarray]:
-        """One step of the optimizer. Returns the loss and the new priorities of the batch."""
-        rows = batch.to_torch()
+    def update(self, batch: relive.Batch, progress: float) -> tuple[float, np.ndarray]:
+        """One step of the optimizer, at this share of the run. Returns the loss and the new priorities of the batch."""
+        settings, rows = self.settings, batch.to_torch()
+        beta = settings.beta + (1.0 - settings.beta) * progress
+        rate = settings.learning_rate * max(settings.learning_rate_end, 1.0 - progress)
+        self.optimizer.param_groups[0]["lr"] = rate
         with torch.no_grad():
             best = self.q(rows["next_observation"]).argmax(1, keepdim=True)
             value = self.target(rows["next_observation"]).gather(1, best)[:, 0]
@@ -78,9 +81,7 @@ class Learner:
         torch.nn.utils.clip_grad_norm_(self.q.parameters(), 10.0)
         self.optimizer.step()
         with torch.no_grad():
-            torch._foreach_lerp_(
-                list(self.target.parameters()), list(self.q.parameters()), weight=self.settings.target_rate
-            )
+            torch._foreach_lerp_(list(self.target.parameters()), list(self.q.parameters()), weight=settings.target_rate)
         return loss.item(), (target - chosen.detach()).abs().numpy() + 1e-6
 
     def state(self) -> dict[str, Any]:
@@ -114,10 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         return gymnasium.make(settings.env)
 
     envs = gymnasium.vector.SyncVectorEnv([make_env] * settings.num_envs)
-    if not isinstance(envs.single_action_space, gymnasium.spaces.Discrete):
-        raise SystemExit(f"{settings.env} has actions {envs.single_action_space}. This example needs discrete actions.")
+    num_actions = frame.num_actions(envs.single_action_space, settings.env)
     table = saved.table if saved else make_table(settings, envs)
-    learner = Learner(settings, envs.single_observation_space.shape[0], int(envs.single_action_space.n))
+    learner = Learner(settings, envs.single_observation_space.shape[0], num_actions)
     if saved:
         learner.load(saved.learner)
     run.result.random_return = frame.random_return(make_env)
@@ -132,17 +132,15 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
             epsilon = max(settings.epsilon, 1.0 - 5.0 * progress * (1.0 - settings.epsilon))
             actions = learner.greedy(observations)
             explores = rng.random(settings.num_envs) < epsilon
-            actions = np.where(explores, rng.integers(envs.single_action_space.n, size=settings.num_envs), actions)
+            actions = np.where(explores, rng.integers(num_actions, size=settings.num_envs), actions)
             observations, *_ = recorded.step(actions)
             step += settings.num_envs
             if table.num_items() < settings.min_size:
                 continue
             owed += settings.updates_per_step * settings.num_envs
-            for group in learner.optimizer.param_groups:
-                group["lr"] = settings.learning_rate * max(settings.learning_rate_end, 1.0 - progress)
             while owed >= 1.0:
                 batch = table.sample(settings.batch_size)
-                loss, priorities = learner.update(batch, settings.beta + (1.0 - settings.beta) * progress)
+                loss, priorities = learner.update(batch, progress)
                 table.update_priorities(batch.item_keys, priorities)
                 owed -= 1.0
                 run.log(loss=loss, epsilon=epsilon)

@@ -151,6 +151,13 @@ def package(module: str, distribution: str, install: str = "'.[examples]'") -> A
         raise SystemExit(f"This example needs {distribution}. Run: pip install {install}") from None
 
 
+def num_actions(space: gymnasium.Space[Any], env: str) -> int:
+    """The number of actions of an environment. Other than discrete actions end the program with a sentence."""
+    if not isinstance(space, gymnasium.spaces.Discrete):
+        raise SystemExit(f"{env} has actions {space}. This example needs discrete actions.")
+    return int(space.n)
+
+
 def mlp(*sizes: int, last: torch.nn.Module | None = None) -> torch.nn.Sequential:
     """A network of linear layers with ReLU between them. `last` follows the last layer."""
     layers: list[torch.nn.Module] = []
@@ -325,12 +332,20 @@ class Run:
             for name, value in figures.items():
                 self._board.add_scalar(name, float(value), self.step)
 
+    def updates_due(self, step: int, table: relive.Table) -> range:
+        """The updates after a step of all environments: one every `steps_per_update` steps from `min_size` items on."""
+        settings: Any = self.settings
+        if table.num_items() < settings.min_size:
+            return range(0)
+        return range((step - settings.num_envs) // settings.steps_per_update, step // settings.steps_per_update)
+
     def evaluation_is_due(self, step: int) -> bool:
-        """True once every `eval_every` steps, and at the last step."""
+        """True once every `eval_every` steps, and at the last step. With actors, ask after the loop, too."""
         self.result.steps = step
         if self._next_evaluation == 0:
             self._next_evaluation = self.settings.eval_every
-        if step < min(self._next_evaluation, self.settings.steps):
+        is_known = bool(self.result.curve) and self.result.curve[-1][0] == step
+        if is_known or step < min(self._next_evaluation, self.settings.steps):
             return False
         self._next_evaluation = step + self.settings.eval_every
         return True

@@ -82,7 +82,8 @@ def make_envs(settings: Settings, num: int) -> gymnasium.vector.VectorEnv[Any, A
 
 def make_network(settings: Settings, envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> Network:
     """The network for these environments."""
-    return Network(envs.single_observation_space.shape[0], int(envs.single_action_space.n), settings.hidden)
+    num_actions = frame.num_actions(envs.single_action_space, settings.env)
+    return Network(envs.single_observation_space.shape[0], num_actions, settings.hidden)
 
 
 def act(number: int, settings: Settings, name: str, parameters: Parameters) -> None:
@@ -195,7 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
             staleness.append(float(batch["staleness"].mean()))
             run.log(value_loss=value_loss.item(), staleness=staleness[-1])
             if run.evaluation_is_due(step):
-                run.evaluated(frame.evaluate(network.best, lambda: gymnasium.make(settings.env), 5))
+                run.evaluated(
+                    frame.evaluate(network.best, lambda: gymnasium.make(settings.env), settings.eval_episodes)
+                )
         run.result.facts |= {"staleness": float(np.mean(staleness or [0])), "restarts": actors.num_restarts}
     print(f"impala: mean staleness of a batch {run.result.facts['staleness']:.2f} versions")
     return run.result

@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
             for number, env in enumerate(envs):
                 if terminated[number] or truncated[number]:
                     observations[number], _ = env.reset()
-            if table.num_items() >= settings.min_size and step % settings.steps_per_update < settings.num_envs:
+            for _ in run.updates_due(step, table):
                 run.log(**agent.update(table.sample(settings.batch_size)))
             if run.evaluation_is_due(step):
                 run.evaluated(frame.evaluate(agent.act, lambda: Spread(settings), settings.eval_episodes))

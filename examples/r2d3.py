@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
             observations, _, terminated, truncated, _ = recorded.step(actions, extras={"core": core})
             policy.forget(terminated | truncated)
             step += settings.num_envs
-            if table.num_items() >= settings.min_size and step % settings.steps_per_update < settings.num_envs:
+            for _ in run.updates_due(step, table):
                 batch = mixture.sample(settings.batch_size, columns=columns)
                 loss, priorities = r2d2.update(parts, batch, settings, beta=0.6)
                 mixture.update_priorities(batch.item_keys, priorities + 1e-6, source=batch.source)

@@ -40,7 +40,9 @@ class Settings(dqn_per.Settings):
     address: str = "grpc://127.0.0.1:0"  # port 0: a free one
     insecure: bool = False  # serve every client that reaches the port, on any address
     num_actors: int = 2
-    samples_per_insert: float = 32.0
+    updates_per_step: float = 0.25  # of the replay ratio
+    epsilon: float = 0.4  # of the first actor; the others explore less
+    learning_rate_end: float = 1.0
     publish_every: int = 20  # updates
     eval_every: int = 4_000
 
@@ -48,7 +50,7 @@ class Settings(dqn_per.Settings):
 def act(number: int, settings: Settings, address: str) -> None:
     """The body of an actor process: it knows the address of the table only."""
     rng = np.random.default_rng([settings.seed, number, os.getpid()])
-    epsilon = 0.4 ** (1.0 + 3.0 * number)
+    epsilon = settings.epsilon ** (1.0 + 3.0 * number)
     envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(settings.env)] * settings.num_envs)
     num_actions = int(envs.single_action_space.n)
     network = dqn_per.Learner(settings, envs.single_observation_space.shape[0], num_actions).q
@@ -78,7 +80,7 @@ def make_table(settings: Settings) -> relive.Table:
     index = relive.Index(
         relive.Transitions(n_step=settings.n_step, gamma=settings.gamma),
         relive.Prioritized(settings.priority_exponent),
-        relive.SamplesPerInsert(settings.samples_per_insert, min_size=settings.min_size),
+        relive.SamplesPerInsert(settings.updates_per_step * settings.batch_size, min_size=settings.min_size),
     )
     spec = relive.StepSpec.from_spaces(env.observation_space, env.action_space)
     return relive.Table(spec, settings.capacity, index, seed=settings.seed)
@@ -90,23 +92,29 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     service = frame.package("relive.service", "pyarrow", "'.[service]'")
     run = frame.Run("served", settings)
     saved = run.load()
-    table = saved.table if saved else make_table(settings)
 
     def make_env() -> gymnasium.Env[Any, Any]:
         return gymnasium.make(settings.env)
 
     env = make_env()
-    learner = dqn_per.Learner(settings, env.observation_space.shape[0], int(env.action_space.n))
+    num_actions = frame.num_actions(env.action_space, settings.env)
+    table = saved.table if saved else make_table(settings)
+    learner = dqn_per.Learner(settings, env.observation_space.shape[0], num_actions)
     if saved:
         learner.load(saved.learner)
     run.result.random_return = frame.random_return(make_env)
 
-    version, before = 1, run.step - table.stats().appended
+    version = 1 + int(run.result.facts.get("updates", 0))
+    before = run.step - table.stats().appended
     with service.serve({"replay": table}, settings.address, insecure=settings.insecure) as server:
 
         def publish() -> None:
             arrays = {name: tensor.numpy() for name, tensor in learner.q.state_dict().items()}
             server.parameters("replay").publish(arrays, version=version)
+
+        def evaluate() -> None:
+            if run.evaluation_is_due(step):
+                run.evaluated(frame.evaluate(learner.greedy, make_env, settings.eval_episodes))
 
         publish()
         with (
@@ -119,15 +127,14 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                     batch = table.sample(settings.batch_size, timeout_s=1.0)
                 except relive.DeadlineExceeded:
                     continue  # the actors are starting, or are slower
-                progress = step / settings.steps
-                loss, priorities = learner.update(batch, settings.beta + (1.0 - settings.beta) * progress)
+                loss, priorities = learner.update(batch, min(step / settings.steps, 1.0))
                 table.update_priorities(batch.item_keys, priorities)
                 version += 1
                 if version % settings.publish_every == 0:
                     publish()
                 run.log(loss=loss)
-                if run.evaluation_is_due(step):
-                    run.evaluated(frame.evaluate(learner.greedy, make_env, settings.eval_episodes))
+                evaluate()
+            evaluate()  # the actors may pass the last step
             run.result.facts |= {"updates": version - 1, "restarts": actors.num_restarts}
     table.close()
     return run.result

@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                 actions = np.where(explores, rng.integers(3, size=settings.num_envs), greedy(observations))
                 observations, *_ = recorded.step(actions)
                 step += settings.num_envs
-                if table.num_items() >= settings.min_size and step % settings.steps_per_update == 0:
+                for _ in run.updates_due(step, table):
                     run.log(loss=update(parts, next(batches), settings))
                 if run.evaluation_is_due(step):
                     run.evaluated(frame.evaluate(greedy, Catch, settings.eval_episodes))

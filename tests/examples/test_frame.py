@@ -7,6 +7,7 @@ import importlib
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,18 @@ def test_r2d3_takes_any_environment_although_r2d2_has_two(frame: Any) -> None:
     assert frame.parse(settings, [], "").env == "MiniGrid-DoorKey-5x5-v0"
 
 
-def test_dqn_names_an_environment_without_discrete_actions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["dqn_per", "c51_iqn", "ape_x", "served", "impala"])
+def test_an_environment_without_discrete_actions_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="Pendulum-v1 has actions Box.*discrete"):
-        importlib.import_module("dqn_per").main(["--env", "Pendulum-v1", "--no-bar", "--run-dir", str(tmp_path)])
+        importlib.import_module(name).main(["--env", "Pendulum-v1", "--no-bar", "--run-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 4, 10])
+def test_updates_follow_the_steps_of_any_number_of_environments(frame: Any, num_envs: int, tmp_path: Path) -> None:
+    settings = dataclasses.replace(importlib.import_module("masac").Settings(), num_envs=num_envs, min_size=5)
+    run = frame.Run("masac", dataclasses.replace(settings, steps_per_update=4, run_dir=str(tmp_path)))
+    table = SimpleNamespace(num_items=lambda: 4)
+    assert not run.updates_due(100 * num_envs, table)
+    table.num_items = lambda: 5
+    steps = range(num_envs, 50 * num_envs + 1, num_envs)
+    assert sum(len(run.updates_due(step, table)) for step in steps) == 50 * num_envs // 4
