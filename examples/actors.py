@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from multiprocessing import resource_tracker
@@ -107,8 +108,9 @@ class Actors:
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
             process.terminate()
+        deadline = time.monotonic() + 2.0  # an append to a server runs no handler of SIGTERM while it waits
         for process in self._processes:
-            process.join(10.0)
+            process.join(max(deadline - time.monotonic(), 0.0))
             if process.exitcode is None:
                 process.kill()
                 process.join()

@@ -197,14 +197,15 @@ def draw(name: str) -> None:
         curves = [np.asarray(result["curve"]) for result in results if result["curve"]]
         if not curves:
             continue
-        baselines += [result["random_return"] for result in results]
+        baselines += [result["random_return"] for result in results if result["random_return"] is not None]
         grid = np.linspace(max(c[0, column] for c in curves), min(c[-1, column] for c in curves), 40)
         values = np.stack([np.interp(grid, curve[:, column], curve[:, 2]) for curve in curves])
         (line,) = axes.plot(grid, values.mean(0), label=f"{label} ({len(curves)})")
         if len(curves) > 1:
             low, high = np.transpose([interval(values[:, k]) for k in range(len(grid))])
             axes.fill_between(grid, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.axhline(float(np.mean(baselines)), linestyle=":", color="gray", label="random actions")
+    if baselines:
+        axes.axhline(float(np.mean(baselines)), linestyle=":", color="gray", label="random actions")
     axes.set(xlabel="steps of the environment" if column == 0 else "seconds", ylabel="return", title=name)
     axes.legend()
     axes.figure.savefig(PAGES / "curves" / f"{name}.png", dpi=100, metadata={"Software": None})

@@ -199,7 +199,7 @@ def make_shards(settings: Settings, save: Path | None, stack: ExitStack) -> tupl
 def learn(rank: int, settings: Settings, names: list[str], task: Task) -> None:
     """The work of one rank."""
     torch.manual_seed(settings.seed)
-    run = frame.Run("decision_transformer", settings)
+    run = frame.Run("decision_transformer", settings, locks=False)
     learner = Learner(settings, task)
     columns = ["return_to_go", "observation", "action", "episode_step", "mask"]
     with relive.fleet.attach(names, local=rank, timeout_s=30.0) as table:
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     """Runs the example and returns its result."""
     settings = frame.parse(Settings, arguments, __doc__)
     run = frame.Run("decision_transformer", settings)
-    run.load()
+    run.load(data=settings.data)
     with ExitStack() as stack:
         names, task = make_shards(settings, run.shards, stack)
         run_ranks(settings.ranks, learn, settings, names, task, folder=run.folder)

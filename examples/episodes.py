@@ -30,6 +30,8 @@ class Episode:
 def controlled(env_id: str, count: int, seed: int) -> Iterator[Episode]:
     """Plays CartPole with linear controllers, each with random weights: from useless to perfect."""
     env, rng = gymnasium.make(env_id), np.random.default_rng(seed)
+    if env.observation_space.shape != (4,) or env.action_space != gymnasium.spaces.Discrete(2):
+        raise SystemExit(f"The linear controllers are for CartPole. Give the data of {env_id}: --data FOLDER.")
     for number in range(count):
         weights = rng.normal([0.0, 0.3, 1.0, 1.0], 1.0)
         observations, actions, rewards = [env.reset(seed=seed * 100_003 + number)[0]], [], []

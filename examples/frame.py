@@ -26,13 +26,13 @@ import math
 import os
 import platform
 import shlex
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import folders
 import gymnasium
 import numpy as np
 import torch
@@ -42,8 +42,6 @@ import relive
 import relive.checkpoint
 import relive.fleet
 
-# Every name that a run writes into its folder.
-WRITTEN = ("result.json", "curve.png", "save", "shards", "learner.pt", "learner.tmp", "tensorboard", "ranks")
 State = Callable[[], tuple["relive.Table | relive.fleet.ShardedTable | None", dict[str, Any]]]
 
 
@@ -110,6 +108,11 @@ def one_of(default: str, *others: str) -> Any:
     return dataclasses.field(default=default, metadata={"choices": (default, *others)})
 
 
+def at_least(least: int, default: int) -> Any:
+    """The default of a setting that is at least this large; `parse` refuses smaller values."""
+    return dataclasses.field(default=default, metadata={"least": least})
+
+
 def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None) -> S:
     """Reads a dataclass of settings from a command line: `eval_every: int` becomes `--eval-every`."""
     parser = argparse.ArgumentParser(
@@ -124,7 +127,12 @@ def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None)
             parser.add_argument(
                 option, type=type(default), default=default, choices=choices, help=f"default: {default}"
             )
-    return settings(**vars(parser.parse_args(arguments)))
+    given = parser.parse_args(arguments)
+    for field in dataclasses.fields(settings):
+        value, least = getattr(given, field.name), field.metadata.get("least")
+        if least is not None and value < least:
+            parser.error(f"argument --{field.name.replace('_', '-')}: expected at least {least}, got {value}")
+    return settings(**vars(given))
 
 
 def options_of(settings: Settings) -> list[str]:
@@ -156,6 +164,14 @@ def num_actions(space: gymnasium.Space[Any], env: str) -> int:
     if not isinstance(space, gymnasium.spaces.Discrete):
         raise SystemExit(f"{env} has actions {space}. This example needs discrete actions.")
     return int(space.n)
+
+
+def make_bounded(env: str) -> gymnasium.Env[Any, Any]:
+    """Makes an environment with actions in [-1, 1]. Other than bounded Box actions end the program with a sentence."""
+    made = gymnasium.make(env)
+    if not (isinstance(made.action_space, gymnasium.spaces.Box) and made.action_space.is_bounded()):
+        raise SystemExit(f"{env} has actions {made.action_space}. This example needs a bounded Box of actions.")
+    return gymnasium.wrappers.RescaleAction(made, np.float32(-1.0), np.float32(1.0))
 
 
 def mlp(*sizes: int, last: torch.nn.Module | None = None) -> torch.nn.Sequential:
@@ -199,10 +215,13 @@ def random_return(make_env: Callable[[], gymnasium.Env[Any, Any]], episodes: int
 
 
 class Run:
-    """The course of one run: its limits, its saves, its TensorBoard, its bar, its picture. For the main thread."""
+    """The course of one run: its limits, its saves, its TensorBoard, its bar, its picture. For the main thread.
 
-    def __init__(self, name: str, settings: Settings) -> None:
-        self.settings = settings
+    `load` locks the folder until the end of `course`. A rank is given `locks=False`: its main process has the lock.
+    """
+
+    def __init__(self, name: str, settings: Settings, *, locks: bool = True) -> None:
+        self.settings, self._locks = settings, locks
         self.folder = Path(settings.run_dir or f"runs/examples/{name}-{settings.seed}")
         machine = f"{platform.machine()}, {os.cpu_count()} cores"
         self.result = Result(name, {k: v for k, v in dataclasses.asdict(settings).items() if v != math.inf})
@@ -211,6 +230,8 @@ class Run:
         torch.set_num_threads(1)  # the matrices are small: more threads only wait for each other
         self._began, self._saved, self._next_evaluation = time.monotonic(), time.monotonic(), 0
         self._interrupted, self._state = False, None  # type: tuple[bool, State | None]
+        self._saved_step: int | None = None
+        self._unlock: Callable[[], object] = lambda: None
         self._figures: dict[str, float] = {}
 
     @property
@@ -218,16 +239,22 @@ class Run:
         """The number of steps at the last `goes_on`, or of the run that is continued."""
         return self.result.steps
 
-    def load(self, storage: relive.SharedMemory | relive.Tiered | None = None) -> Saved | None:
+    def load(self, storage: relive.SharedMemory | relive.Tiered | None = None, data: str = "") -> Saved | None:
         """Loads table and learner of the run that `--resume` continues. None: this run starts from its beginning.
 
         Without `--resume`, the files of an earlier run are removed; other files of its folder stay. A table over
-        shards is not loaded here: its ShardOwners take `load=run.shards`.
+        shards is not loaded here: its ShardOwners take `load=run.shards`. The program ends with a sentence if another
+        run uses the folder, or if the removal would include `data`, the folder of a save that this run reads.
         """
         if not self.settings.resume:
-            self._remove_earlier_run()
+            folders.check(self.folder, data)
+            self.folder.mkdir(parents=True, exist_ok=True)
+        if self._locks and self.folder.is_dir():
+            self._unlock = folders.lock(self.folder, self)
+        if not self.settings.resume:
+            folders.remove_earlier_run(self.folder)
             return None
-        if (self.folder / "save").exists():
+        if (self.folder / "save" / "CURRENT").exists():
             checkpoint = relive.checkpoint.load(self.folder / "save", storage=storage)
             table, whole = checkpoint.table, checkpoint.learner
         elif self.shards is not None:
@@ -237,29 +264,18 @@ class Run:
         else:
             raise SystemExit(f"{self.folder} has no save. Run the example without --resume first.")
         told = whole["run"]
+        self.result.random_return = told.get("random_return", math.nan)  # saves of earlier versions lack it
         self.result.curve, self.result.steps, self.result.facts = told["curve"], told["steps"], told["facts"]
         self._began -= told["seconds"]
         self._next_evaluation = told["next_evaluation"]
         torch.set_rng_state(whole["rng"])
         return Saved(table, whole["learner"])
 
-    def _remove_earlier_run(self) -> None:
-        there = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        is_run = there.issubset(WRITTEN) or not there.isdisjoint({"result.json", "save", "shards", "tensorboard"})
-        if not is_run or self.folder.is_file():
-            lacks = "it has no result.json, save, shards or tensorboard"
-            raise SystemExit(f"{self.folder} is not the folder of a run: {lacks}. Give --run-dir an empty folder.")
-        for path in (self.folder / name for name in there.intersection(WRITTEN)):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-
     @property
     def shards(self) -> Path | None:
         """The save of all shards that this run continues with. None: none."""
         path = self.folder / "shards"
-        return path if self.settings.resume and path.exists() else None
+        return path if self.settings.resume and (path / "CURRENT").exists() else None
 
     @contextlib.contextmanager
     def course(self, state: State) -> Iterator[None]:
@@ -282,6 +298,7 @@ class Run:
             signal.signal(signal.SIGINT, before)
             self._board.close()
             self._write()
+            self._unlock()
 
     def _interrupt(self, *_: object) -> None:
         if self._interrupted:
@@ -314,6 +331,7 @@ class Run:
         result = self.result
         told = {"curve": result.curve, "steps": result.steps, "seconds": time.monotonic() - self._began}
         told |= {"facts": result.facts, "next_evaluation": self._next_evaluation}
+        told |= {"random_return": result.random_return}
         self.folder.mkdir(parents=True, exist_ok=True)
         whole = {"learner": learner, "run": told, "rng": torch.get_rng_state()}
         if isinstance(table, relive.Table):
@@ -323,7 +341,7 @@ class Run:
         else:
             torch.save(whole, self.folder / "learner.tmp")
             os.replace(self.folder / "learner.tmp", self.folder / "learner.pt")
-        self._saved = time.monotonic()
+        self._saved, self._saved_step = time.monotonic(), result.steps
 
     def log(self, **figures: float) -> None:
         """Shows figures in the bar and writes them to TensorBoard, at most once in a hundred steps."""
@@ -364,7 +382,7 @@ class Run:
         if self.settings.bar:
             print(f"{self.result.name}: {self.step} steps, {self.result.seconds:.0f} s, return {self.result.final:.4g}")
             print(f"picture: {self.folder / 'curve.png'}")
-        if self.result.ending == "stopped":
+        if self.result.ending == "stopped" and self._saved_step == self.step:
             again = dataclasses.replace(self.settings, resume=True, run_dir=str(self.folder))
             command = shlex.join(["python", f"examples/{self.result.name}.py", *options_of(again)])
             print(f"Stopped and saved at step {self.step}. Continue with: {command}")

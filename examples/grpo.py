@@ -40,7 +40,7 @@ class Settings(frame.Settings):
     steps: int = 240_000  # generated tokens
     digits: int = 1  # of the two numbers of a sum
     lanes: int = 128  # rollouts under way
-    group_size: int = 8
+    group_size: int = frame.at_least(2, 8)
     groups: int = 64  # of an update; fewer make noisier steps
     budget: int = 2  # tokens of a rollout between two updates
     replays: int = 2  # updates with earlier groups after each update with new ones; 0: no replay

@@ -45,7 +45,7 @@ class Settings(frame.Settings):
     envs_per_actor: int = 4
     unroll: int = 16
     batch_size: int = 4  # unrolls
-    queue_size: int = 8  # unrolls
+    queue_size: int = 8  # unrolls; at least batch_size + envs_per_actor
     learning_rate: float = 7e-4
     learning_rate_end: float = 0.02  # the last learning rate, as a share of the first
     gamma: float = 0.99
@@ -107,8 +107,10 @@ def act(number: int, settings: Settings, name: str, parameters: Parameters) -> N
 def make_table(settings: Settings, spec: relive.StepSpec, name: str) -> relive.Table:
     """A queue of unrolls in shared memory."""
     items = relive.Sequences(settings.unroll, at_end="cross", gamma=settings.gamma)
-    index = relive.Index(items, relive.Fifo(), relive.Queue(settings.queue_size), max_times_sampled=1)
-    capacity = 8 * settings.unroll * (settings.queue_size + settings.num_actors * settings.envs_per_actor)
+    # an append adds up to `envs_per_actor` unrolls to those of a batch that is not complete
+    size = max(settings.queue_size, settings.batch_size + settings.envs_per_actor)
+    index = relive.Index(items, relive.Fifo(), relive.Queue(size), max_times_sampled=1)
+    capacity = 8 * settings.unroll * (size + settings.num_actors * settings.envs_per_actor)
     return relive.Table(spec, capacity, index, storage=relive.SharedMemory(name), seed=settings.seed, timeout_s=60.0)
 
 

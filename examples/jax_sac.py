@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     saved = run.load()
 
     def make_env() -> gymnasium.Env[Any, Any]:
-        return gymnasium.wrappers.RescaleAction(gymnasium.make(settings.env), np.float32(-1.0), np.float32(1.0))
+        return frame.make_bounded(settings.env)
 
     env = make_env()
     num_inputs, num_actions = env.observation_space.shape[0], env.action_space.shape[0]

@@ -201,7 +201,7 @@ def own_shards(settings: Settings, save: Path | None, stack: ExitStack) -> list[
 def learn(rank: int, settings: Settings, names: list[str]) -> None:
     """The work of one rank."""
     torch.manual_seed(settings.seed)
-    run, learner = frame.Run("mat", settings), Learner(settings)
+    run, learner = frame.Run("mat", settings, locks=False), Learner(settings)
     if settings.resume and (saved := run.load()) is not None:
         learner.load(saved.learner)
     torch.manual_seed(1_000 * settings.seed + 10 * run.step + rank)

@@ -24,11 +24,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import episodes
 import frame
-import gymnasium
 import numpy as np
 import torch
 
@@ -56,11 +54,6 @@ class Settings(frame.Settings):
     beta: float = 0.1  # rewards of Pendulum are in the tens
 
 
-def make_env(name: str = "Pendulum-v1") -> gymnasium.Env[Any, Any]:
-    """The environment with actions in [-1, 1]."""
-    return gymnasium.wrappers.RescaleAction(gymnasium.make(name), np.float32(-1.0), np.float32(1.0))
-
-
 def swing_up(observation: np.ndarray) -> np.ndarray:
     """Pumps energy into the pendulum, and balances it near the top."""
     cosine, sine, speed = observation
@@ -72,7 +65,9 @@ def swing_up(observation: np.ndarray) -> np.ndarray:
 
 def record_data(settings: Settings) -> relive.Table:
     """A table with episodes of the controller."""
-    env = make_env()
+    if settings.env != "Pendulum-v1":
+        raise SystemExit(f"The recorded controller is for Pendulum-v1. Give the data of {settings.env}: --data FOLDER.")
+    env = frame.make_bounded(settings.env)
     spec = relive.StepSpec.from_spaces(env.observation_space, env.action_space, float64_as="float32")
     index = relive.Index(relive.Transitions(gamma=settings.gamma))
     table = relive.Table(spec, 250 * settings.data_episodes, index, seed=settings.seed)
@@ -137,19 +132,20 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     """Runs the example and returns its result."""
     settings = frame.parse(Settings, arguments, __doc__)
     run = frame.Run("offline", settings)
-    saved = run.load()
+    data = Path(settings.data) / "save" if settings.data else None
+    saved = run.load(data=str(data or ""))
     if saved:
         table = saved.table
-    elif settings.data:
-        table = relive.load(Path(settings.data) / "save")
+    elif data:
+        table = relive.load(data)
         table.set_limiter(relive.MinSize())  # the run's own limiter would wait for new rows
     else:
         table = record_data(settings)
-    made = partial(make_env, settings.env)
+    made = partial(frame.make_bounded, settings.env)
     env = made()
-    data = episodes.whole(table, ["action", "reward"], env.spec.max_episode_steps)
-    returns = np.array([episode["reward"].sum() for episode in data])
-    units = episodes.units(np.concatenate([episode["action"] for episode in data]), env.unwrapped.action_space)
+    found = episodes.whole(table, ["action", "reward"], env.spec.max_episode_steps)
+    returns = np.array([episode["reward"].sum() for episode in found])
+    units = episodes.units(np.concatenate([episode["action"] for episode in found]), env.unwrapped.action_space)
     learner = Learner(settings, env.observation_space.shape[0], units)
     if saved:
         for name, state in saved.learner.items():

@@ -81,14 +81,14 @@ class Network(torch.nn.Module):
     @torch.no_grad()
     def act(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draws actions. Returns them with their log-probabilities."""
-        policy = self.distribution(torch.as_tensor(observations))
+        policy = self.distribution(torch.as_tensor(observations, dtype=torch.float32))
         actions = policy.sample()
         return actions.numpy(), policy.log_prob(actions).numpy()
 
     @torch.no_grad()
     def best(self, observations: np.ndarray) -> np.ndarray:
         """The most likely actions."""
-        outputs = self.policy(torch.as_tensor(observations))
+        outputs = self.policy(torch.as_tensor(observations, dtype=torch.float32))
         return (outputs.argmax(-1) if self.is_discrete else outputs).numpy()
 
 
@@ -117,7 +117,7 @@ def update(network: Network, optimizer: torch.optim.Optimizer, batch: relive.Bat
         for chosen in torch.randperm(len(actions)).chunk(parts):
             policy = network.distribution(observations[chosen])
             gain = advantage[chosen]
-            gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+            gain = (gain - gain.mean()) / (gain.std(unbiased=False) + 1e-8)
             log_prob = policy.log_prob(actions[chosen])
             if settings.a2c:
                 policy_loss = -(log_prob * gain).mean()

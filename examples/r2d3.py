@@ -145,8 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     demonstrations = demonstrate(settings, envs)  # equal at every start of the run
     shares = {"agent": 1.0 - settings.demo_share, "demonstrations": settings.demo_share}
     sources = {"agent": table, "demonstrations": demonstrations}
-    if settings.demo_share == 0.0:
-        del shares["demonstrations"], sources["demonstrations"]
+    for name in [name for name, share in shares.items() if share == 0.0]:
+        del shares[name], sources[name]
     mixture = relive.Mixture(shares, sources)
     run.result.random_return = frame.random_return(make_env, 20)
     recorded, policy = record(envs, table), r2d2.Policy(network, settings.num_envs)

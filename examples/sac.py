@@ -64,7 +64,7 @@ class Actor(torch.nn.Module):
     def mean(self, observations: np.ndarray) -> np.ndarray:
         """The action without noise."""
         with torch.no_grad():
-            return torch.tanh(self.body(torch.as_tensor(observations)).chunk(2, dim=-1)[0]).numpy()
+            return torch.tanh(self.body(torch.as_tensor(observations, dtype=torch.float32)).chunk(2, -1)[0]).numpy()
 
 
 class Learner:
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     saved = run.load()
 
     def make_env() -> gymnasium.Env[Any, Any]:
-        return gymnasium.wrappers.RescaleAction(gymnasium.make(settings.env), np.float32(-1.0), np.float32(1.0))
+        return frame.make_bounded(settings.env)
 
     env = make_env()
     if saved:
@@ -161,7 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                 action = recorded.action_space.sample()
             else:
                 with torch.no_grad():
-                    action = learner.actor(torch.as_tensor(observation)[None])[0][0].numpy()
+                    seen = torch.as_tensor(observation, dtype=torch.float32)[None]
+                    action = learner.actor(seen)[0][0].numpy()
             observation, _, terminated, truncated, _ = recorded.step(action)
             step += 1
             if terminated or truncated:

@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     index = relive.Index(relive.Transitions(gamma=settings.gamma), limiter=relive.MinSize(settings.min_size))
     run.result.random_return = frame.random_return(Catch, 100)
     rng = np.random.default_rng([settings.seed, run.step])
-    options = {"storage": storage, "max_lanes": 8, "seed": settings.seed}
+    options = {"storage": storage, "max_lanes": max(8, settings.num_envs), "seed": settings.seed}
     with saved.table if saved else relive.Table(spec, settings.capacity, index, **options) as table:
         recorded, step = record(envs, table), run.step
         observations, _ = recorded.reset(seed=settings.seed + run.step)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # The modules in examples/ that are no examples.
-HELPERS = {"actors", "curves", "episodes", "frame", "ranks", "sums", "transformer"}
+HELPERS = {"actors", "curves", "episodes", "folders", "frame", "ranks", "sums", "transformer"}
 SHORTEST, LONGEST = 120, 250  # lines of an example
 
 
@@ -65,7 +65,7 @@ CASES = {
     ),
     "sac": Case("--steps 1500", above=-800.0),
     "served": Case("--steps 6000 --eval-every 500 --hidden 64 --batch-size 64", above=50.0, needs=("pyarrow",)),
-    "tiers": Case("--steps 4000 --eval-every 500", above=0.0),
+    "tiers": Case("--steps 8000 --eval-every 1000", above=0.0),
     "decision_transformer": Case(
         "--steps 40 --eval-every 20 --episodes 60 --window 8 --width 32 --layers 1 --learning-rate 3e-3",
         above=60.0,

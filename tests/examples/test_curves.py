@@ -47,6 +47,17 @@ def test_a_page_gets_mean_interval_and_command(curves: Any, tmp_path: Path) -> N
     assert (tmp_path / "sac.md").read_text() == page
 
 
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_a_page_is_written_although_a_result_lacks_the_return_of_random_actions(
+    curves: Any, tmp_path: Path, seeds: tuple[int, ...]
+) -> None:
+    for seed in seeds:
+        path = tmp_path / "results" / "sac" / f"one_two-{seed}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"random_return": None}))
+    curves.report("sac")
+    assert (tmp_path / "curves" / "sac.png").stat().st_size > 0
+
+
 def test_a_result_that_is_there_is_not_computed_again(curves: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a run was started")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,3 +118,147 @@ def test_updates_follow_the_steps_of_any_number_of_environments(frame: Any, num_
     table.num_items = lambda: 5
     steps = range(num_envs, 50 * num_envs + 1, num_envs)
     assert sum(len(run.updates_due(step, table)) for step in steps) == 50 * num_envs // 4
+
+
+def test_a_second_run_in_the_folder_of_a_run_that_goes_on_is_refused(frame: Any, tmp_path: Path) -> None:
+    settings = frame.Settings(run_dir=str(tmp_path / "run"), bar=False)
+    first = frame.Run("dqn_per", settings)
+    first.load()
+    with first.course(lambda: (None, {})):
+        first.save()
+        for resume in (False, True):
+            second = frame.Run("dqn_per", dataclasses.replace(settings, resume=resume))
+            with pytest.raises(SystemExit, match="Another run uses .*/run.*--run-dir"):
+                second.load()
+        assert (tmp_path / "run" / "learner.pt").exists()
+    assert frame.Run("dqn_per", dataclasses.replace(settings, resume=True)).load() is not None
+
+
+def test_a_rank_continues_in_the_folder_that_its_main_process_has_locked(frame: Any, tmp_path: Path) -> None:
+    settings = frame.Settings(run_dir=str(tmp_path), bar=False)
+    first = frame.Run("mat", settings)
+    first.load()
+    rank = frame.Run("mat", dataclasses.replace(settings, resume=True), locks=False)
+    with rank.course(lambda: (None, {})):
+        rank.save()
+    assert rank.load() is not None
+    with pytest.raises(SystemExit, match="Another run uses"):
+        frame.Run("mat", settings).load()
+
+
+def test_a_continued_run_knows_the_return_of_random_actions(frame: Any, tmp_path: Path) -> None:
+    import torch
+
+    settings = frame.Settings(run_dir=str(tmp_path), bar=False)
+    run = frame.Run("grpo", settings)
+    run.load()
+    run.result.random_return = 0.125
+    with run.course(lambda: (None, {})):
+        pass
+    again = frame.Run("grpo", dataclasses.replace(settings, resume=True))
+    again.load()
+    assert again.result.random_return == 0.125
+    whole = torch.load(tmp_path / "learner.pt")
+    del whole["run"]["random_return"]  # as a save of an earlier version
+    torch.save(whole, tmp_path / "learner.pt")
+    again = frame.Run("grpo", again.settings, locks=False)
+    again.load()
+    assert math.isnan(again.result.random_return)
+
+
+def test_a_run_whose_save_failed_does_not_say_that_it_saved(
+    frame: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_space() -> Any:
+        raise OSError("no space left")
+
+    run = frame.Run("dqn_per", frame.Settings(run_dir=str(tmp_path), bar=False))
+    run.load()
+    with pytest.raises(OSError, match="no space left"), run.course(no_space):
+        run._interrupt()
+        assert not run.goes_on(7)
+    assert "saved" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "result.json").read_text())["ending"] == "stopped"
+
+
+@pytest.mark.parametrize("save", ["save", "shards"])
+def test_a_run_that_was_killed_in_its_first_save_has_no_save(frame: Any, tmp_path: Path, save: str) -> None:
+    (tmp_path / save / "cut-1").mkdir(parents=True)
+    run = frame.Run("dqn_per", frame.Settings(run_dir=str(tmp_path), resume=True))
+    with pytest.raises(SystemExit, match="has no save"):
+        run.load()
+    assert run.shards is None
+
+
+@pytest.mark.parametrize("data", ["run/save", "run/shards", "link"])
+def test_a_new_run_does_not_remove_its_data(frame: Any, tmp_path: Path, data: str) -> None:
+    for folder in ("save", "shards"):
+        (tmp_path / "run" / folder).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "run" / "save")
+    settings = frame.Settings(run_dir=str(tmp_path / "run"))
+    with pytest.raises(SystemExit, match="would remove its data.*--run-dir"):
+        frame.Run("offline", settings).load(data=str(tmp_path / data))
+    assert (tmp_path / data).is_dir()
+    other = frame.Settings(run_dir=str(tmp_path / "other"))
+    assert frame.Run("offline", other).load(data=str(tmp_path / data)) is None
+
+
+@pytest.mark.parametrize("name", ["offline", "decision_transformer"])
+def test_an_example_with_data_refuses_the_folder_of_its_data(name: str, tmp_path: Path) -> None:
+    (tmp_path / "save").mkdir()
+    data = tmp_path if name == "offline" else tmp_path / "save"
+    with pytest.raises(SystemExit, match="would remove its data"):
+        importlib.import_module(name).main(["--no-bar", "--data", str(data), "--run-dir", str(tmp_path)])
+    assert (tmp_path / "save").is_dir()
+
+
+def test_a_group_of_one_rollout_is_refused(frame: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its advantage is the difference to its own mean, divided by the spread of one value."""
+    settings = importlib.import_module("grpo").Settings
+    with pytest.raises(SystemExit):
+        frame.parse(settings, ["--group-size", "1"], "")
+    assert "--group-size: expected at least 2, got 1" in capsys.readouterr().err
+    assert frame.parse(settings, ["--group-size", "2"], "").group_size == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "sentence"),
+    [
+        ("sac", "CartPole-v1", "CartPole-v1 has actions Discrete.*bounded"),
+        ("jax_sac", "CartPole-v1", "CartPole-v1 has actions Discrete.*bounded"),
+        ("offline", "CartPole-v1", "controller is for Pendulum-v1.*data of CartPole-v1: --data"),
+        ("decision_transformer", "Pendulum-v1", "controllers are for CartPole.*data of Pendulum-v1: --data"),
+    ],
+)
+def test_an_environment_that_an_example_cannot_take_is_named(
+    name: str, env: str, sentence: str, tmp_path: Path
+) -> None:
+    if name == "jax_sac":
+        pytest.importorskip("jax", reason="jax_sac needs jax")
+    with pytest.raises(SystemExit, match=sentence):
+        importlib.import_module(name).main(["--env", env, "--no-bar", "--run-dir", str(tmp_path)])
+
+
+def test_actors_that_do_not_end_are_killed_after_one_deadline_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remote append that waits for the limiter runs no handler of SIGTERM."""
+    actors, waited, killed = importlib.import_module("actors"), [0.0], []
+
+    class Deaf:
+        exitcode: int | None = None
+
+        def terminate(self) -> None: ...
+
+        def join(self, timeout: float | None = None) -> None:
+            if self.exitcode is None:
+                assert timeout is not None, "the join of a process that lives has no limit"
+                waited[0] += max(timeout, 0.0)
+
+        def kill(self) -> None:
+            self.exitcode = -9
+            killed.append(self)
+
+    monkeypatch.setattr(actors.Actors, "_start", lambda *_: Deaf())
+    monkeypatch.setattr("time.monotonic", lambda: waited[0])
+    with actors.Actors(lambda: None, 4, ()):
+        pass
+    assert len(killed) == 4 and waited[0] <= 2.0

@@ -11,14 +11,17 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 import relive
 from examples.cases import CASES, Case
 
-for _module in ("torch", "gymnasium", "rich", "tensorboard", "matplotlib"):
+for _module in ("torch", "rich", "tensorboard", "matplotlib"):
     pytest.importorskip(_module, reason=f"the examples need {_module}")
+gymnasium = pytest.importorskip("gymnasium", reason="the examples need gymnasium")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,6 +65,47 @@ def test_dqn_runs_with_steps_that_no_update_follows(arguments: str, tmp_path: Pa
     module = importlib.import_module("dqn_per")
     result = module.main([*arguments.split(), *short.split(), "--run-dir", str(tmp_path)])
     assert result.ending == "steps"
+
+
+class DoubleObservations(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Observations of float64 and actions in a box, as the environments of MuJoCo have them. An episode has 9 steps."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.seen = np.zeros(3)
+        return self.seen, {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.seen = self.seen + 0.1
+        return self.seen, float(action[0]), False, bool(self.seen[0] > 0.85), {}
+
+
+@pytest.mark.parametrize("arguments", ["sac --min-size 8 --batch-size 4", "ppo --num-envs 2 --horizon 8"])
+def test_an_example_takes_observations_of_float64(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        gymnasium.registry, "Double-v0", gymnasium.envs.registration.EnvSpec("Double-v0", DoubleObservations)
+    )
+    name, *options = arguments.split()
+    short = "--env Double-v0 --steps 40 --eval-every 20 --eval-episodes 1 --hidden 8 --no-bar"
+    result = importlib.import_module(name).main([*short.split(), *options, "--run-dir", str(tmp_path)])
+    assert len(result.curve) == 2
+
+
+def test_tiers_runs_with_more_environments_than_eight(tmp_path: Path) -> None:
+    short = "--num-envs 9 --steps 18 --min-size 9 --batch-size 4 --hidden 8 --eval-every 18 --eval-episodes 1 --no-bar"
+    assert importlib.import_module("tiers").main([*short.split(), "--run-dir", str(tmp_path)]).ending == "steps"
+
+
+def test_r2d3_learns_from_demonstrations_alone(tmp_path: Path) -> None:
+    r2d3 = example("r2d3", CASES["r2d3"])
+    short = "--demo-share 1 --demo-episodes 2 --env MiniGrid-Empty-5x5-v0 --max-steps 20 --length 8 --burn-in 2"
+    short += " --hidden 8 --min-size 2 --batch-size 4 --steps 160 --eval-every 160 --eval-episodes 1 --no-bar"
+    assert r2d3.main([*short.split(), "--run-dir", str(tmp_path)]).ending == "steps"
 
 
 def test_r2d3_draws_from_a_few_demonstrations() -> None:

@@ -44,6 +44,25 @@ def test_padding_changes_no_loss_of_impala() -> None:
     torch.testing.assert_close(losses, expected)
 
 
+@pytest.mark.parametrize(("batch_size", "envs_per_actor"), [(4, 4), (7, 4), (16, 4), (4, 16)])
+def test_the_queue_of_impala_has_space_for_every_append_and_enough_for_every_batch(
+    batch_size: int, envs_per_actor: int
+) -> None:
+    impala = importlib.import_module("impala")
+    settings = impala.Settings(batch_size=batch_size, envs_per_actor=envs_per_actor, unroll=2)
+    names = ("observation", "action", "reward", "log_prob")
+    spec = relive.StepSpec({name: relive.ArraySpec((), "float32") for name in names})
+    rows = {name: np.zeros(envs_per_actor) for name in names}
+    drawn = 0
+    with impala.make_table(settings, spec, f"test-impala-{os.getpid()}") as table:
+        with table.writer(envs_per_actor) as writer:
+            while drawn < 20 * batch_size:
+                if table.num_items() < batch_size:
+                    writer.append(**rows, timeout_s=0.0)
+                else:
+                    drawn += len(table.sample(batch_size, timeout_s=0.0).item_keys)
+
+
 class Stopped(Exception):
     """Ends a run at the place that a test watches."""
 
@@ -102,6 +121,23 @@ def test_a_continued_ppo_trains_on_new_windows(tmp_path: Path, monkeypatch: pyte
     assert ppo.main([*arguments, "--resume", "--steps", str(step + 400)]).steps >= step + 400
     assert len(rewards) > 1
     assert (np.concatenate(rewards) == 1.0).all(), "padding has the reward 0, a step of CartPole 1"
+
+
+def test_a_minibatch_of_one_step_leaves_ppo_its_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    ppo = importlib.import_module("ppo")
+    update, seen = ppo.update, []
+
+    def watched(network: Any, optimizer: Any, batch: relive.Batch, settings: Any) -> float:
+        loss = update(network, optimizer, batch, settings)
+        seen.append(torch.nn.utils.parameters_to_vector(network.parameters()))
+        return float(loss)
+
+    monkeypatch.setattr(ppo, "update", watched)
+    arguments = "--num-envs 1 --horizon 4 --minibatches 4 --hidden 8 --steps 8 --eval-episodes 1 --no-bar"
+    ppo.main([*arguments.split(), "--run-dir", str(tmp_path)])
+    assert seen and seen[-1].isfinite().all()
 
 
 def test_off_policy_ppo_draws_no_more_when_too_few_windows_live(
