@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -338,7 +339,10 @@ def test_a_process_ends_although_torch_still_waits(hosts: Any) -> None:
 
 
 def until_one_ends(number: int, folder: Path, how: str, moment: int) -> Any:
-    """The second host gets a signal after `moment` updates. If it hangs, the first one is interrupted, twice."""
+    """The second host gets a signal after `moment` updates, or raises an error, and its process stays.
+
+    If it hangs, the first one is interrupted, twice.
+    """
     heard = threading.Event()
     other = folder / "second"
 
@@ -353,6 +357,9 @@ def until_one_ends(number: int, folder: Path, how: str, moment: int) -> Any:
             os.kill(os.getpid(), signal.SIGINT)
 
     def ends(steps: int, updates: int) -> bool:
+        if number and updates >= moment and how == "raises":
+            gc.disable()  # the connection must not wait for it
+            raise ArithmeticError
         if number and updates >= moment and not other.exists():
             (folder / "pid").write_text(str(os.getpid()))
             (folder / "pid").rename(other)
@@ -365,7 +372,7 @@ def until_one_ends(number: int, folder: Path, how: str, moment: int) -> Any:
     run = folder / "run"
     try:
         ended = train(inline(**{"limits.max_steps": 10**6}), run, stop_when=ends).ending
-    except (HostGone, KeyboardInterrupt) as error:
+    except (HostGone, KeyboardInterrupt, ArithmeticError) as error:
         ended = type(error).__name__
     state, _ = load_checkpoint(run if number == 0 else folder / "run-host1")
     return ended, state["num_updates"], [path.name for path in shared_files(f"train-{os.getpid()}-")]
@@ -373,15 +380,18 @@ def until_one_ends(number: int, folder: Path, how: str, moment: int) -> Any:
 
 @pytest.mark.forms(1)
 @pytest.mark.parametrize("turn", range(15 if os.environ.get("RELIVE_SOAK") else 1))
-@pytest.mark.parametrize("how", ["stops", "dies", "hangs"])
+@pytest.mark.parametrize("how", ["stops", "dies", "hangs", "raises"])
 def test_a_host_that_ends_at_a_random_moment(hosts: Any, tmp_path: Path, how: str, turn: int) -> None:
     moment = int(np.random.default_rng().integers(1, 200))
     first, second = hosts(until_one_ends, tmp_path, how, moment)
     ended, num_updates, left = first.answer()
-    expected = {"stops": Ending.STOPPED.value, "dies": "HostGone", "hangs": "KeyboardInterrupt"}
+    gone = {"dies": "HostGone", "raises": "HostGone"}
+    expected = {"stops": Ending.STOPPED.value, "hangs": "KeyboardInterrupt", **gone}
     assert (ended, left) == (expected[how], []) and num_updates >= moment, f"moment {moment}"
     if how == "stops":
         assert second.answer() == (ended, num_updates, []), f"moment {moment}"
+    if how == "raises":
+        assert second.answer()[0] == "ArithmeticError", f"moment {moment}"
     for path in shared_files(f"train-{second.process.pid}-"):  # nothing of a killed process removes its memory
         path.unlink()
 

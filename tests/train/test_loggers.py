@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 
+from rich.console import Console  # noqa: E402
+
 from relive.errors import InvalidConfig, MissingPackage  # noqa: E402
 from relive.train import Callback, Snapshot, preset, train  # noqa: E402
+from relive.train.watching.progress import ProgressReporter  # noqa: E402
 
 SMALL: dict[str, object] = {
     "topology": "inline", "acting.num_actors": 1, "replay.min_size": 100, "limits.max_steps": 600,
@@ -125,3 +130,21 @@ def test_nobody_loads_wandb_unasked() -> None:
     program = "import sys, relive.train.run, relive.train.acting.actor; assert 'wandb' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_hook_of_threads_is_the_programs_again_after_runs_that_overlapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    hook = threading.excepthook
+    first, second = (ProgressReporter(Console(quiet=True), "title", tmp_path / name) for name in ("one", "two"))
+    with ExitStack() as late:
+        with first:
+            late.enter_context(second)
+        assert threading.excepthook is not hook, "the second one still writes"
+        broken = threading.Thread(target=lambda: 1 / 0)
+        broken.start()
+        broken.join()
+        assert [one.thread for one in told] == [broken], "other threads are shown, once"
+    assert threading.excepthook is hook

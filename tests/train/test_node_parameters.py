@@ -192,6 +192,19 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield versions
 
 
+def test_a_leader_keeps_no_connection_of_followers_that_have_gone(opened: Opened) -> None:
+    """Actors that are started again join and leave for as long as the leader lives."""
+    leader = opened()
+    polled(opened())  # stays
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        follower = opened()
+        polled(follower)
+        follower.close()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1, "the connection of the last one"
+    assert leader.leads
+
+
 @needs_shared_memory
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_actors_of_a_node_fetch_each_version_once_together(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import os
 import time
 from pathlib import Path
 
@@ -201,6 +202,12 @@ def test_numerics_are_as_they_were_after_a_run() -> None:
         assert torch.get_num_threads() == 1 and float(tiny * 0.01) == 0.0
     assert torch.get_num_threads() == threads and float(tiny * 0.01) > 0.0
     assert threads_of(3, 2) == 3 and threads_of(0, 10**6) == 1
+
+
+def test_threads_of_zero_are_those_of_the_cores_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7, 8, 9})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert threads_of(0, 1) == 4 and threads_of(0, 1, 2) == 2 and threads_of(0, 5) == 1
 
 
 def test_evaluation_repeats_and_counts_one_episode_a_seed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from relive.train.config import preset  # noqa: E402
 from relive.train.errors import HostGone  # noqa: E402
 from relive.train.learners import ray_hosts  # noqa: E402
 from relive.train.learners.ray_hosts import OtherHosts, with_other_hosts  # noqa: E402
+from relive.train.run import _hosts_started  # noqa: E402
 from relive.train.watching.saves import LAST_SAVE_S  # noqa: E402
 
 
@@ -47,9 +48,10 @@ class Cluster:
 def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Cluster, list[str], Any]]:
     """Returns the cluster, the lines that are said, and the block in which the run goes on."""
 
-    def begin(ends_s: float, answer: str | None = None) -> tuple[Cluster, list[str], Any]:
+    def begin(ends_s: float, answer: str | None = None, have_met: bool = True) -> tuple[Cluster, list[str], Any]:
         cluster = Cluster({"host 1": ends_s}, answer)
         others = OtherHosts("group", {"host 1": 1}, ["host 1"])
+        others.have_met = have_met
         place = SimpleNamespace(told=nullcontext, count=2, address="here", port=1)
         for name, stand_in in {
             "ray": cluster, "time": cluster, "remove_placement_group": lambda group: cluster.told.append("removed"),
@@ -58,7 +60,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
         }.items():  # fmt: skip
             monkeypatch.setattr(ray_hosts, name, stand_in)
         said: list[str] = []
-        config = preset("dqn", "CartPole-v1", {"topology": "hosts(2)"})
+        config = preset("dqn", "CartPole-v1", {"topology": "hosts(2)", "cluster.kind": "ray"})
         return cluster, said, with_other_hosts(config, tmp_path, False, False, lambda: False, said.append)
 
     return begin
@@ -97,3 +99,27 @@ def test_after_a_second_signal_a_host_that_is_cut_is_named_and_no_error_follows(
     with block:
         monkeypatch.setattr(ray_hosts, "in_a_hurry", lambda: True)
     assert cluster.told == ["host 1 is killed", "removed"] and "host 1 was ended after 0 s" in said[1]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ArithmeticError])
+def test_hosts_that_have_not_met_have_nothing_to_save_and_are_ended_at_once(
+    begun: Any, tmp_path: Path, error: type[BaseException]
+) -> None:
+    """By Ctrl-C, or by an error of the first host, while it waits for them."""
+    cluster, said, _ = begun(float("inf"), have_met=False)
+    config = preset("dqn", "CartPole-v1", {"topology": "hosts(2)", "cluster.kind": "ray"})
+    with pytest.raises(error), ExitStack() as stack:
+        with _hosts_started(stack, config, tmp_path, False, False, lambda: False, said.append):
+            raise error
+    assert cluster.told == ["host 1 is killed", "removed"]
+    assert cluster.now_s == 0.0 and len(said) == 1
+
+
+def test_hosts_that_have_met_are_waited_for(begun: Any, tmp_path: Path) -> None:
+    cluster, said, _ = begun(60.0, have_met=False)
+    config = preset("dqn", "CartPole-v1", {"topology": "hosts(2)", "cluster.kind": "ray"})
+    with ExitStack() as stack:
+        with _hosts_started(stack, config, tmp_path, False, False, lambda: False, said.append):
+            assert cluster.told == []
+        assert cluster.told == []
+    assert cluster.told == ["host 1 answers", "host 1 is killed", "removed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,26 @@ import pytest
 torch = pytest.importorskip("torch", reason="learners are written in torch")
 
 import gymnasium  # noqa: E402
+import numpy as np  # noqa: E402
+from gymnasium.envs.registration import EnvSpec  # noqa: E402
 
 import relive.train.setup as setups  # noqa: E402
 from relive.errors import InvalidConfig, StorageFull  # noqa: E402
-from relive.train import Callback, TrainConfig, evaluate_run, load_policy, preset, train  # noqa: E402
+from relive.train import (  # noqa: E402
+    Callback,
+    EnvironmentRaised,
+    TrainConfig,
+    evaluate_run,
+    load_policy,
+    preset,
+    train,
+)
 from relive.train.checkpoint import load_checkpoint  # noqa: E402
 from relive.train.learner import Learner  # noqa: E402
 from relive.train.settings import changed  # noqa: E402
+from relive.train.watching.checkpoint import newest_checkpoint  # noqa: E402
 from relive.train.watching.result import Ending  # noqa: E402
+from train import worlds  # noqa: E402
 
 SMALL: dict[str, object] = {
     "topology": "inline", "acting.num_actors": 1, "replay.min_size": 100, "replay.updates_per_step": 0.25,
@@ -68,6 +81,7 @@ def test_a_checkpoint_that_does_not_say_which_return_it_reached_has_that_of_its_
 
 
 BLIND, SHORT, WIDE = "train.worlds:Blind-v0", "train.worlds:Short-v0", "train.worlds:Wide-v0"  # returns 20, 5, 20
+UNREADY = "train.worlds:Unready-v0"
 
 
 def longer(folder: Path, **more: object) -> TrainConfig:
@@ -99,12 +113,12 @@ def test_a_run_that_another_environment_solved_learns_on(tmp_path: Path) -> None
     assert again.ending == Ending.LIMIT.value and again.num_updates > solved.num_updates
 
 
-def test_a_session_in_another_environment_that_ends_before_its_first_checkpoint_leaves_no_best_policy(
+def test_a_session_in_another_environment_that_ends_before_its_first_checkpoint_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a killed one: its actors do not start, and nothing is saved."""
     folder = tmp_path / "run"
-    train(small(None, environment__env_id=BLIND), folder)
+    first = train(small(None, environment__env_id=BLIND), folder)
 
     def killed(learner: Learner) -> Ending:
         raise SystemExit(137)
@@ -112,9 +126,70 @@ def test_a_session_in_another_environment_that_ends_before_its_first_checkpoint_
     with monkeypatch.context() as patched, pytest.raises(SystemExit):
         patched.setattr(Learner, "run", killed)
         train(longer(folder, environment__env_id=SHORT), folder, resume=True)
-    assert load_policy(folder).config.environment.env_id == SHORT
-    assert not load_checkpoint(folder)[1].kept_parameters
+    assert load_policy(folder).config.environment.env_id == BLIND
+    found = newest_checkpoint(folder)
+    assert found is not None and found.has_table
+    assert (found.progress.kept_return, found.progress.kept_updates) == (20.0, first.kept_updates)
+    assert train(longer(folder, environment__env_id=SHORT), folder, resume=True).kept_return == 5.0
+
+
+@pytest.mark.parametrize("topology", ["inline", "actors(1)"])
+@pytest.mark.parametrize("table", ["always", "never"])
+def test_a_session_in_another_environment_that_fails_keeps_table_best_policy_and_curve(
+    table: str, topology: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    first = train(small(1.0, environment__env_id=BLIND, checkpoint__table=table, topology=topology), folder)
+    curve = load_checkpoint(folder)[1].curve
+    with pytest.raises(EnvironmentRaised, match="it has no license"):
+        train(longer(folder, environment__env_id=UNREADY), folder, resume=True)
+    found = newest_checkpoint(folder)
+    assert found is not None and found.has_table == (table == "always")
+    solved = train(longer(folder, environment__env_id=BLIND), folder, resume=True)
+    assert (solved.ending, solved.num_updates) == (Ending.SOLVED.value, found.learner["num_updates"])
+    assert (solved.kept_return, solved.kept_updates) == (20.0, first.kept_updates)
+    assert load_checkpoint(folder)[1].curve == curve and load_policy(folder).config.environment.env_id == BLIND
+    more = train(longer(folder, evaluation__stop_return=None), folder, resume=True)
+    assert more.num_updates > solved.num_updates and load_checkpoint(folder)[1].curve[: len(curve)] == curve
+
+
+def test_a_checkpoint_before_the_first_evaluation_has_the_best_policy_of_the_environment_before(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = train(small(None, environment__env_id=BLIND, checkpoint__table="never"), folder)
+    envs: list[str] = []
+
+    class Stopping(Callback):
+        def on_checkpoint(self, path: Path, num_updates: int) -> bool:
+            envs.append(TrainConfig.load(folder / "config.json").environment.env_id)
+            return True
+
+    train(longer(folder, environment__env_id=SHORT), folder, resume=True, callbacks=[Stopping()])
+    progress = load_checkpoint(folder)[1]
+    assert envs == [SHORT, SHORT] and (progress.env_id, progress.kept_updates) == (BLIND, first.kept_updates)
+    kept, last = load_policy(folder), load_policy(folder, which="last")
+    assert kept.config.environment.env_id == SHORT
+    assert all((kept.parameters[name] == value).all() for name, value in last.parameters.items())
+    shutil.copytree(folder, tmp_path / "back")
     assert train(longer(folder), folder, resume=True).kept_return == 5.0
+    back = train(longer(folder, environment__env_id=BLIND), tmp_path / "back", resume=True)
+    assert back.kept_return == 20.0
+
+
+def test_the_returns_of_a_checkpoint_without_the_name_of_its_environment_are_those_of_config_json(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    train(small(None, environment__env_id=BLIND, checkpoint__table="never"), folder)
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert state.pop("env_id") == BLIND and state["kept"]
+    torch.save(state, folder / "checkpoint.pt")
+    shutil.copytree(folder, tmp_path / "other")
+    curve = load_checkpoint(folder)[1].curve
+    kept = load_policy(folder).parameters
+    assert all((kept[name] == value.numpy()).all() for name, value in state["kept"].items())
+    train(longer(folder), folder, resume=True)
+    assert load_checkpoint(folder)[1].curve[: len(curve)] == curve
+    assert train(longer(folder, environment__env_id=SHORT), tmp_path / "other", resume=True).kept_return == 5.0
 
 
 @pytest.mark.parametrize("table", ["always", "never"])
@@ -136,6 +211,37 @@ def test_another_environment_is_refused_where_the_one_before_cannot_be_made(tmp_
     del gymnasium.registry["Gone-v0"]
     with pytest.raises(InvalidConfig, match=r"environment.env_id.*'Gone-v0'.*Short-v0"):
         train(longer(folder, environment__env_id=SHORT), folder, resume=True)
+
+
+class Changed(worlds.World):
+    """Has observations of six numbers."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (6,), np.float32)
+
+
+class Third(worlds.World):
+    """Has a third action."""
+
+    action_space = gymnasium.spaces.Discrete(3)
+
+
+@pytest.mark.parametrize("table", ["always", "never"])
+@pytest.mark.parametrize(
+    ("world", "now"), [(Changed, r"Box\(6,\) of float32 and actions Discrete\(2\)"), (Third, r"actions Discrete\(3\)")]
+)
+def test_spaces_that_have_changed_under_one_id_are_named(
+    world: type, now: str, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    specs = gymnasium.registry
+    monkeypatch.setitem(specs, "Mine-v0", EnvSpec("Mine-v0", entry_point=worlds.World))
+    train(small(None, environment__env_id="Mine-v0", checkpoint__table=table), folder)
+    monkeypatch.setitem(specs, "Mine-v0", EnvSpec("Mine-v0", entry_point=world))
+    expected = rf"spaces of.*Mine-v0.*expected observations Box\(4,\) of float32 and actions Discrete\(2\).*got .*{now}"
+    for call in (lambda: train(longer(folder), folder, resume=True), lambda: load_policy(folder)):
+        with pytest.raises(InvalidConfig, match=expected) as caught:
+            call()
+        assert "checkpoint.table" not in str(caught.value)
 
 
 # ---- the options of a session --------------------------------------------------------------------------------------

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 
 import pytest
 
 pytest.importorskip("torch", reason="the topologies of a run are read with its configuration")
 
 from relive.errors import InvalidConfig  # noqa: E402
-from relive.train.config import preset  # noqa: E402
+from relive.train import tune  # noqa: E402
+from relive.train.config import TrainConfig, preset  # noqa: E402
 from relive.train.settings import changed  # noqa: E402
+from relive.train.setup import prepare  # noqa: E402
+from relive.train.tuning import tuner  # noqa: E402
 from relive.train.tuning.throughput import (  # noqa: E402
     Costs,
     Limit,
@@ -24,6 +28,7 @@ from relive.train.tuning.throughput import (  # noqa: E402
     predict,
     ranked,
 )
+from relive.train.tuning.trial import Trial  # noqa: E402
 
 FREE = Costs(  # nothing is slower for being done at once, nothing is published
     cores=2, steps=((1, 100e-6), (4, 160e-6)), steps_here=((1, 100e-6), (4, 160e-6)), slow_here=((1, 1.0),), parts={},
@@ -192,3 +197,46 @@ def test_costs_that_cannot_be_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(InvalidConfig):
             dataclasses.replace(FREE, **changes)
+
+
+# ---- settings that a run refuses -------------------------------------------------------------------------------------
+
+
+def small(more: dict[str, object]) -> TrainConfig:
+    return preset("dqn", "CartPole-v1", {"agent.batch_size": 16, "agent.network.hidden": (16,), **more})
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
+    """Four cores, and no measurement; returns the settings that are tried."""
+    tried: list[Setting] = []
+
+    def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial:
+        tried.append(setting)
+        return Trial(100.0, 100.0, 100.0, 100.0, 0.0, 0.0)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    monkeypatch.setattr(tuner, "calibrate", lambda *told: FREE)
+    monkeypatch.setattr(tuner, "run_trial", run_trial)
+    return tried
+
+
+def test_settings_that_a_run_refuses_are_neither_predicted_nor_tried(unmeasured: list[Setting]) -> None:
+    """The table has room for replay.min_size items with four lanes, of three steps each, and with no more."""
+    asked = small({"replay.min_size": 400, "replay.capacity": 412, "environment.num_envs_per_actor": 2})
+    tuning = tune(asked)
+    predicted = [one.setting for one in tuning.predictions]
+    assert {one.num_actors * one.num_envs for one in predicted} == {1, 2, 3, 4} and unmeasured
+    for setting in {*unmeasured, *predicted, *(one.setting for one in tuning.more_cores)}:
+        prepare(changed(asked, setting.options))
+    with pytest.raises(InvalidConfig, match="replay.capacity"):
+        prepare(changed(asked, {"environment.num_envs_per_actor": 3}))
+
+
+def test_an_asked_setting_that_a_run_refuses_is_not_tried(unmeasured: list[Setting]) -> None:
+    asked = small({"replay.min_size": 400, "replay.capacity": 412, "environment.num_envs_per_actor": 3})
+    tuning = tune(asked)
+    assert Setting(2, 3, 16) not in unmeasured and unmeasured
+    prepare(tuning.config)
+    with pytest.raises(InvalidConfig, match=r"replay.capacity.*>= 403"):
+        tune(changed(asked, {"replay.capacity": 402}))

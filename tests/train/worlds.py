@@ -100,6 +100,16 @@ class Deadly(World):
 gymnasium.register("Deadly-v0", entry_point=Deadly)
 
 
+class Unready(World):
+    """Cannot be reset."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        raise ArithmeticError("it has no license")
+
+
+gymnasium.register("Unready-v0", entry_point=Unready)
+
+
 class Written(World):
     """Writes what it shows into a file named after its seed, in the folder that RELIVE_TEST_STREAMS names."""
 

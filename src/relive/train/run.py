@@ -22,7 +22,7 @@ from rich.console import Console
 
 from relive.agents.batches import has_other_generators
 from relive.errors import InvalidConfig, ReliveError
-from relive.train.acting.environments import final_seeds
+from relive.train.acting.environments import check_spaces, final_seeds, words_of
 from relive.train.assembly import Assembly
 from relive.train.config import TrainConfig, path_of
 from relive.train.evaluating.evaluate import Evaluator, Played
@@ -49,7 +49,6 @@ from relive.train.watching.checkpoint import (
     joint_checkpoint,
     joint_names,
     newest_checkpoint,
-    save_checkpoint,
 )
 from relive.train.watching.curve import draw_curve
 from relive.train.watching.loggers import logging_of
@@ -61,7 +60,6 @@ from relive.train.watching.saves import Checkpoints
 _BETWEEN_HOSTS = 1_000_003  # between the seeds of two hosts
 _SESSIONS = 2**21  # the first number of the key from which a resumed session gets its seed
 _SAY_PERIOD_S = 2.0
-_NEWER_S = 0.001  # between a checkpoint and the one that replaces it: the run that has lasted longer counts
 
 
 def train(
@@ -208,6 +206,7 @@ def _hosts_started(
         if others.failure is not None:
             raise others.lost() from None
         raise
+    others.have_met = True
 
 
 def with_streams_of(setup: Setup, host: int, session: int) -> Setup:
@@ -258,7 +257,7 @@ def _begun(
     """
     written = run_dir / CONFIG_FILE
     number = _common_save(setup, run_dir, resume, stopping)
-    progress, saved = Progress(), None
+    progress, saved = Progress(env_id=setup.config.environment.env_id), None
     if not resume:
         check_files(run_dir)
         if written.exists():
@@ -272,6 +271,7 @@ def _begun(
     else:
         progress, saved = _restored(setup, run_dir, number, say)
     progress.num_sessions += 1
+    progress.spaces = words_of(setup.spaces)
     return progress, saved
 
 
@@ -292,20 +292,23 @@ def _restored(
 ) -> tuple[Progress, Found | None]:
     """Restores the agent from the save of this number, or else from the newest checkpoint, if there is one.
 
-    In another environment than that of the session before, the best policy and the curve begin again.
+    In another environment than that of the returns, the best policy and the curve begin again.
 
     Raises:
         InvalidConfig, DamagedSave: It cannot be read, or belongs to another run, or to an environment of other spaces.
     """
-    config, before = setup.config, TrainConfig.load(run_dir / CONFIG_FILE).environment.env_id
+    config, env_id = setup.config, setup.config.environment.env_id
+    before = TrainConfig.load(run_dir / CONFIG_FILE).environment.env_id
     found = newest_checkpoint(run_dir) if number is None else joint_checkpoint(run_dir, number)
     if found is None:
-        return Progress(), None
+        return Progress(env_id=env_id), None
     if found.agent not in (None, config.agent.name):
         raise InvalidConfig(f"agent of the learner in {found.path}", f"{config.agent.name!r}", found.agent)
-    if before != config.environment.env_id:
+    so_far = replace(found.progress, env_id=found.progress.env_id or before)
+    if env_id not in (before, so_far.env_id):
         check_environment(setup.spaces, before)
-        found = replace(found, progress=_without_returns(found.progress))
+    check_spaces(setup.spaces, so_far.spaces)
+    found = replace(found, progress=so_far.of(env_id))
     has_table = found.has_table and config.checkpoint.table != "never"
     if has_table:
         check_saved_table(config, setup.agent, found)
@@ -315,21 +318,6 @@ def _restored(
     if has_other_generators(setup.agent, found.learner):
         say("the checkpoint is of another kind of device: the random numbers of updates begin again from the seed")
     return found.progress, found if has_table else None
-
-
-def _without_returns(progress: Progress) -> Progress:
-    """Returns the progress without the returns of an environment, and without the policy that was the best in it."""
-    new = Progress()
-    return replace(
-        progress,
-        kept_return=new.kept_return,
-        kept_updates=new.kept_updates,
-        kept_cut=new.kept_cut,
-        kept_parameters=new.kept_parameters,
-        solved=new.solved,
-        solved_return=new.solved_return,
-        curve=new.curve,
-    )
 
 
 @final
@@ -352,6 +340,7 @@ class _Run:
         self._run_dir, self._saved = run_dir, saved
         self._console = console
         self._listeners = listeners
+        self._has_pending = False  # whether the options wait for the first checkpoint
 
     def learn(self, stopping: Callable[[], bool], stop_when: Callable[[int, int], bool], *, is_new: bool) -> Ending:
         """Makes the parts of the run, and learns until something ends it."""
@@ -367,7 +356,7 @@ class _Run:
                     forget_run(run_dir)
                 raise
             note_table(run_dir, session.table_name)
-            if not is_new:
+            if not is_new and self._is_same_environment():
                 self.keep_options()
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
@@ -377,7 +366,7 @@ class _Run:
             reporter.options({option.path: option.value for option in options(config)})
             joint = None if self._setup.met is None else self._setup.met.saves
             saved_table = None if session.shards is not None else session.whole_table
-            checkpoints = Checkpoints(run_dir, config, saved_table, reporter.say, joint)
+            checkpoints = Checkpoints(run_dir, config, saved_table, reporter.say, joint, self._keep_pending)
             stack.callback(checkpoints.close)
             made = Assembly(session, stack, reporter.say, self._keep_choice)
             scoreboard, profiling = session.scoreboard, session.profiling
@@ -406,17 +395,37 @@ class _Run:
 
     def keep_options(self) -> None:
         """Writes the options into config.json, for the sessions and the evaluations to come."""
+        self._has_pending = False
         path = self._run_dir / CONFIG_FILE
-        before = TrainConfig.load(path)
-        if before.environment.env_id != self._config.environment.env_id:
-            # The newest checkpoint has the best policy of the other environment. A session that is killed leaves it.
-            self._progress.elapsed_s += _NEWER_S
-            save_checkpoint(self._run_dir, self._agent.state_dict(), self._progress)
-        if before != self._config:
+        if TrainConfig.load(path) != self._config:
             self._config.save(path)
+
+    def _is_same_environment(self) -> bool:
+        """Whether config.json has the environment of this session. If not, its options wait for a checkpoint.
+
+        A session that fails in another environment before it has saved anything leaves the run as it was.
+        """
+        before = TrainConfig.load(self._run_dir / CONFIG_FILE).environment.env_id
+        self._has_pending = before != self._config.environment.env_id
+        return not self._has_pending
+
+    def _keep_pending(self) -> None:
+        """Writes the options that wait for a checkpoint, after one is complete. A full disk costs a line."""
+        if not self._has_pending:
+            return
+        try:
+            self.keep_options()
+        except FileNotFoundError:  # the run directory has gone
+            raise
+        except OSError as problem:
+            self._has_pending = True
+            self._say(f"the options were not written: {problem}; the next checkpoint tries again")
 
     def _keep_choice(self, way: str) -> None:
         """Writes the chosen kind of updates into config.json, for the sessions to come. A full disk costs a line."""
+        if self._has_pending:
+            self._config = changed(self._config, {"update": way})
+            return
         path = self._run_dir / CONFIG_FILE
         chosen = changed(TrainConfig.load(path), {"update": way})
         try:
@@ -424,8 +433,10 @@ class _Run:
         except FileNotFoundError:  # the run directory has gone
             raise
         except OSError as problem:
-            line = f"the choice was not written: {problem}; the run goes on, and its next session chooses again"
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._say(f"the choice was not written: {problem}; the run goes on, and its next session chooses again")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
         """Plays the final episodes with the kept policy, in bounded time; None if the run was stopped meanwhile."""

@@ -276,22 +276,37 @@ def table_config(config: TrainConfig, agent: Agent, storage: Storage) -> TableCo
 
 
 def _check_capacity(config: TrainConfig, index: Index) -> None:
-    """Raises InvalidConfig if the table might never hold replay.min_size items, so that no update could be made.
-
-    Each lane in a long episode keeps back stored steps at which no item begins: those before a whole stack of frames,
-    those whose n-step return is open, and the newest one, whose next state comes with the next step. The configuration
-    of a table checks the first two, for one lane.
-    """
-    lanes, num_shards = _lanes_of_actors(config), config.cluster.shards or 1
-    if config.is_served:
-        lanes += config.serving.max_lanes
-    kept_back, min_size = 1 + max(index.items.kept_back, index.sampler.reach), config.replay.min_size
-    needed = 1 + (min_size - 1) * index.items.steps_apart + lanes * kept_back
+    """Raises InvalidConfig if the table might never hold replay.min_size items, so that no update could be made."""
+    num_shards = config.cluster.shards or 1
+    needed, lanes, kept_back = _room(config, index, _lanes_of_actors(config))
     if config.replay.capacity // num_shards < needed:
+        min_size = config.replay.min_size
         arithmetic = f"replay.min_size = {min_size}, and in each of {lanes} lanes {kept_back} steps at which no item"
         each = "" if num_shards == 1 else f"each of {num_shards} shards has room for "
         expected = f">= {needed * num_shards} ({each}{arithmetic} begins), or a smaller min_size"
         raise InvalidConfig("replay.capacity", expected, config.replay.capacity)
+
+
+def least_capacity(config: TrainConfig, index: Index, lanes: int) -> int:
+    """Returns the least replay.capacity of a run in one table whose own actors have so many lanes."""
+    return _room(config, index, lanes)[0]
+
+
+def _room(config: TrainConfig, index: Index, lanes: int) -> tuple[int, int, int]:
+    """Returns the room that replay.min_size items need in a table, its lanes, and the steps that each keeps back.
+
+    Each lane in a long episode keeps back stored steps at which no item begins: those before a whole stack of frames,
+    those whose n-step return is open, and the newest one, whose next state comes with the next step. The configuration
+    of a table checks the first two, for one lane.
+
+    Args:
+        config: Options of the run.
+        index: Index of its table.
+        lanes: Lanes of the run's own actors in the table, or in a shard.
+    """
+    lanes += config.serving.max_lanes if config.is_served else 0
+    kept_back = 1 + max(index.items.kept_back, index.sampler.reach)
+    return 1 + (config.replay.min_size - 1) * index.items.steps_apart + lanes * kept_back, lanes, kept_back
 
 
 def _lanes_of_actors(config: TrainConfig) -> int:

@@ -55,6 +55,30 @@ def describe(env_id: str) -> Spaces:
     return spaces
 
 
+def words_of(spaces: Spaces) -> str:
+    """Returns what learner and table of a run depend on in the spaces of its environment, without the bounds."""
+    return f"observations {_words(spaces.observation)} and actions {_words(spaces.action)}"
+
+
+def _words(space: gymnasium.Space[Any]) -> str:
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return f"Discrete({int(space.n)})"
+    return f"{type(space).__name__}{space.shape} of {space.dtype}"
+
+
+def check_spaces(spaces: Spaces, before: str) -> None:
+    """Raises InvalidConfig if the environment of a checkpoint has other spaces by now.
+
+    Args:
+        spaces: The spaces of the environment.
+        before: Those of the checkpoint, as `words_of` told them; "": the checkpoint does not tell them.
+    """
+    now = words_of(spaces)
+    if before not in ("", now):
+        expected = f"{before}, those of its checkpoint (or a new run in another directory)"
+        raise InvalidConfig(f"spaces of environment {spaces.env_id}", expected, now)
+
+
 def make_environments(env_id: str, num_envs: int, *, evaluation: bool = False) -> VectorEnv[Any, Any, Any]:
     """Makes copies of an environment, which this thread steps.
 

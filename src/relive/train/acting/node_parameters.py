@@ -61,6 +61,16 @@ def _is_own(line: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
+def _has_ended(line: socket.socket) -> bool:
+    """Whether the other end of a connection that does not block is closed. The other side sends nothing."""
+    try:
+        return not line.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 @final
 class _Leader(Closing):
     """The leader's side: it owns the socket, the connections, the board and the news."""
@@ -92,16 +102,25 @@ class _Leader(Closing):
                 line, _ = self._listener.accept()
             except OSError:  # closed
                 return
+            self._drop_ended()
             self._lines.append(line)
             try:
                 line.settimeout(_WAIT_S)
                 if _is_own(line):
                     descriptors = [block.fileno(), self._news_block.fileno()]
                     socket.send_fds(line, [self._hello], descriptors)
+                    line.setblocking(False)
                 else:
                     line.close()
             except OSError:  # the follower is gone
                 line.close()
+
+    def _drop_ended(self) -> None:
+        """Closes the connections of followers that have gone."""
+        ended = [line for line in self._lines if _has_ended(line)]
+        self._lines = [line for line in self._lines if line not in ended]
+        for line in ended:
+            line.close()
 
     def close(self) -> None:
         """Frees the name; followers find their connections closed."""
@@ -145,12 +164,7 @@ class _Follower(Closing):
     @property
     def is_orphaned(self) -> bool:
         """Whether the leader is gone."""
-        try:
-            return not self._line.recv(1)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return _has_ended(self._line)
 
     def silent_s(self) -> float:
         """Returns the seconds since the leader's last news from the run."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from relive.agents.agent import Parameters, Policy, Spaces
 from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch
-from relive.train.acting.environments import describe
+from relive.train.acting.environments import check_spaces, describe
 from relive.train.config import TrainConfig, path_of
 from relive.train.run_directory import CONFIG_FILE
 from relive.train.watching.checkpoint import Progress, load_checkpoint
@@ -77,15 +77,16 @@ def load_policy(run_dir: str | Path, *, which: Literal["kept", "last"] = "kept",
 
     Args:
         run_dir: Directory of the run.
-        which: "kept": the best policy of the evaluations, or the last one if there was no evaluation yet. "last": the
-            policy of the newest checkpoint.
+        which: "kept": the best policy of the evaluations in the environment of config.json, or the last one if there
+            was no evaluation yet. "last": the policy of the newest checkpoint.
         seed: Seed of the exploration, an integer >= 0.
 
     Returns:
         The policy.
 
     Raises:
-        InvalidConfig: The directory has no run, or no checkpoint, or `which` or `seed` is another value.
+        InvalidConfig: The directory has no run, or no checkpoint, or `which` or `seed` is another value; or the
+            environment has other spaces by now.
 
     Cost:
         It makes the environment for a moment, to learn its spaces.
@@ -97,7 +98,9 @@ def load_policy(run_dir: str | Path, *, which: Literal["kept", "last"] = "kept",
     folder = path_of("run_dir", run_dir)
     config = TrainConfig.load(folder / CONFIG_FILE)
     state, progress = load_checkpoint(folder)
+    progress = progress.of(config.environment.env_id)
     spaces = describe(config.environment.env_id)
+    check_spaces(spaces, progress.spaces)
     agent = config.agent.make(spaces, seed=config.environment.seed, device="cpu")
     if which == "kept" and progress.kept_parameters:
         parameters = _fitting(progress, agent.parameters())

@@ -236,10 +236,15 @@ class HostMeeting:
             raise HostGone(self.number, time.monotonic() - began_s, _line(problem)) from None
 
     def leave(self) -> None:
-        """Leaves the groups, without a word to the other hosts."""
-        for group in {self._words, self.group}:
-            with contextlib.suppress(RuntimeError):  # a host is gone
-                dist.destroy_process_group(group)
+        """Leaves the groups, without a word to the other hosts, which find their connections closed: rule M4.
+
+        torch closes the connections of a group with the last reference to it, and this object may live on in a cycle.
+        torch first waits for a transfer under way, until its deadline. So another thread drops the references.
+        """
+        groups = {self._words, self.group} - {None}
+        self._words = self.group = None
+        _destroy(groups)
+        _Apart(groups.clear)
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
@@ -319,6 +324,12 @@ class _Apart:
 
 
 _joining: _Apart | None = None  # of a meeting that a signal ended: torch goes on joining
+
+
+def _destroy(groups: set[Any]) -> None:
+    for group in groups:
+        with contextlib.suppress(RuntimeError):  # a host is gone
+            dist.destroy_process_group(group)
 
 
 def _leave_process_group() -> None:

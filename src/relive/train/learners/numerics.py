@@ -28,8 +28,11 @@ def learner_numerics(num_threads: int) -> Iterator[None]:
 
 
 def threads_of(asked: int, num_actors: int, num_learners: int = 1) -> int:
-    """Returns the threads of each learner: `asked`; for 0 its share of the cores that the actor processes leave."""
-    return asked if asked > 0 else max(1, ((os.cpu_count() or 1) - num_actors) // num_learners)
+    """Returns the threads of each learner: `asked`; for 0 its share of the cores that the actor processes leave.
+
+    The cores are those that this process may use.
+    """
+    return asked if asked > 0 else max(1, (len(os.sched_getaffinity(0)) - num_actors) // num_learners)
 
 
 def _flushes_denormals() -> bool:

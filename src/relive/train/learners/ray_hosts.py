@@ -12,7 +12,8 @@ Protocol:
   N3  A host that ends before the hosts have met ends the run: the first host looks for such a host while it waits.
   N4  After its own part the first host waits for the others, which end after the same update: as long as a last save
       may take (rule C5 of watching/saves.py). It then ends the actors and removes the group. A line names each host
-      that is ended in its last save. If the first host dies, by whatever signal, Ray ends the actors.
+      that is ended in its last save. If the first host dies, by whatever signal, Ray ends the actors. Hosts that have
+      not met have nothing to save: the first host ends them at once.
   N5  If another host fails or is ended in its last save, `train` raises HostGone on the first host. An error of the
       first host's own part, and a second signal, come first.
 """
@@ -104,13 +105,19 @@ class _Host:
 
 @final
 class OtherHosts:
-    """The other hosts, as the first one sees them. One thread uses it."""
+    """The other hosts, as the first one sees them. One thread uses it.
+
+    Attributes:
+        failure: The first error of another host, in a line; None: there was none.
+        have_met: Whether the hosts of the run have met.
+    """
 
     def __init__(self, group: Any, hosts: dict[Any, int], handles: list[Any]) -> None:
         self._group, self._handles = group, handles
         self._owing = hosts  # {answer that a host owes: number of the host}
         self._began_s = self._looked_s = time.monotonic()
         self.failure: str | None = None
+        self.have_met = False
 
     def failed(self) -> bool:
         """Whether a host has ended by an error: rule N3. Looks once a second."""
@@ -143,9 +150,10 @@ class OtherHosts:
         """
         with uninterrupted():
             self._began_s = time.monotonic()
-            with suppress(RayError):
-                self._wait(say)
-            for number in sorted(self._owing.values()):
+            if self.have_met:
+                with suppress(RayError):
+                    self._wait(say)
+            for number in sorted(self._owing.values()) if self.have_met else ():
                 cut = f"host {number} was ended after {time.monotonic() - self._began_s:.0f} s, in its last save"
                 _tell(say, f"{cut}: --resume goes on from the newest save that all hosts have")
                 if self.failure is None and not in_a_hurry():

@@ -134,6 +134,11 @@ class Setting:
         return Inline() if self.inline else Actors(self.num_actors)
 
     @property
+    def num_lanes(self) -> int:
+        """Environments of all actors together. Each has a lane of the table."""
+        return self.num_actors * self.num_envs
+
+    @property
     def num_processes(self) -> int:
         """Processes that compute."""
         return self.num_learners + (0 if self.inline else self.num_actors)

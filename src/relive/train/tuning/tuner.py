@@ -27,6 +27,7 @@ from relive.agents.config import require
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig, path_of, preset
 from relive.train.settings import Written, changed, nested, options
+from relive.train.setup import least_capacity, limiter_of
 from relive.train.topology import Actors
 from relive.train.tuning.calibrate import Sizes, calibrate
 from relive.train.tuning.throughput import (
@@ -251,7 +252,8 @@ def tune(
 
     Raises:
         InvalidConfig: The budget is not positive and finite; the run has several hosts or a cluster; a launcher
-            started several processes (WORLD_SIZE); or the agent cannot act in the environment.
+            started several processes (WORLD_SIZE); the agent cannot act in the environment; or the table cannot hold
+            replay.min_size items with any setting.
         EnvironmentRaised: The environment raised an error.
         ActorsKeepDying: An actor died or does not answer.
         Exception: Any error of `train`.
@@ -276,10 +278,11 @@ def tune(
         learners_too=cores >= 2 and batch_size % 2 == 0 and budget_s >= _LEARNERS_FROM_S,
     )
     spaces = describe(config.environment.env_id)
+    most_lanes = _most_lanes(config, spaces)
     costs = calibrate(config, sizes, _CALIBRATION_SHARE * budget_s, say, spaces)
     work = _work(config, spaces)
-    predictions = ranked([predict(costs, one, work) for one in _settings(config, costs, cores, most_envs)])
-    asked = _asked(config)
+    predictions = ranked([predict(costs, one, work) for one in _settings(config, costs, cores, most_envs, most_lanes)])
+    asked = _asked(config, most_lanes)
     first = None if asked is None else predict(costs, asked, work)
     tried = _try(config, predictions, first, began_s + budget_s, say)
     chosen = _choice(tried) or predictions[0]
@@ -290,7 +293,7 @@ def tune(
         tried=tuple(tried),
         chosen=chosen,
         other_batches=tuple(_with_batch(costs, chosen, size, work) for size in sizes.batch_sizes[1:]),
-        more_cores=tuple(_best_on(config, costs, number, most_envs, work) for number in more_cores),
+        more_cores=tuple(_best_on(config, costs, number, most_envs, most_lanes, work) for number in more_cores),
         took_s=time.monotonic() - began_s,
     )
 
@@ -309,24 +312,42 @@ def _work(config: TrainConfig, spaces: Spaces) -> Work:
     return Work(config.replay.updates_per_step, config.acting.publish_period, gathers_ahead=bool(spaces.stack))
 
 
-def _settings(config: TrainConfig, costs: Costs, cores: int, most_envs: int) -> list[Setting]:
+def _most_lanes(config: TrainConfig, spaces: Spaces) -> int:
+    """Returns the most lanes with which the table holds replay.min_size items: `train` refuses a run with more.
+
+    Raises:
+        InvalidConfig: It does not hold them with one lane.
+    """
+    agent = config.slice.make(spaces, seed=config.environment.seed, device="cpu")
+    index, capacity = agent.index(limiter_of(config)), config.replay.capacity
+    first, second = (least_capacity(config, index, lanes) for lanes in (1, 2))
+    expected = f">= {first} (replay.min_size = {config.replay.min_size}, with one lane), or a smaller min_size"
+    require(capacity >= first, "replay.capacity", expected, capacity)
+    return 1 + (capacity - first) // (second - first)
+
+
+def _settings(config: TrainConfig, costs: Costs, cores: int, most_envs: int, most_lanes: int) -> list[Setting]:
     """Returns the possible settings. Several learners need a measurement of two, and no demand for compiled updates."""
     together = costs.sync_s is not None and config.update != "compiled"
     found = candidates(cores, (config.agent.batch_size,), most_envs)
-    return [one for one in found if one.num_learners == 1 or together]
+    return [one for one in found if one.num_lanes <= most_lanes and (one.num_learners == 1 or together)]
 
 
-def _asked(config: TrainConfig) -> Setting | None:
-    """Returns the asked setting; None if the model does not know it: another topology, or no actors of its own."""
+def _asked(config: TrainConfig, most_lanes: float = math.inf) -> Setting | None:
+    """Returns the asked setting; None if the model does not know it, or if `train` refuses it.
+
+    The model knows no other topology, and no run without actors of its own.
+    """
     num_envs, batch_size = config.environment.num_envs_per_actor, config.agent.batch_size
     if config.num_actors < 1:
         return None
     setting = Setting(config.num_actors, num_envs, batch_size, config.topology.num_learners, config.acts_inline)
-    return setting if isinstance(config.topology, Actors) or setting.topology == config.topology else None
+    is_known = isinstance(config.topology, Actors) or setting.topology == config.topology
+    return setting if is_known and setting.num_lanes <= most_lanes else None
 
 
-def _best_on(config: TrainConfig, costs: Costs, cores: int, most_envs: int, work: Work) -> Prediction:
-    found = _settings(config, costs, cores, most_envs)
+def _best_on(config: TrainConfig, costs: Costs, cores: int, most_envs: int, most_lanes: int, work: Work) -> Prediction:
+    found = _settings(config, costs, cores, most_envs, most_lanes)
     return ranked([predict(costs, one, work, cores) for one in found])[0]
 
 

@@ -11,6 +11,9 @@ counts only if the run has no save.
 
 torch writes checkpoint.pt as a zip archive with a crc32 of each part, and does not compare them. `load_checkpoint`
 does.
+
+A checkpoint names the environment of its returns: of the best policy, the curve, and the return that was reached. A
+session in another environment keeps them in its checkpoints until its own first evaluation. They do not count there.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import struct
 import zipfile
 import zlib
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -37,6 +40,9 @@ from relive.train.run_directory import CHECKPOINT_FILE, SAVE_FOLDER, write_whole
 FORMAT = 2  # of checkpoint.pt
 SAVE_FORMAT = 1  # of the learner in a save
 FILE_NAME = CHECKPOINT_FILE
+_RETURNS = (  # the fields of Progress that are of one environment
+    "env_id", "kept_return", "kept_updates", "kept_cut", "kept_parameters", "solved", "solved_return", "curve",
+)  # fmt: skip
 _UNREADABLE = (
     OSError, RuntimeError, ValueError, EOFError, LookupError, pickle.UnpicklingError, zipfile.BadZipFile, struct.error,
     zlib.error, AttributeError, TypeError, MemoryError,
@@ -85,6 +91,22 @@ class Progress:
     solved: bool = False
     solved_return: float = float("-inf")  # the lower mean of the two evaluations that solved the run
     curve: list[CurvePoint] = field(default_factory=list)
+    env_id: str = ""  # the environment of the returns; "": the checkpoint does not name it
+    spaces: str = ""  # of the environment, in words; "": the checkpoint does not tell them
+    before: Progress | None = None  # with the returns of another environment, which checkpoints keep for now
+
+    def of(self, env_id: str) -> Progress:
+        """Returns the progress in this environment: without the returns of another one, and its best policy."""
+        if self.env_id in ("", env_id):
+            return replace(self, env_id=env_id)
+        new = Progress(env_id=env_id)
+        return replace(self, **{name: getattr(new, name) for name in _RETURNS}, before=self)
+
+    def to_write(self) -> Progress:
+        """Returns the progress for a checkpoint: with the returns of another environment until the first evaluation."""
+        if self.before is None or self.curve:
+            return self
+        return replace(self, **{name: getattr(self.before, name) for name in _RETURNS})
 
     def has_reached(self, stop_return: float | None) -> bool:
         """Whether the run has nothing left to learn: the evaluations that solved the run reached this return, too."""
@@ -132,6 +154,7 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress, 
     Cost:
         The size of the file in memory while it is written.
     """
+    progress = progress.to_write()
     kept = {name: torch.from_numpy(value) for name, value in progress.kept_parameters.items()}
     state = {"format": FORMAT, "is_copy": is_copy, "learner": learner, "kept": kept, **_counters_of(progress)}
     whole = io.BytesIO()
@@ -141,7 +164,7 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress, 
 
 def tree_of(agent: str, learner: dict[str, Any], progress: Progress, joint_name: str = "") -> dict[str, Any]:
     """Returns the learner of a save: what checkpoint.pt has, the name of the agent, and that of the hosts' save."""
-    names = {"agent": agent, "joint_name": joint_name}
+    progress, names = progress.to_write(), {"agent": agent, "joint_name": joint_name}
     kept = dict(progress.kept_parameters)
     return {"format": SAVE_FORMAT, **names, "learner": learner, "kept": kept, **_counters_of(progress)}
 
@@ -188,8 +211,10 @@ def joint_checkpoint(run_dir: Path, number: int) -> Found:
 
 
 def _counters_of(progress: Progress) -> dict[str, Any]:
-    counters = {name: value for name, value in vars(progress).items() if name not in ("kept_parameters", "curve")}
-    return {"counters": counters, "curve": [asdict(point) for point in progress.curve]}
+    names = {"env_id": progress.env_id, "spaces": progress.spaces}
+    apart = ("kept_parameters", "curve", "before", *names)
+    counters = {name: value for name, value in vars(progress).items() if name not in apart}
+    return {"counters": counters, **names, "curve": [asdict(point) for point in progress.curve]}
 
 
 def newest_checkpoint(run_dir: Path) -> Found | None:
@@ -298,6 +323,8 @@ def _read(
         curve = [CurvePoint(**point) for point in state["curve"]]
         # Older checkpoints lack solved_return. The last evaluation solved the run, and its mean is that of both.
         counters = {"solved_return": curve[-1].evaluation_return if curve else float("-inf"), **state["counters"]}
-        return state["learner"], Progress(**counters, kept_parameters=kept, curve=curve)
+        env_id, spaces = (str(state.get(name) or "") for name in ("env_id", "spaces"))  # older checkpoints lack them
+        progress = Progress(**counters, kept_parameters=kept, curve=curve, env_id=env_id, spaces=spaces)
+        return state["learner"], progress
     except (KeyError, TypeError, AttributeError) as problem:
         raise InvalidConfig(f"parts of {path}", "those that a run writes", repr(problem)) from problem

@@ -141,21 +141,39 @@ def _line(now: Snapshot) -> str:
     )
 
 
+_Hook = Callable[[threading.ExceptHookArgs], object]
+_hooking = threading.Lock()  # of the next two
+_num_hooked = 0  # open blocks of _tensorboard_raises_once
+_hooks: tuple[_Hook, _Hook]  # of the first of them: its hook, and the one before
+
+
 @contextlib.contextmanager
 def _tensorboard_raises_once() -> Iterator[None]:
-    """Leaves out the traceback of the thread in which TensorBoard writes: its next call raises the same error here."""
-    before = threading.excepthook
+    """Leaves out the traceback of the thread in which TensorBoard writes: its next call raises the same error here.
 
+    Runs in several threads of this process may be in such blocks at once. The last block that ends restores the hook.
+    """
+    global _num_hooked, _hooks
+    with _hooking:
+        if _num_hooked == 0:
+            _hooks = _without_tensorboard(threading.excepthook), threading.excepthook
+            threading.excepthook = _hooks[0]
+        _num_hooked += 1
+    try:
+        yield
+    finally:
+        with _hooking:
+            _num_hooked -= 1
+            if _num_hooked == 0 and threading.excepthook is _hooks[0]:
+                threading.excepthook = _hooks[1]
+
+
+def _without_tensorboard(before: _Hook) -> _Hook:
     def shows(told: threading.ExceptHookArgs) -> None:
         if not type(told.thread).__module__.startswith("tensorboard."):
             before(told)
 
-    threading.excepthook = shows
-    try:
-        yield
-    finally:
-        if threading.excepthook is shows:
-            threading.excepthook = before
+    return shows
 
 
 @final

@@ -147,6 +147,7 @@ class Checkpoints:
         table: Table | None,
         say: Callable[[str], None],
         joint: JointSaves | None = None,
+        committed: Callable[[], None] = lambda: None,
     ) -> None:
         """Makes the checkpoints of a session.
 
@@ -156,9 +157,10 @@ class Checkpoints:
             table: Its table; None: it has shards, which are not saved.
             say: Shows a line.
             joint: Lets the hosts of the run save at one update; None: the run has one host.
+            committed: Called after each checkpoint that is complete, copies excepted.
         """
         self._run_dir, self._config, self._table, self._say = run_dir, config, table, say
-        self._joint = joint
+        self._joint, self._committed = joint, committed
         self._folder, self._file = run_dir / SAVE_FOLDER, run_dir / CHECKPOINT_FILE
         self._is_loaded = table is not None and table.loaded is not None
         self._save: _TableSave | None = None
@@ -279,6 +281,7 @@ class Checkpoints:
         if self._joint is not None:
             self._joint.committed(save.number)
         self.path = self._folder
+        self._committed()
         return Written(self._folder, save.num_updates)
 
     def _write_copy(self) -> None:
@@ -294,6 +297,7 @@ class Checkpoints:
         self._began_s = time.monotonic()
         save_checkpoint(self._run_dir, now.learner, now.progress)
         self.path = self._file
+        self._committed()
         return Written(self._file, now.num_updates)
 
     def _write_if_it_can(self, state: Callable[[], State]) -> Written | None:
