@@ -29,6 +29,7 @@ from relive.service.client.exchange import Exchange, Watch
 from relive.service.server.pipe import BODY, CHUNK_BYTES, SMALL_BYTES
 from relive.service.wire import framing
 from relive.service.wire.access import OPEN
+from service.doors import Stream
 from service.proxy import Proxy
 
 LOOPBACK = "grpc://127.0.0.1:0"
@@ -252,6 +253,22 @@ def test_requests_that_differ_in_one_thing_are_not_confused(remote: relive.servi
         assert time.monotonic() - start >= 0.8 * timeout_s
 
 
+def test_a_call_that_names_a_writer_of_the_server_before_waits_for_no_other_writer() -> None:
+    """A call that only reads is sent again to the next server, with the same message."""
+    with relive.Table(plain_spec(), 10) as table, serve({"t": table}, LOOPBACK) as server:
+        writer = Stream(f"{server.address}/t", "write", None)
+        before = writer.hears()["session"]
+        writer.close()
+    with relive.Table(plain_spec(), 10) as table, serve({"t": table}, LOOPBACK) as server:
+        address = f"{server.address}/t"
+        writer, asks = Stream(address, "write", None), Stream(address, "call", None)
+        assert writer.hears()["session"] != before and asks.hears()
+        asks.say(op="num_steps", after=[[before, 2**61]], timeout_s=2.0)
+        assert asks.hears()["value"] == 0
+        asks.close()
+        writer.close()
+
+
 # ---- what gRPC is told ---------------------------------------------------------------------------------------------
 
 SAY = """
@@ -277,3 +294,32 @@ def test_a_maker_that_fails_is_not_the_first() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
     done = subprocess.run([sys.executable, "-c", fail], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.split()[0] == "-event_engine_client,-event_engine_listener"
+
+
+# ---- other calls of Flight -------------------------------------------------------------------------------------------
+
+
+def test_other_calls_of_flight_are_refused_in_a_sentence() -> None:
+    """A traceback would show any client the files of the server."""
+    anything = flight.FlightDescriptor.for_command(b"x")
+
+    def put(client: Any) -> None:
+        writer, _ = client.do_put(anything, pa.schema([]))
+        writer.close()
+
+    with relive.Table(plain_spec(), 10) as table, serve({"t": table}, LOOPBACK) as server:
+        client = OPEN.client(server.address, [("grpc.use_local_subchannel_pool", 1)])
+        calls = {
+            "get_flight_info": lambda: client.get_flight_info(anything),
+            "get_schema": lambda: client.get_schema(anything),
+            "list_flights": lambda: list(client.list_flights()),
+            "do_get": lambda: client.do_get(flight.Ticket(b"x")).read_all(),
+            "do_put": lambda: put(client),
+            "list_actions": lambda: list(client.list_actions()),
+            "do_action": lambda: list(client.do_action("other")),
+        }
+        expected = flight.FlightServerError, OSError  # OSError: of get_schema
+        for call in calls.values():
+            with pytest.raises(expected, match="answers do_exchange and the action") as caught:
+                call()
+            assert "Traceback" not in str(caught.value) and ".py" not in str(caught.value)

@@ -211,6 +211,22 @@ def test_a_call_that_waits_for_steps_ends_with_its_client(table: relive.Table, k
         writer.close()
 
 
+def test_batches_count_as_handed_out_although_the_next_draw_waits_in_vain_for_steps(table: relive.Table) -> None:
+    with serve({"pong": table}, LOOPBACK) as server:
+        address = f"{server.address}/pong"
+        writer, hold = Stream(address, "write", None), Stream(address, "hold", None)
+        session, _ = writer.hears()["session"], hold.hears()
+        hold.say(op="draw", index=0, n=5, timeout_s=10.0, handed_out=0)
+        assert hold.hears()["live"] == 20
+        hold.say(op="draw", index=0, n=5, timeout_s=0.2, handed_out=1, after=[[session, 2**61]])
+        with pytest.raises(errors.DeadlineExceeded, match="steps that this client sent before"):
+            hold.hears()
+        counts = next(iter(table.stats().indexes.values()))
+        assert (counts.sampled, counts.in_flight) == (5, 0)
+        hold.close()
+        writer.close()
+
+
 def test_a_server_that_closes_answers_a_call_that_waits_for_steps(table: relive.Table) -> None:
     server = serve({"pong": table}, LOOPBACK, ServerOptions(close_timeout_s=60.0))
     address = f"{server.address}/pong"

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,20 @@ from contract.tools import contents, plain_spec, state, step, write_steps
 import relive
 from relive import errors
 from relive.service import Streaming, connect, serve
+from relive.service.client import batches as ahead
+from relive.service.server.hosting import Hosted
 from service.hosts import Host
 from service.proxy import Proxy
 
 StartHost = Callable[[], Host]
+
+
+@pytest.fixture
+def table() -> Iterator[relive.Table]:
+    with relive.Table(plain_spec(), 500) as one:
+        with one.writer() as writer:
+            write_steps(writer, 0, 100)
+        yield one
 
 
 def revive(start_host: StartHost, name: str, address: str) -> Host:
@@ -175,6 +185,44 @@ def test_batches_that_a_broken_link_gave_back_are_not_handed_out() -> None:
             again = [number for number, keys in enumerate(seen) if keys in seen[:number]]
             assert again in ([], [2]), "only the batch that was handed out beside the cut may come twice"
             assert table.stats().indexes["default"].sampled == 70
+
+
+@pytest.mark.parametrize("away", ["closed", "without a hello"])
+def test_closing_batches_waits_for_no_server_that_is_away(
+    away: str, table: relive.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that says no hello has as long as one that hangs in mid-stream."""
+    monkeypatch.setattr(ahead, "_REPLY_S", 2.0)
+    opens, greets, begun, goes_on = ahead.RemoteSource._open, Hosted.hello, threading.Event(), threading.Event()
+
+    def open_noted(source: ahead.RemoteSource) -> Any:
+        begun.set()
+        return opens(source)
+
+    def greet_late(hosted: Hosted) -> dict[str, Any]:
+        goes_on.wait(180.0)
+        return greets(hosted)
+
+    with serve({"t": table}, "grpc://127.0.0.1:0") as server, Proxy(int(server.address.rpartition(":")[2])) as link:
+        remote = connect(link.address + "/t")
+        batches = remote.batches(8, prefetch=1, timeout_s=float("inf")).__enter__()
+        assert next(batches).num_items == 8
+        monkeypatch.setattr(ahead.RemoteSource, "_open", open_noted)
+        monkeypatch.setattr(Hosted, "hello", greet_late)
+        link.refuses = away == "closed"
+        link.cut()
+        with pytest.raises(errors.ServiceUnavailable):
+            while True:
+                next(batches)
+        assert begun.wait(60.0)
+        closing = threading.Thread(target=batches.close)
+        closing.start()
+        closing.join(60.0)
+        is_hung = closing.is_alive()
+        goes_on.set()
+        remote.close()  # ends a wait that goes on
+        closing.join(60.0)
+        assert not is_hung and not closing.is_alive()
 
 
 def _hold(address: str, ready: Any) -> None:

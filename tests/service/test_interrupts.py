@@ -1,11 +1,13 @@
-"""Ctrl-C in a call of the main thread ends the call, whatever the server does, and leaves handles that can be used."""
+"""Ctrl-C ends a call of the main thread, whatever the server does. It leaves handles and servers that can be used."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +21,13 @@ from fleet.owning import Owners
 from processes.tools import stop_process
 
 import relive
+from relive import errors
+from relive.service import RemoteTable, Server, connect, serve
+from relive.service.parameters.store import ParameterStore
+from relive.service.server import server as server_code
+from relive.service.server.guard import Guard
+from relive.service.server.keeper import Keeper
+from relive.service.server.saves import Saves
 
 HEARD_S = 3.0  # in which it is heard; 0.1 s where no other program runs. A call lasts longer by itself
 
@@ -124,3 +133,95 @@ def test_ctrl_c_is_heard_beside_a_server_that_hangs(shm_name: Callable[[], str],
         child.kill()
         child.communicate()
         owners.close()
+
+
+# ---- servers ---------------------------------------------------------------------------------------------------------
+
+
+LOOPBACK = "grpc://127.0.0.1:0"
+SPEC = relive.StepSpec({"action": relive.ArraySpec((), "int64")})
+INTERRUPTED = [(Guard, "close"), (Keeper, "close"), (ParameterStore, "close"), (Saves, "close"), (server_code, "cut")]
+
+
+def _connected(server: Server) -> RemoteTable:
+    return connect(f"{server.address}/t", timeout_s=1.0)
+
+
+@pytest.mark.parametrize(("owner", "step_of_close"), INTERRUPTED, ids=lambda one: getattr(one, "__name__", one))
+def test_an_interrupted_close_is_repeated(monkeypatch: pytest.MonkeyPatch, owner: Any, step_of_close: str) -> None:
+    as_it_is, was_called = getattr(owner, step_of_close), []
+
+    def interrupts(*given: Any) -> Any:
+        was_called.append(True)
+        if len(was_called) == 1:
+            raise KeyboardInterrupt
+        return as_it_is(*given)
+
+    with relive.Table(SPEC, 100) as table, serve({"t": table}, LOOPBACK) as server, _connected(server) as remote:
+        assert len(remote) == 0  # its stream stays open
+        monkeypatch.setattr(owner, step_of_close, interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            server.close()
+        server.close()
+        assert was_called[1:] and server._flight is None and "closed" in repr(server)
+        with pytest.raises(errors.ServiceUnavailable):
+            _connected(server)
+
+
+def test_a_handler_may_close_a_server_that_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    close = Saves.close
+    with relive.Table(SPEC, 100) as table, serve({"t": table}, LOOPBACK) as server:
+
+        def handles_a_signal(saves: Saves, ends: float) -> None:
+            server.close()
+            close(saves, ends)
+
+        monkeypatch.setattr(Saves, "close", handles_a_signal)
+        server.close()
+        assert server._flight is None
+
+
+INTERRUPTED_TWICE = """
+import relive
+from relive.service import serve
+from relive.service.server.saves import Saves
+close, presses = Saves.close, [1, 2]  # Ctrl-C in the close of the program, and in that of the interpreter's end
+def press(*given):
+    if presses:
+        presses.pop()
+        raise KeyboardInterrupt
+    close(*given)
+Saves.close = press
+table = relive.Table(relive.StepSpec({"action": relive.ArraySpec((), "int64")}), 100)
+server = serve({"t": table}, "grpc://127.0.0.1:0")
+print(server.address, flush=True)
+input()
+server.close()
+"""
+
+
+def test_a_process_ends_although_ctrl_c_interrupts_its_close_twice() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED_TWICE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        with connect(process.stdout.readline().strip() + "/t", timeout_s=5.0) as remote:
+            assert len(remote) == 0
+            thread = threading.Thread(target=_wait_for_steps, args=(remote,))  # a call under way
+            thread.start()
+            _, said = process.communicate("\n", timeout=60)
+            thread.join(60.0)
+            assert "KeyboardInterrupt" in said and not thread.is_alive()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _wait_for_steps(remote: RemoteTable) -> None:
+    with contextlib.suppress(errors.ReliveError):
+        remote.sample(1, timeout_s=600.0)

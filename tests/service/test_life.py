@@ -357,3 +357,36 @@ def test_a_client_drains_a_served_table(shm_name: Any, tmp_path: Path) -> None:
     with connect(address) as remote:
         remote.drain()
     assert "relive:" not in process.communicate(timeout=60)[0] and process.returncode == 0
+
+
+def test_serve_gives_the_memory_of_a_dropped_table_back(shm_name: Any, tmp_path: Path) -> None:
+    names, config = {"gone": shm_name(), "stays": shm_name()}, tmp_path / "table.toml"
+    tables = [
+        f'[tables.{name}]\ncapacity = 100\nstorage = {{ shared = "{path}" }}\ncolumns.action = {{ dtype = "int64" }}\n'
+        for name, path in names.items()
+    ]
+    config.write_text(f'address = "{LOOPBACK}"\npersist = false\n' + "".join(tables))
+    process, address = _serve(config)
+    server_address = address.rpartition("/")[0]
+    inodes = {name: str(os.stat(shared_files(path)[0]).st_ino) for name, path in names.items()}
+
+    def is_mapped(name: str) -> bool:
+        lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+        return any(inodes[name] == line.split()[4] for line in lines)
+
+    try:
+        with (
+            connect(f"{server_address}/gone", timeout_s=5.0) as user,
+            connect(f"{server_address}/stays") as other,
+        ):
+            assert len(user) == 0 and is_mapped("gone")  # its stream stays open
+            with user.batches(4), connect(f"{server_address}/gone") as admin:
+                admin.drop()
+            ends = time.monotonic() + 60.0
+            while is_mapped("gone") and time.monotonic() < ends:
+                time.sleep(0.02)
+            assert not is_mapped("gone") and is_mapped("stays") and len(other) == 0
+    finally:
+        process.terminate()
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == 0 and "relive:" not in said

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,11 @@ from processes.tools import stop_process
 import relive
 from relive import errors
 from relive.service import RemoteTable, Server, StreamedKeys, Streaming, connect, serve
+from relive.service.server.pipe import Pipe
 from relive.service.wire import encoding
+from service.gates import Gate, until
 from service.hosts import Host
+from service.proxy import Proxy
 
 SLOW = Streaming(linger_s=30.0)  # nothing leaves unless it must
 
@@ -311,6 +315,57 @@ def test_the_limiter_holds_a_streaming_writer_back() -> None:
             writer.close()
 
 
+def test_a_block_may_take_the_timeout_for_each_of_its_steps() -> None:
+    """A block that goes on is no server that hangs, even if the block takes longer than the timeout."""
+    with Gate() as gate, connect(gate.address, timeout_s=4.0) as remote:
+        writer = remote.writer(streaming=SLOW)
+        write_streamed(writer, 8)
+        began, pace = time.monotonic(), threading.Event()
+
+        def let_steps_in() -> None:
+            for number in range(1, 8):
+                pace.wait(max(began + 0.7 * number - time.monotonic(), 0.0))  # the last step comes after 4.9 s
+                gate.let_in()
+
+        letting = threading.Thread(target=let_steps_in)
+        letting.start()
+        try:
+            writer.flush(60.0)
+        finally:
+            letting.join(100)
+        assert gate.table.stats().appended == 8 and gate.table.stats().cut_lanes == 0
+        writer.close()
+
+
+def test_rows_of_a_client_that_is_gone_are_stored_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if no step waits long enough for the end of a slice."""
+    is_gone = threading.Event()
+    monkeypatch.setattr(Pipe, "gone", lambda pipe: is_gone.is_set())
+    with Gate() as gate, connect(gate.address, timeout_s=30.0) as remote:
+        writer = remote.writer(streaming=SLOW)
+        write_streamed(writer, 20)
+        assert len(remote) == 1  # this call has the block sent
+        until(lambda: bool(gate.table.stats().indexes["default"].waiting_writers))
+        is_gone.set()
+        stop = threading.Event()
+
+        def let_steps_in() -> None:
+            while not stop.is_set():
+                with contextlib.suppress(errors.DeadlineExceeded):
+                    gate.table.draw(1, timeout_s=0.05)
+
+        letting = threading.Thread(target=let_steps_in)
+        letting.start()
+        try:
+            with pytest.raises(errors.Unacknowledged) as caught:
+                writer.flush(60.0)
+        finally:
+            stop.set()
+            letting.join(60)
+        assert isinstance(caught.value.__cause__, errors.ServiceUnavailable)
+        assert gate.table.stats().appended <= 2
+
+
 def test_flush_has_a_deadline() -> None:
     limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)
     with relive.Table(plain_spec(), 1000, relive.Index(limiter=limiter), max_lanes=4) as table:
@@ -346,6 +401,28 @@ def test_a_version_that_was_set_before_a_failure_was_known_counts_for_the_rows_a
         assert remote.gather([key], columns=["policy_version"])["policy_version"].tolist() == [version or 9]
 
 
+@pytest.mark.parametrize("first", [1, None])
+def test_rows_that_wait_for_the_link_keep_the_version_of_their_append(server: Server, first: int | None) -> None:
+    with Proxy(int(server.address.rpartition(":")[2])) as proxy, connect(proxy.address + "/t") as remote:
+        writer = remote.writer(streaming=Streaming())
+        core: Any = writer._core
+        writer.set_policy_version(first)
+        writer.append(**step(0, 1))
+        writer.flush()
+        proxy.refuses = True
+        proxy.cut()
+        until(lambda: core._stream is None)
+        with contextlib.suppress(errors.Unacknowledged):
+            writer.flush()
+        keys = [writer.append(**step(0, 1))]
+        writer.set_policy_version(2)
+        keys.append(writer.append(**step(1, 2)))
+        proxy.refuses = False
+        batch = remote.gather(np.array([int(key) for key in keys]), columns=["policy_version"])
+        assert batch["policy_version"].tolist() == [first or 0, 2]
+        writer.close()
+
+
 def test_a_second_failure_keeps_the_lost_steps_of_the_first(server: Server, remote: RemoteTable) -> None:
     writer = remote.writer(streaming=Streaming(max_rows=32, linger_s=30.0))
     core: Any = writer._core
@@ -375,13 +452,6 @@ def test_a_server_that_closes_is_told_once(server: Server, remote: RemoteTable) 
         writer.flush()
         assert core._epoch <= 2
         server._hosted["t"].closing.clear()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 60.0
-    while not holds():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("streaming", [None, SLOW], ids=["answered", "streamed"])
@@ -435,6 +505,21 @@ def test_synchronous_and_streamed_steps_are_the_same_table() -> None:
                         keys.append(np.atleast_1d(write_steps(writer, 100 * episode, 1 + episode % 5, truncated=True)))
                 said.append(contents(table, np.concatenate(keys)))
     assert said[0] == said[1]
+
+
+def test_a_server_that_hangs_is_told_in_time_also_with_a_large_block(host: Host, shm_name: Any) -> None:
+    """The block may take the timeout for each of its steps, but a server without a sign of life does not get that."""
+    address = host.serve(plain_spec(), 500, storage=relive.SharedMemory(shm_name()), max_lanes=4)
+    with connect(address, timeout_s=2.0) as remote:
+        writer = remote.writer(streaming=Streaming(max_rows=200, linger_s=30.0))
+        stop_process(host.process.pid)
+        try:
+            write_streamed(writer, 200)
+            with pytest.raises(errors.Unacknowledged, match="no byte came for 2 s"):
+                writer.flush(100.0)
+        finally:
+            os.kill(host.process.pid, signal.SIGCONT)
+    host.stop(address)
 
 
 def test_a_server_that_hangs_is_told_in_time(host: Host, shm_name: Any) -> None:

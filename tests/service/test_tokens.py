@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import pickle
@@ -32,6 +33,7 @@ from relive.service.wire.tokens import add_token, read_tokens, remove_token
 from service.doors import Stream, tokens_for
 
 LOOPBACK = "grpc://127.0.0.1:0"
+of_the_superuser = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser changes files of other users")
 
 
 @pytest.fixture
@@ -427,6 +429,44 @@ def test_the_file_has_hashes_alone_and_no_other_user_reads_it(tmp_path: Path) ->
         remove_token(str(path), "a")
     remove_token(str(path), "b.c")
     assert read_tokens(str(path)) == ()
+
+
+def test_a_change_through_a_link_changes_the_file_of_the_server(tmp_path: Path) -> None:
+    path, link = tmp_path / "real" / "tokens.toml", tmp_path / "tokens.toml"
+    path.parent.mkdir()
+    link.symlink_to(path)
+    add_token(str(link), "a", ["read"], ["*"])
+    add_token(str(link), "b", ["read"], ["*"])
+    remove_token(str(link), "a")
+    assert link.is_symlink() and [one.name for one in read_tokens(str(path))] == ["b"]
+    assert [one.name for one in tmp_path.rglob("*tokens*")] == ["tokens.toml", "tokens.toml"]
+
+
+@of_the_superuser
+def test_a_change_by_the_superuser_leaves_the_file_to_its_owner(tmp_path: Path) -> None:
+    """Else the user of the server could not read that a token is revoked."""
+    path = tmp_path / "tokens.toml"
+    add_token(str(path), "a", ["read"], ["*"])
+    os.chown(path, 65534, 65533)
+    remove_token(str(path), "a")
+    told = path.stat()
+    assert (told.st_uid, told.st_gid, told.st_mode & 0o777) == (65534, 65533, 0o600)
+
+
+@of_the_superuser
+def test_a_file_that_cannot_be_left_to_its_owner_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tokens.toml"
+    add_token(str(path), "a", ["read"], ["*"])
+    os.chown(path, 65534, 65533)
+    before = path.read_bytes()
+
+    def refuses(*given: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuses)
+    with pytest.raises(errors.InvalidConfig, match="user of the server"):
+        remove_token(str(path), "a")
+    assert path.read_bytes() == before and os.listdir(tmp_path) == [path.name]
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,9 @@ def _serve_tables(
         while not signals and not server.is_drained and time.monotonic() < ends:
             if server.is_draining and ends == math.inf:
                 ends = time.monotonic() + options.close_timeout_s
+            for name in [one for one in tables if not server.is_in_use(one)]:
+                with contextlib.suppress(ReliveError):  # the others are served on; the end of the command tells it
+                    tables.pop(name).close()  # a client has dropped it: its memory goes back to the system
             time.sleep(_HEARS_S)
 
 

@@ -117,7 +117,10 @@ class RemoteSource:
         return Taken(Batch(self._columns, arrays, keys, probabilities, told["live"]), self._lent[-1])
 
     def cancel(self) -> None:
-        """Shortens a wait for rows on their way. The server answers a request within a slice."""
+        """Shortens a wait for rows on their way, and ends the tries to reach a server that is away.
+
+        The server answers a request within a slice.
+        """
         self._is_cancelled = True
         stream = self._stream
         if stream is not None:  # without the stream's lock: a signal's handler may interrupt another call of cancel()
@@ -143,7 +146,8 @@ class RemoteSource:
     # ---- the stream ------------------------------------------------------------------------------------------------
 
     def _open(self) -> Exchange:
-        stream = self._core.connection.open("hold", {}, cutoff(self._timeout_s))[0]
+        connection, ends = self._core.connection, cutoff(self._timeout_s)
+        stream, _ = connection.open("hold", {}, ends, lambda: not self._is_cancelled, _REPLY_S)
         stream.silence_s = _REPLY_S
         self._stream, self._cut = stream, None
         return stream

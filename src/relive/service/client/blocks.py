@@ -58,13 +58,16 @@ def whole_part(owner: Waits, operation: Operation) -> Part:
 class Block:
     """A block of appends of one kind: the same columns, lanes and deadline.
 
-    A row counts after all its cells are stored.
+    A row counts after all its cells are stored. A signal's handler may raise anywhere. Therefore the core counts the
+    rows, and a block takes no further row after a call of seal().
 
     `plain_names`: the columns, if the rows have no lanes= and no priority and wait for the writer's default deadline;
     else None.
+
+    `is_due`: whether the writer must look at the block after the next row: the block is new, or full.
     """
 
-    __slots__ = ("_encoder", "_lanes", "_leading", "_names", "_put", "_rows", "capacity", "num_rows", "part",
+    __slots__ = ("_encoder", "_lanes", "_leading", "_names", "_put", "_rows", "capacity", "is_due", "part",
                  "plain_names", "signature", "timeout_s")  # fmt: skip
 
     def __init__(
@@ -88,23 +91,30 @@ class Block:
         )
         self._put = self._rows.put
         self.capacity = capacity
-        self.num_rows = 0
+        self.is_due = True
         self.part = Part(owner, None, math.prod(leading))
         self.plain_names: tuple[str, ...] | None = None
         self.signature = signature
         self.timeout_s = timeout_s
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows so far."""
+        return self._rows.num_rows
+
     def put(self, columns: dict[str, Any], priority: Any) -> StreamedKeys:
-        """Adds one row. Raises the errors of append; the block is then unchanged."""
+        """Adds one row. Raises the errors of append, and IndexError if it is full; the block is then unchanged."""
         if priority is not None:
             columns = {**columns, "priority": priority}
             check_priorities(self._encoder.exact("priority", priority, self._leading))
         row = self._put(columns)
-        self.num_rows = row + 1
+        if row + 1 == self.capacity:
+            self.is_due = True
         return StreamedKeys(self.part, row * self.part.width, self._leading)
 
     def seal(self) -> Part:
-        """Returns the part with the operation that sends the gathered rows."""
+        """Returns the part with the operation that sends the gathered rows. Takes no further row."""
+        self.plain_names, self.signature = None, ()
         lanes, count = self._lanes, self.num_rows
         header = {"op": "append", "rows": count, "names": list(self._names)}
         header["lanes"] = None if lanes is None else len(lanes)

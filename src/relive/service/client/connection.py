@@ -189,11 +189,17 @@ class Connection:
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def open(
-        self, kind: str, fields: dict[str, Any], ends: float, wanted: Callable[[], bool] = lambda: True
+        self,
+        kind: str,
+        fields: dict[str, Any],
+        ends: float,
+        wanted: Callable[[], bool] = lambda: True,
+        hello_s: float = math.inf,
     ) -> tuple[Exchange, dict[str, Any]]:
         """Opens a stream, and returns the stream and the server's hello.
 
-        If the server is not there, the method retries until `ends`, as long as wanted() is true.
+        If the server is not there, or sends no hello within hello_s seconds, the method retries until `ends`, as long
+        as wanted() is true.
         """
         opening = None
         with contextlib.suppress(KeyError):
@@ -211,7 +217,7 @@ class Connection:
             try:
                 one, opening = opening or self._begin_open(kind, fields), None
                 try:
-                    return one.stream, self._greeted(one, ends)
+                    return one.stream, self._greeted(one, min(ends, time.monotonic() + hello_s))
                 finally:
                     is_there = one.stream.was_heard
             except ReliveError as problem:  # before StreamBroken: some errors of the library are OSErrors

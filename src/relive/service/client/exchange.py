@@ -169,16 +169,19 @@ class Exchange:
         self.was_heard = False  # expired at its deadline, and bytes of the server came while it waited
         watch.add(self)
 
-    def begin(self, deadline: float, since: float | None = None) -> None:
+    def begin(self, deadline: float, since: float | None = None, silence_s: float | None = None) -> None:
         """Sets the deadline, a time.monotonic(). The watch cancels the stream then, unless end() came before.
 
         Args:
             deadline: The time.
             since: When the answer was asked for, if that was earlier: silence counts from then.
+            silence_s: The longest silence from now on, in seconds; None: as before.
         """
         now = time.monotonic()
         with self._changed:
             self._quiet_from, self._begun = now if since is None else since, now
+            if silence_s is not None:
+                self.silence_s = silence_s
             self.deadline = deadline
         if self._watch.sleeps:
             self._watch.wake()
@@ -277,8 +280,8 @@ class Exchange:
                 self._dispose()
 
     def half_close(self, deadline: float) -> None:
-        """Says that nothing more will be sent. Another thread reads the stream to its end."""
-        self.begin(deadline)
+        """Says that nothing more will be sent. Another thread reads the stream to its end, which no pulse announces."""
+        self.begin(deadline, silence_s=math.inf)
         with contextlib.suppress(*StreamBroken):
             self._wait(self._writer.done_writing)
 

@@ -91,9 +91,9 @@ class RemoteWriterCore(ABC):
         """Number of lanes, whether or not arrays have an axis for them."""
         return self._encoder.layout.width
 
-    def _open(self, ends: float, wanted: Callable[[], bool] = lambda: True) -> tuple[Exchange, int]:
-        fields = {"num_lanes": self._encoder.layout.num_lanes}
-        stream, hello = self._connection.open("write", fields, ends, wanted)
+    def _open(self, ends: float, wanted: Callable[[], bool] = lambda: True, **fields: Any) -> tuple[Exchange, int]:
+        num_lanes = self._encoder.layout.num_lanes
+        stream, hello = self._connection.open("write", {"num_lanes": num_lanes, **fields}, ends, wanted)
         return stream, framing.field(hello, "session", int)
 
     def _check_open(self) -> None:

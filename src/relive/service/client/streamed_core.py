@@ -5,14 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
 
 from relive.core.ending import start_thread
-from relive.errors import DeadlineExceeded, DtypeMismatch, ReliveError, TableClosed, Unacknowledged, WriterClosed
+from relive.errors import (
+    DeadlineExceeded,
+    DtypeMismatch,
+    ReliveError,
+    TableClosed,
+    Unacknowledged,
+    WaitsForItself,
+    WriterClosed,
+)
 from relive.service.client.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
-from relive.service.client.connection import Connection, cutoff, server_wait
+from relive.service.client.connection import MIN_REPLY_S, Connection, cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_writer import RemoteWriterCore
 from relive.service.wire import encoding, framing
@@ -26,31 +35,38 @@ _END_S = 0.2  # for the threads of a stream that was interrupted
 
 @final
 class _Message:
-    """One part with its number and its deadline: sent at once, and answered at once."""
+    """One part with its number and its timeout: sent at once, and answered at once."""
 
-    __slots__ = ("epoch", "part", "sequence", "timeout_s")
+    __slots__ = ("epoch", "part", "sequence", "timeout_s", "version")
 
-    def __init__(self, sequence: int, epoch: int, part: Part, timeout_s: float) -> None:
+    def __init__(self, sequence: int, epoch: int, part: Part, timeout_s: float, version: int | None) -> None:
         self.sequence = sequence
         self.epoch = epoch  # at its making: the server drops a message made before a failure, even if sent later
         self.part = part
         self.timeout_s = timeout_s
+        self.version = version  # of its rows: a stream that this message opens begins with that version
 
 
 @final
 class StreamedWriterCore(RemoteWriterCore):
     """Gathers appends in a block. Sends blocks, extends, ends and versions in order, and takes their answers in order.
 
+    The server may wait for the limiter with each step, so a block may take its timeout for each of its rows. Meanwhile
+    the server sends pulses. A server that sends no byte during one timeout counts as hung.
+
     After a failure, everything that was not acknowledged is given up, once. The next call raises Unacknowledged. The
     writer then continues, on new lanes if the stream broke. The object owns the stream and two threads. `_changed`
-    protects the fields below it; no message is sent or received in its critical section.
+    protects the fields below it; no message is sent or received in its critical section. A signal's handler that calls
+    from within that section gets WaitsForItself. If a handler raises there, every row of an append that returned stays
+    in its block or message.
     """
 
     def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float, streaming: Streaming) -> None:
         super().__init__(connection, encoder, timeout_s)
         self._streaming = streaming
-        stream, session = self._open(cutoff(timeout_s))
-        self._lock = threading.Lock()
+        stream, session = self._open(cutoff(timeout_s), pulses=True)
+        self._lock = threading.RLock()
+        self._is_inside: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # as Condition asks it
         self._changed = threading.Condition(self._lock)
         self._stream: Exchange | None = stream
         self._session: int | None = session
@@ -59,7 +75,6 @@ class StreamedWriterCore(RemoteWriterCore):
         self._outbox: deque[_Message] = deque()
         self._sent: deque[_Message] = deque()
         self._sequence = 0  # number of the last message made
-        self._acknowledged = 0  # number of the last message answered, whatever the answer
         self._epoch = 0
         self._failure: Unacknowledged | None = None
         self._version: int | None = None
@@ -82,17 +97,18 @@ class StreamedWriterCore(RemoteWriterCore):
         columns = given(columns)
         names = (*columns, "priority") if priority is not None else tuple(columns)
         signature = (names, None if lanes is None else lanes.tobytes(), timeout_s)
-        self._connection.check_process("a writer")
+        self._check_free()
         with self._lock:  # entering the condition itself would cost as much as a column
             if self._closed or self._failure is not None:
                 self._check_usable()
             block = self._block
-            if block is None or block.signature != signature:
+            if block is None or block.signature != signature or block.num_rows == block.capacity:
                 block = self._new_block(signature, lanes, timeout_s)
                 if lanes is None and priority is None and timeout_s == self.timeout_s:
                     block.plain_names = names
             keys = block.put(columns, priority)
-            self._look_at(block)
+            if block.is_due:
+                self._look_at(block)
             return keys
 
     def append_alike(self, columns: dict[str, Any], timeout_s: float) -> StreamedKeys | None:
@@ -100,7 +116,7 @@ class StreamedWriterCore(RemoteWriterCore):
 
         A closed or failed writer has no open block, and the names of an open block were checked.
         """
-        if timeout_s != self.timeout_s or self._connection.is_foreign:
+        if timeout_s != self.timeout_s or self._connection.is_foreign or self._is_inside():
             return None
         with self._lock:
             block = self._block
@@ -112,7 +128,11 @@ class StreamedWriterCore(RemoteWriterCore):
                 if given(columns) is not columns:
                     return None  # an end that is None: a row with other columns
                 raise
-            if block.num_rows == 1 or block.num_rows == block.capacity:  # 1: the row that opened the block was refused
+            except IndexError:
+                if block.num_rows == block.capacity:  # a signal's handler raised before the full block was sent
+                    return None
+                raise
+            if block.is_due:  # also if the row that opened the block was refused
                 self._look_at(block)
             return keys
 
@@ -135,16 +155,16 @@ class StreamedWriterCore(RemoteWriterCore):
 
     def flush(self, timeout_s: float) -> None:
         """Waits until everything is acknowledged. Raises Unacknowledged, DeadlineExceeded."""
-        self._connection.check_process("a writer")  # before the lock, which a fork may have copied taken
+        self._check_free()
         with self._changed:
             self._check_usable()
             self._seal()
-            self._wait_for(self._sequence, timeout_s)
+            self._wait(lambda: not (self._outbox or self._sent) or self._failure is not None, timeout_s)
             self._check_usable()
 
     def wait_for_keys(self, part: Part) -> None:
         """Waits until this part is answered. Raises DeadlineExceeded, ForkedHandle."""
-        self._connection.check_process("a writer")
+        self._check_free()
         with self._changed:
             if self._block is not None and self._block.part is part:
                 self._seal()
@@ -154,6 +174,7 @@ class StreamedWriterCore(RemoteWriterCore):
         """Sends the open block. Returns (session, last message) if a message is unanswered."""
         if self._connection.is_foreign:
             return None  # the call that asks is refused
+        self._check_free()
         with self._changed:
             self._seal()
             waiting = self._outbox or self._sent
@@ -166,6 +187,7 @@ class StreamedWriterCore(RemoteWriterCore):
         if self._closed or self._connection.is_foreign:
             self._closed = True
             return
+        self._check_free()
         with self._changed:
             self._seal()
             try:
@@ -198,6 +220,12 @@ class StreamedWriterCore(RemoteWriterCore):
         with self._changed:
             self._changed.notify_all()
 
+    def _check_free(self) -> None:
+        """Raises ForkedHandle before the lock, which a fork may have copied taken, and WaitsForItself."""
+        self._connection.check_process("a writer")
+        if self._is_inside():
+            raise WaitsForItself("this writer", "a call of this same thread, which a signal's handler is called from")
+
     # ---- the caller's side; in the critical section of _changed -----------------------------------------------------
 
     def _check_usable(self) -> None:
@@ -209,6 +237,7 @@ class StreamedWriterCore(RemoteWriterCore):
     def _new_block(self, signature: tuple[Any, ...], lanes: Lanes | None, timeout_s: float) -> Block:
         self._seal()
         self._wait_for_room(timeout_s)
+        self._seal()  # a signal's handler may have appended during the wait
         cells = [self._encoder.layout.cells[name] for name in signature[0]]
         width = self._encoder.layout.width if lanes is None else max(len(lanes), 1)
         row_bytes = width * sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in cells)
@@ -221,20 +250,29 @@ class StreamedWriterCore(RemoteWriterCore):
         return block
 
     def _look_at(self, block: Block) -> None:
-        """After a row: posts a full block; tells the sender of a block that begins."""
+        """After a row of a block that is due: posts a full block, and tells the sender of a block that begins."""
         if block.num_rows == block.capacity:
             self._seal()
-        elif block.num_rows == 1:
+        else:
             self._block_ends = time.monotonic() + self._streaming.linger_s
             self._changed.notify_all()
+            block.is_due = False
 
     def _seal(self) -> None:
-        block, self._block = self._block, None
-        if block is not None and block.num_rows:
+        """Posts the open block. If a signal's handler raises in it, the next call posts the block, but never twice."""
+        block = self._block
+        if block is not None and block.num_rows and not self._is_posted(block.part):
             self._post(block.seal(), block.timeout_s)
+        self._block = None
+
+    def _is_posted(self, part: Part) -> bool:
+        """Whether the part of the newest block has its message."""
+        waiting = self._outbox or self._sent
+        is_last = bool(waiting) and waiting[-1].part is part
+        return is_last or part.keys is not None or part.error is not None
 
     def _queue(self, operation: Operation, timeout_s: float) -> Part:
-        self._connection.check_process("a writer")
+        self._check_free()
         part = whole_part(self, operation)
         with self._changed:
             self._check_usable()
@@ -252,23 +290,26 @@ class StreamedWriterCore(RemoteWriterCore):
 
     def _post(self, part: Part, timeout_s: float) -> None:
         self._sequence += 1
-        self._outbox.append(_Message(self._sequence, self._epoch, part, timeout_s))
+        message = _Message(self._sequence, self._epoch, part, timeout_s, self._version)
+        self._changed.notify_all()  # first: a signal's handler may raise after the next line
+        self._outbox.append(message)
         if not self._has_sender:
             self._give_up(TableClosed())
-            self._acknowledged = self._sequence
-        self._changed.notify_all()
 
     def _wait_for_room(self, timeout_s: float) -> None:
         most = self._streaming.max_in_flight
         self._wait(lambda: len(self._outbox) + len(self._sent) < most or self._failure is not None, timeout_s)
         self._check_usable()
 
-    def _wait_for(self, sequence: int, timeout_s: float) -> None:
-        self._wait(lambda: self._acknowledged >= sequence or self._failure is not None, timeout_s)
-
     def _wait(self, done: Any, timeout_s: float) -> None:
         start = time.monotonic()
-        if not self._changed.wait_for(done, None if timeout_s == float("inf") else timeout_s):
+        try:
+            is_done = self._changed.wait_for(done, None if timeout_s == float("inf") else timeout_s)
+        except BaseException:
+            if not self._is_inside():  # a signal's handler raised just after Python had released the lock for the wait
+                self._lock.acquire()
+            raise
+        if not is_done:
             has = f"{len(self._outbox) + len(self._sent)} blocks of steps not acknowledged yet"
             raise DeadlineExceeded("the server's acknowledgement", has, time.monotonic() - start)
 
@@ -302,7 +343,6 @@ class StreamedWriterCore(RemoteWriterCore):
                 self._stream = self._session = None
                 self._give_up(cause)
                 self._sent.clear()
-                self._acknowledged = self._sequence
                 self._changed.notify_all()
 
     # ---- the sending thread ----------------------------------------------------------------------------------------
@@ -312,14 +352,13 @@ class StreamedWriterCore(RemoteWriterCore):
             stream, start = self._stream, time.monotonic()
             try:
                 if stream is None:
-                    stream = self._open_again(cutoff(message.timeout_s))
+                    stream = self._open_again(message)
                 if self._is_wanted(message):
                     self._send(stream, message)
             except ReliveError as problem:
                 with self._changed:
                     self._give_up(problem)
                     self._sent.clear()
-                    self._acknowledged = self._sequence
                     self._changed.notify_all()
             except StreamBroken as problem:
                 assert stream is not None
@@ -334,7 +373,7 @@ class StreamedWriterCore(RemoteWriterCore):
                     message = self._outbox.popleft()
                     self._sent.append(message)
                     if len(self._sent) == 1 and self._stream is not None:
-                        self._stream.begin(cutoff(message.timeout_s))
+                        _await(self._stream, message)
                     return message
                 if self._connection.closed and (self._block is None or not self._block.num_rows):
                     self._has_sender = False
@@ -360,20 +399,21 @@ class StreamedWriterCore(RemoteWriterCore):
         stream.send(framing.encode({**header, "ops": [operation.header]}, *operation.arrays))
         operation.arrays = []  # a part lives as long as its keys, but its rows are no longer needed
 
-    def _open_again(self, ends: float) -> Exchange:
+    def _open_again(self, message: _Message) -> Exchange:
+        """Opens the stream on which this message is the first."""
         start = time.monotonic()
-        stream, session = self._open(ends, lambda: not self._stopping)
-        if self._version is not None:
+        stream, session = self._open(cutoff(message.timeout_s), lambda: not self._stopping, pulses=True)
+        if message.version is not None:
             header = {"seq": 0, "epoch": self._epoch, "timeout_s": 0.0}
             try:
-                stream.send(framing.encode({**header, "ops": [_version(self._version).header]}))
+                stream.send(framing.encode({**header, "ops": [_version(message.version).header]}))
             except StreamBroken as problem:
                 raise self._connection.broken(stream, problem, start) from None
         with self._changed:
             closed = self._stopping
             if not closed:
                 self._stream, self._session = stream, session
-                stream.begin(ends)
+                _await(stream, message)
         if closed:
             self._connection.drop(stream)
             raise WriterClosed()
@@ -408,14 +448,13 @@ class StreamedWriterCore(RemoteWriterCore):
         message = self._sent.popleft()
         part = message.part
         if self._sent:
-            stream.begin(cutoff(self._sent[0].timeout_s))
+            _await(stream, self._sent[0])
         else:
             stream.end()
         if part.error is None:  # else it was given up with an earlier part
             part.keys = _keys(body)
             if "error" in told or told.get("dropped"):
                 self._refuse(message, framing.error_from(told.get("error")))
-        self._acknowledged = message.sequence if self._sent or self._outbox else max(message.sequence, self._sequence)
         self._changed.notify_all()
 
     def _refuse(self, message: _Message, cause: ReliveError) -> None:
@@ -434,6 +473,12 @@ class StreamedWriterCore(RemoteWriterCore):
             self._post(part, self.timeout_s)
         elif self._failure is not None and not self._failure.num_calls:
             self._failure = None  # nothing is lost
+
+
+def _await(stream: Exchange, message: _Message) -> None:
+    """Sets how long the answer to this message may take, and how long the server may be silent until then."""
+    timeout_s, num_waits = message.timeout_s, max(message.part.num_calls, 1)
+    stream.begin(cutoff(num_waits * timeout_s), silence_s=max(timeout_s, MIN_REPLY_S))
 
 
 def _version(version: int | None) -> Operation:

@@ -41,6 +41,7 @@ class StreamingWriter(Closing):
     - The writer is then usable again. If the stream broke, the writer uses new lanes, because the old lanes were cut.
     - A step is acknowledged when the server has stored it. flush() waits for the acknowledgement, and so does a read of
       a call's keys.
+    - If a signal's handler calls the writer or the handle in the middle of an append, the call raises WaitsForItself.
     - Other calls of the same table handle see every step appended before them, unless this writer waits for the
       limiter.
 

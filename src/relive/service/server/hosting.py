@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ Offer = Callable[[], tuple[dict[str, Any], bytes]]  # fields of JSON and bytes, 
 SLICE_S = 0.5  # how long a call waits in the core before the server checks whether the client still waits
 _MAX_AFTER = 1 << 16  # pairs of one message, one for each streaming writer of the handle
 _MAX_SELECTIONS = 256
+_NUMBER_BITS = 48  # of the number of a server's first stream
 
 
 class HostedSelection(NamedTuple):
@@ -145,7 +147,8 @@ class Hosted:
         self.observe: Callable[[str, str, str, float], None] | None = None  # notes how long a call took
         self.life: Any = None  # relive.service.server.life.Life: removes tables, and drains the server
         self.offers: dict[str, Offer] = {}  # further facts about the table, which clients request by name
-        self._numbers = itertools.count(1)
+        # A message may name a stream of the server before this one. That number must not be of another stream here.
+        self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS))
         self.lending: dict[int, Any] = {}  # sessions of shards that have draws in flight, by their number
         self._applied_by: dict[int, Applied] = {}
         self._selections: dict[tuple[Any, ...], HostedSelection] = {}

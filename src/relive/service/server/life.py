@@ -12,6 +12,7 @@ from relive.core.locked import check_lock
 from relive.errors import AccessDenied, DeadlineExceeded, InvalidConfig, NoSuchTable, ReliveError
 from relive.service.server.guard import Caller, Guard, Permit
 from relive.service.server.hosting import Counts, Hosted
+from relive.service.server.saves import Saves
 from relive.table.open import remove
 
 __all__ = ["Life"]
@@ -35,6 +36,7 @@ class Life:
         self._counts = counts
         self._guard = guard
         self._changed = threading.Lock()
+        self.saves: dict[str, Saves] = {}  # of removed tables that were being saved
         self.drained = threading.Event()
 
     def drain(self, caller: Caller) -> None:
@@ -72,8 +74,15 @@ class Life:
                 with contextlib.suppress(NoSuchTable):
                     remove(storage.name, force=True)
             del self._hosted[name]
+            if hosted.saves.is_busy:
+                self.saves[name] = hosted.saves
             hosted.parameters.close()
         start_thread(self._cut_later, "relive-server-drop", name, never_writes=True)
+
+    def is_in_use(self, name: str) -> bool:
+        """Whether the table is served, or a stream or a save of it goes on after drop()."""
+        is_saved = name in self.saves and self.saves[name].is_busy
+        return name in self._hosted or is_saved or any(one.table == name for one in self._guard.permits())
 
     def _cut_later(self, name: str) -> None:
         self._guard.ends.wait(_ANSWER_S)

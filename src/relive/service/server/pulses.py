@@ -2,7 +2,8 @@
 
 A client that asked for pulses takes a server that sends no byte for a second for hung. An answer may take longer: a
 gather of gigabytes, the check of a large table. A stopped process sends no pulse, and neither does a session whose
-table is locked by a process that does not go on.
+table is locked by a process that does not go on. The session of a writer ends its waits for the lock itself, so it
+sends pulses meanwhile.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ class Pulses:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._pipes: weakref.WeakKeyDictionary[Pipe, CoreTable] = weakref.WeakKeyDictionary()
+        self._pipes: weakref.WeakKeyDictionary[Pipe, CoreTable | None] = weakref.WeakKeyDictionary()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def add(self, pipe: Pipe, core: CoreTable) -> None:
-        """Sends pulses over a pipe whose session works on this table, until remove()."""
+    def add(self, pipe: Pipe, core: CoreTable | None) -> None:
+        """Sends pulses over a pipe until remove(), but none while the lock of this table is stuck.
+
+        None: the lock is not asked.
+        """
         with self._changed:
             self._pipes[pipe] = core
             if self._thread is None and not self._is_closed:
@@ -65,9 +69,9 @@ class Pulses:
                     self._thread = None
                     return
                 working = [(pipe, core) for pipe, core in self._pipes.items() if pipe.works_for(_EVERY_S)]
-            stuck: dict[int, bool] = {}
+            stuck = {id(None): False}
             for pipe, core in working:
-                if id(core) not in stuck:
+                if core is not None and id(core) not in stuck:
                     stuck[id(core)] = _is_stuck(core)
                 if not stuck[id(core)]:
                     with contextlib.suppress(*StreamBroken):

@@ -122,6 +122,12 @@ class Saves:
             raise ServiceUnavailable(self._name, 0.0, reason)
         return save
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save goes on."""
+        with self._changed:
+            return any(not one.is_done for one in self._saves.values())
+
     def close(self, ends: float) -> None:
         """Cancels all saves, and waits for their threads until `ends`, a time.monotonic()."""
         with self._changed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-import socket
 import threading
 import time
 import weakref
@@ -33,7 +32,7 @@ from relive.service.wire.address import is_table_name, parse_server
 from relive.service.wire.door import Door, ServerTLS
 from relive.service.wire.memory import keep_freed_memory
 from relive.service.wire.options import ServerOptions
-from relive.service.wire.sockets import cut, is_of_port, peer_in, peer_of
+from relive.service.wire.sockets import check_free, cut, is_of_port, peer_in, peer_of
 from relive.service.wire.transport import keep_for_ever, with_few_wakeups
 from relive.table.table import Table
 
@@ -123,10 +122,12 @@ class Server(Closing):
     def __init__(self, tables: Mapping[str, Table], address: str, options: ServerOptions, door: Door) -> None:
         scheme, host, port = parse_server(address)
         door.check(f"{scheme}://{host}:{port}")
-        _check_free(address, host, port)
+        check_free(address, host, port)
         keep_freed_memory()
         self._closing = threading.Event()
-        self._closed = False
+        self._closed = self._is_in_close = False
+        self._close_lock = threading.RLock()
+        self._next_wait_s = options.close_timeout_s  # for the calls in progress: an interrupted wait is not repeated
         self._process = os.getpid()
         self._options = options
         self._counts = Counts()
@@ -176,6 +177,17 @@ class Server(Closing):
     def tables(self) -> tuple[str, ...]:
         """Names of the served tables."""
         return tuple(self._hosted)
+
+    def is_in_use(self, table: str) -> bool:
+        """Whether the server uses a table: it serves the table, or a stream or a save of a removed table goes on.
+
+        A client with the role admin may remove a table. The program that serves the table still has it open, and its
+        memory stays until the program closes it. Close it when the server does not use it any more.
+
+        Args:
+            table: Name of the table.
+        """
+        return self._life.is_in_use(table)
 
     @property
     def num_streams(self) -> int:
@@ -275,13 +287,25 @@ class Server(Closing):
 
         The server answers the calls in progress (for at most `close_timeout_s`), then cuts every stream. The lanes of
         clients are closed, and the batches that clients held in flight are given back. Saves that go on are cancelled;
-        the saves before them stay whole. In a forked child the call has no effect.
+        the saves before them stay whole. If Ctrl-C interrupts the call, call again: the second call waits for no call
+        in progress. The end of the process does so by itself. In a forked child the call has no effect.
 
         Blocks: for at most about 2 x `close_timeout_s` + 1 s.
         """
         if self._closed or self._process != os.getpid():
             return
-        self._closed = True
+        with self._close_lock:
+            if self._closed or self._is_in_close:  # in close: a signal's handler called within it
+                return
+            try:
+                self._is_in_close = True
+                self._close()
+            finally:
+                self._is_in_close = False
+
+    def _close(self) -> None:
+        """Does the steps of close(). Each step may be done twice: an interrupted call is repeated from the start."""
+        wait_s, self._next_wait_s = self._next_wait_s, 0.0
         self._counts.drains = True
         self._closing.set()
         self._guard.close()
@@ -292,13 +316,22 @@ class Server(Closing):
         every = list(self._hosted.values())  # a client may drop a table meanwhile
         for hosted in every:
             hosted.parameters.close()
-        ends = time.monotonic() + self._options.close_timeout_s
-        for hosted in every:
-            hosted.saves.close(ends)
+        ends = time.monotonic() + wait_s
+        for saves in (*(hosted.saves for hosted in every), *self._life.saves.values()):
+            saves.close(ends)
         while self._counts.num_busy and time.monotonic() < ends:
             time.sleep(0.01)
-        flight_server, self._flight = self._flight, None
-        assert flight_server is not None
+        self._shut_down()
+        for hosted in every:
+            hosted.life = hosted.observe = None  # which refer to the tables
+        _running.discard(self)
+        self._closed = True
+
+    def _shut_down(self) -> None:
+        """Ends every stream, and the threads of Arrow's server."""
+        flight_server = self._flight
+        if flight_server is None:
+            return
         stopper = threading.Thread(target=flight_server.shutdown, name="relive-server-close", daemon=True)
         stopper.start()
         # Flight waits for its streams, and clients may keep streams open for ever: cut the connections.
@@ -309,35 +342,12 @@ class Server(Closing):
         self._thread.join(1.0)
         # Drop the last reference here. Arrow's server joins its own threads when it is freed, and a forked child that
         # collected the server as garbage would join threads that the child does not have.
+        self._flight = None
         del flight_server, stopper
-        for hosted in every:
-            hosted.life = hosted.observe = None  # which refer to the tables
-        _running.discard(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self.num_streams} streams"
         return f"Server({self._address}, tables {', '.join(self._hosted)}, {state})"
-
-
-def _check_free(address: str, host: str, port: int) -> None:
-    """Raises CannotListen if nothing can listen there, with the system's reason.
-
-    gRPC tells no reason, and a Flight server that could not start is never freed.
-    """
-    try:
-        places = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as problem:  # UnicodeError: of a name such as "a..b"
-        raise CannotListen(address, getattr(problem, "strerror", None) or str(problem)) from None
-    reasons = []
-    for family, kind, protocol, _, place in places:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a server before may linger
-                probe.bind(place)
-            return
-        except OSError as problem:
-            reasons.append(problem.strerror or str(problem))
-    raise CannotListen(address, reasons[0])
 
 
 @at_end
@@ -346,7 +356,17 @@ def _close_all() -> None:
         # Close this process's own connections first: a writer that lost its server would still try to reach the server
         # when Python ends.
         close_connections(server.address.rpartition(":")[2])
-        server.close()
+        _close_to_the_end(server)
+
+
+def _close_to_the_end(server: Server) -> None:
+    """Closes a server although Ctrl-C comes: the process would else wait until every client ends its streams."""
+    while True:
+        try:
+            server.close()
+            return
+        except KeyboardInterrupt:
+            continue
 
 
 def _cut_peers(peers: Collection[str]) -> None:

@@ -341,10 +341,10 @@ class HoldSession(Session):
 
     def handle(self, header: Header, body: Bytes) -> None:
         """Counts the batches that were handed out, then draws one more batch if the message requests one."""
+        for _ in range(framing.whole(header, "handed_out", 0, len(self._held))):
+            self._held.pop(0).hold.commit()  # before a wait that may end in an error: the client tells its count once
         if "after" in header:
             self.hosted.wait_for(header["after"], framing.seconds(header), self.pipe.gone)
-        for _ in range(framing.whole(header, "handed_out", 0, len(self._held))):
-            self._held.pop(0).hold.commit()
         op = header["op"]
         if op in ("sample", "draw"):
             self._draw(header, op == "sample")

@@ -28,6 +28,7 @@ from relive.service.wire.transport import leave_to_parent
 __all__ = ["HEALTH", "KINDS", "FlightServer", "Serving"]
 
 HEALTH = "relive.health"
+_ANSWERED = f"this server answers do_exchange and the action {HEALTH} alone"
 
 # Kinds of streams. The roles of a session's ops say which clients may open a stream of its kind.
 KINDS: Mapping[str, type[Session]] = {
@@ -52,14 +53,27 @@ class Serving(NamedTuple):
 
 
 @final
+class _CallFilter(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses the other calls of Flight in a sentence. Arrow would answer with a traceback, which names files."""
+
+    NAME = "calls"
+
+    def start_call(self, info: Any, headers: Any) -> None:
+        """Raises FlightServerError for a call that the server does not answer."""
+        if info.method not in (flight.FlightMethod.DO_EXCHANGE, flight.FlightMethod.DO_ACTION):
+            raise flight.FlightServerError(_ANSWERED)
+
+
+@final
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Makes the session that a stream's descriptor asks for, and runs the session on the stream's own thread."""
 
     def __init__(self, location: str, serving: Serving, door: Door) -> None:
         self._serving = serving
         more = {} if door.tls is None else door.tls.arguments()
+        more["middleware"] = {_CallFilter.NAME: _CallFilter()}
         if door.tokens is not None:
-            more["middleware"] = {TokenReader.NAME: TokenReader()}
+            more["middleware"][TokenReader.NAME] = TokenReader()
         super().__init__(location, **more)
         leave_to_parent(self)
 
@@ -93,7 +107,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """Tells any client how the server is."""
         if action.type != HEALTH:
-            raise NotImplementedError("no such action")
+            raise flight.FlightServerError(_ANSWERED)
         return [json.dumps(self._serving.life.health()).encode()]
 
     def _asked(self, descriptor: Any) -> tuple[dict[str, Any], type[Session]]:
@@ -126,7 +140,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise NoSuchTable(permit.table[:200])
         hosted.check(request)
         if request.get("pulses") is True:
-            serving.pulses.add(pipe, hosted.table.core)
+            serving.pulses.add(pipe, None if kind is WriteSession else hosted.table.core)
         if kind is WriteSession:
             return WriteSession(pipe, hosted, serving.options, permit, request)
         return kind(pipe, hosted, serving.options, permit)

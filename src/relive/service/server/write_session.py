@@ -214,6 +214,8 @@ class WriteSession(Session):
             except ReliveError:
                 pass  # writing row by row finds the refused row
             for row in rows.one_by_one():
+                if self.pipe.gone():
+                    raise ServiceUnavailable(self.hosted.name, 0.0, "the client has given up the stream")
                 self._extend(row, timeout_s)
 
     def _waited(self, write: Any, timeout_s: float) -> Any:

@@ -11,9 +11,11 @@ import struct
 from collections.abc import Callable, Iterator
 from urllib.parse import unquote
 
+from relive.errors import CannotListen
 from relive.service.wire.address import host_and_port
 
 __all__ = [
+    "check_free",
     "cut",
     "heard_s",
     "is_of_port",
@@ -169,3 +171,24 @@ def keep_alive_to(peers: frozenset[tuple[str, int]]) -> None:
             with contextlib.suppress(OSError, ValueError, TypeError):
                 if peer_of(one) in peers:
                     keep_alive(one)
+
+
+def check_free(address: str, host: str, port: int) -> None:
+    """Raises CannotListen if nothing can listen there, with the system's reason.
+
+    gRPC tells no reason, and a Flight server that could not start is never freed.
+    """
+    try:
+        places = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as problem:  # UnicodeError: of a name such as "a..b"
+        raise CannotListen(address, getattr(problem, "strerror", None) or str(problem)) from None
+    reasons = []
+    for family, kind, protocol, _, place in places:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a server before may linger
+                probe.bind(place)
+            return
+        except OSError as problem:
+            reasons.append(problem.strerror or str(problem))
+    raise CannotListen(address, reasons[0])

@@ -213,20 +213,40 @@ def _quoted(value: Any) -> str:
 
 
 def _replace(path: str, content: str) -> None:
-    """Replaces the file as one step. Only its user can read it.
+    """Replaces the file as one step. Only its user can read it. A file that was there stays with its owner.
+
+    A link stays, and the file that it names is replaced.
 
     Raises:
-        InvalidConfig: The content would not be a file of tokens, such as after an inline table. The file stays.
+        InvalidConfig: The content would not be a file of tokens, such as after an inline table, or the new file cannot
+            be given to the owner of the former one. The file stays.
     """
     _entries(path, content.encode())
-    descriptor, made = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), prefix=".tokens-")
+    real = os.path.realpath(path)
+    descriptor, made = tempfile.mkstemp(dir=os.path.dirname(real), prefix=".tokens-")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
+            _give_to_owner_of(real, file.fileno())
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(made, path)
+        os.replace(made, real)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(made)
         raise
+
+
+def _give_to_owner_of(path: str, descriptor: int) -> None:
+    """Gives an open file to the owner of the file at the path, if there is one. Raises InvalidConfig."""
+    try:
+        owner = os.stat(path)
+    except FileNotFoundError:
+        return
+    if owner.st_uid == os.fstat(descriptor).st_uid:
+        return
+    try:
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    except OSError as problem:
+        expected = "a file that the user of the server can read after the change: change it as that user"
+        raise InvalidConfig(f"file of the tokens {path}", expected, str(problem.strerror)) from None
