@@ -10,7 +10,9 @@ namespace relive::bindings {
 void CoreHold::prepare(DrawRequest* request) {
   give_back();
   uses_.clear();
+  positions_ = {};
   request->claims = gives_back_uses_ ? &uses_ : nullptr;
+  request->positions = &positions_;
   request->hold = true;
 }
 
@@ -38,8 +40,8 @@ void CoreHold::give_back() {
   if (table_ == nullptr) return;
   const ReleasedGil released;
   if (epoch_ == fork_epoch())  // a table that is closed has given back every draw
-    (void)(gives_back_uses_ ? give_back_batch(*table_, index_, num_items_, uses_)
-                            : return_held(*table_, index_, num_items_));
+    (void)(gives_back_uses_ ? give_back_batch(*table_, index_, num_items_, uses_, positions_)
+                            : return_held(*table_, index_, num_items_, positions_));
   table_.reset();
 }
 

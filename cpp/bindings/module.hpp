@@ -139,7 +139,8 @@ struct CoreTable {
 // A draw in flight for its limiter, from the draw until commit() or give_back(). The first of these calls ends it; the
 // later ones do nothing. So a signal's handler that raises between two steps of Python changes no count.
 //
-// Owns:    the draw, which the end of the object gives back, and the uses that the draw claimed.
+// Owns:    the draw, which the end of the object gives back, the uses that the draw claimed, and its positions in an
+//          epoch.
 // Locking: the GIL protects the members. commit and give_back wait for the table lock if the index counts uses.
 class CoreHold final {
  public:
@@ -167,6 +168,7 @@ class CoreHold final {
   int64_t num_items_ = 0;
   bool has_rows_ = false;
   std::vector<Claimed> uses_;
+  Positions positions_;
 };
 
 // The region of an open table, which stays mapped as long as this object lives. Raises TableClosed.

@@ -408,6 +408,12 @@ void bind_core_table(nb::module_& module) {
       .def("delete", &delete_items, nb::arg("keys"))
       .def("complete", &complete_rows, nb::arg("keys"), nb::arg("cells"))
       .def("clear", [](const CoreTable& self) { without_gil([&] { return relive::clear(*self.table); }); })
+      .def(
+          "take_lock",
+          [](const CoreTable& self, double timeout_s) {
+            without_gil([&] { return relive::take_lock(*self.table, timeout_s); });
+          },
+          nb::arg("timeout_s"))
       .def("num_steps",
            [](const CoreTable& self) {
              const OpenRegion open(self);

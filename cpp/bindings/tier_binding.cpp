@@ -37,7 +37,8 @@ class CorePlannedBatch final {
     is_settled_ = true;
     const ReleasedGil released;
     if (!is_over) StagedReader(*table).drop_batch(*batch);
-    (void)return_held(*table, batch->index, batch->num_held);  // a table that is closed has given back every draw
+    // A table that is closed has given back every draw.
+    (void)return_held(*table, batch->index, batch->num_held, {batch->first_position, batch->end_position});
   }
 
   std::shared_ptr<Table> table;

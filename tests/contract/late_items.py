@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes.tools import eventually
 
 import relive
 from contract.late import columns, late_spec, write
@@ -170,4 +171,37 @@ class LateLimitsSuite(Suite):
             write(writer, 20, 5)
             with another_thread(), pytest.raises(errors.DeadlineExceeded):
                 writer.append(observation=state(25), action=0, next_observation=state(26), timeout_s=0.0)
+        table.check()
+
+    @pytest.mark.parametrize(
+        "paced",
+        [
+            {"limiter": relive.SamplesPerInsert(1.0, min_size=4, tolerance=4.0)},
+            {"limiter": relive.Queue(4), "max_times_sampled": 1},
+            {"limiter": relive.StalenessBudget(0, 4), "max_times_sampled": 1},
+        ],
+        ids=["samples_per_insert", "queue", "budget"],
+    )
+    def test_overdue_steps_give_their_room_back(self, make_table: MakeTable, paced: dict[str, Any]) -> None:
+        """A write that waits for room drops the steps that have waited longer than max_wait_s, also at its deadline."""
+        table = make_table(late_spec(), 100, relive.Index(max_wait_s=0.1, **paced), max_lanes=4)
+
+        def number(step: int) -> dict[str, Any]:
+            return {"observation": state(step), "action": step, "next_observation": state(step + 1)}
+
+        with table.writer() as writer, another_thread():
+            for t in range(30):
+                writer.append(**number(t), timeout_s=20.0)
+
+            def is_let_in(step: int) -> bool:
+                try:
+                    writer.append(**number(step), timeout_s=0.0)
+                except errors.DeadlineExceeded:
+                    return False
+                return True
+
+            for t in range(30, 40):
+                assert eventually(lambda t=t: is_let_in(t))
+            told = table.stats().indexes["default"]
+            assert told.pending + told.timed_out == 40 and told.pending <= 8
         table.check()

@@ -23,6 +23,7 @@ from fleet.tools import config_of, fill
 from relive import errors
 from relive.core.request import DrawRequest
 from relive.fleet import ShardOwner, attach
+from relive.fleet.drawing import Drawing
 from relive.fleet.holds import FleetSource
 
 pytestmark = needs_shared_memory
@@ -295,3 +296,24 @@ def test_a_root_that_is_none_ends_its_draw(start: Any, shm_name: Any, monkeypatc
                 drawing.finish(begun, 5.0)
         settled(owners, address)
         assert len(table.sample(4)) == 4
+
+
+def test_rows_of_shards_in_a_mixture_have_the_time_of_the_call(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another source is drawn first, and the limiter is asked once."""
+    times: list[float] = []
+    as_it_is = Drawing.hold
+
+    def hold(drawing: Any, request: Any, timeout_s: float, arrives_s: float = 0.0) -> Any:
+        times.append(max(timeout_s, arrives_s))
+        return as_it_is(drawing, request, timeout_s, arrives_s)
+
+    monkeypatch.setattr(Drawing, "hold", hold)
+    name = shm_name()
+    with ShardOwner(0, config_of(name)), attach([name]) as table:
+        fill(table, 0, 0, 30)
+        for order in (("a", "b"), ("b", "a")):
+            with relive.Mixture({name: 0.5 for name in order}, {"a": table, "b": table}, timeout_s=60.0) as mixture:
+                mixture.sample(8)
+                with mixture.batches(8, prefetch=1) as batches:
+                    next(batches)
+    assert times and min(times) > 40.0

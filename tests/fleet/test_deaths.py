@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import signal
@@ -15,12 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 from processes.shm import needs_shared_memory
+from processes.test_locks import stopped_holder
 from processes.tools import eventually
 
 import relive
 from fleet.tools import CONTEXT, Owner, config_of, fill
 from relive import errors
-from relive.fleet import NoLiveShard, ShardOwner, attach
+from relive.core import locked
+from relive.fleet import NoLiveShard, ShardOwner, attach, drawing, mapped
 from relive.fleet import owner as owner_module
 
 pytestmark = needs_shared_memory
@@ -148,6 +151,40 @@ def test_a_shard_whose_lock_is_held_is_left_out(shm_name: Any, owners: list[Owne
             held.kill()
             held.join(60.0)
         assert table.sample(16, timeout_s=30.0).num_items == 16  # killed in the lock or not: it is taken over
+
+
+@pytest.mark.parametrize("path", ["mapped", "service"])
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_a_draw_that_counts_uses_waits_for_a_lock_as_long_as_other_draws(
+    shm_name: Any, monkeypatch: pytest.MonkeyPatch, path: Any, is_freed: bool
+) -> None:
+    """A shard whose lock comes free is not left out. is_freed: as soon as a draw has waited for the lock."""
+    if path == "service":
+        pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+    module: Any = mapped if path == "mapped" else importlib.import_module("relive.fleet.remote.shard")
+    names, index = [shm_name(), shm_name()], relive.Index(max_times_sampled=1)
+    noted = list[int]()
+    kind = module.MappedShard if path == "mapped" else module.RemoteShard
+    monkeypatch.setattr(kind, "stalls", lambda shard: noted.append(shard.number))
+    monkeypatch.setattr(drawing, "STALL_S", 30.0 if is_freed else 0.1)
+    with (
+        ShardOwner(0, config_of(names[0], index)) as first,
+        ShardOwner(1, config_of(names[1], index)) as second,
+        attach(names if path == "mapped" else [first.serve(), second.serve()], path=path) as table,
+    ):
+        fill(table, 0, 0, 10)
+        fill(table, 1, 10, 10)
+        with stopped_holder(names[1]) as holder:
+
+            def is_of_lock(error: errors.DeadlineExceeded) -> bool:
+                if is_freed:
+                    holder.kill()
+                return locked.is_of_lock(error)
+
+            monkeypatch.setattr(module, "is_of_lock", is_of_lock)
+            drawn = table.sample(20 if is_freed else 4, timeout_s=60.0).item_keys >> 51
+            assert np.bincount(drawn).tolist() == ([10, 10] if is_freed else [4])
+            assert noted == ([] if is_freed else [1])
 
 
 def hammer(name: str) -> None:

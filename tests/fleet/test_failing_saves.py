@@ -7,12 +7,14 @@ import multiprocessing
 import os
 import threading
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from contract.tools import plain_spec, prioritized
+from processes.interrupts import interrupted_at
 from processes.shm import needs_shared_memory
 
 import relive
@@ -20,7 +22,7 @@ import relive.fleet
 from fleet.saves import cuts, num_saved
 from fleet.tools import config_of, fill
 from relive import errors
-from relive.fleet import ShardOwner, attach
+from relive.fleet import ShardOwner, attach, saving
 from relive.fleet.saved import ShardsFolder
 from relive.saving.disk_files import DiskFiles
 from relive.saving.folder import SaveFolder
@@ -208,6 +210,18 @@ def test_ctrl_c_cancels_all_parts(
     with pytest.raises(errors.NoSuchSave):
         relive.fleet.saved(tmp_path)
     assert whole.save(tmp_path).number == 1 and num_saved(tmp_path, shm_name) == (60, 40)
+
+
+def test_a_save_goes_after_an_interrupt_at_any_step_of_another(
+    whole: relive.fleet.ShardedTable, tmp_path: Path
+) -> None:
+    """Also while the program has the error, whose frames have the save."""
+    for at in count():
+        raised = interrupted_at(at, lambda: whole.save(tmp_path), saving.__file__)
+        whole.save(tmp_path)
+        if raised is None:
+            break
+    assert at > 20
 
 
 # ---- damaged folders -----------------------------------------------------------------------------------------------

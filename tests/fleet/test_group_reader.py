@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -200,3 +203,123 @@ def test_what_keys_cannot_carry_is_refused_on_all(index: Any, columns: Any) -> N
             return bits(GroupReader(table, exchange, carries).sample(4, columns))
 
         assert all(isinstance(one, (kind, RankFailed)) for one in in_threads(work, 2))
+
+
+# ---- a leader whose table is served ----------------------------------------------------------------------------------
+
+
+class Patient:
+    """An exchange of ranks that are threads, each of which waits until its deadline alone."""
+
+    def __init__(self, rank: int, world: int, barrier: threading.Barrier, told: list[bytes]) -> None:
+        self.rank, self.world = rank, world
+        self._barrier, self._told = barrier, told
+
+    def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
+        self._told[self.rank] = mine
+        try:
+            self._barrier.wait(timeout_s)
+            told = list(self._told)
+            self._barrier.wait(timeout_s)
+        except threading.BrokenBarrierError:
+            raise errors.DeadlineExceeded("all ranks", "fewer", timeout_s) from None
+        return told
+
+    def broadcast(self, given: Any, num_bytes: int, source: int, timeout_s: float) -> np.ndarray:
+        told = self.all_gather(b"" if given is None else given.tobytes(), timeout_s)
+        return np.frombuffer(bytearray(told[source]), np.uint8)
+
+
+@contextmanager
+def served(index: Any = None) -> Iterator[tuple[Any, Any]]:
+    """A remote table, whose handle waits longer than a group, and the link to its server."""
+    pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+    from service.proxy import Proxy
+
+    from relive.service import connect, serve
+
+    with made(index) as table, serve({"t": table}, "grpc://127.0.0.1:0") as server:
+        with Proxy(int(server.address.rpartition(":")[2])) as link:
+            with connect(link.address + "/t", timeout_s=30.0) as remote:
+                yield remote, link
+                link.stall(False)
+
+
+def patient(world: int) -> list[Patient]:
+    barrier, told = threading.Barrier(world), [b""] * world
+    return [Patient(rank, world, barrier, told) for rank in range(world)]
+
+
+def test_a_server_that_hangs_at_a_draw_costs_the_group_one_call() -> None:
+    with served() as (remote, link):
+        ranks = patient(2)
+
+        def work(rank: int, exchange: Any) -> Any:
+            reader = GroupReader(remote if rank == 0 else None, ranks[rank])
+            reader.sample(4, timeout_s=20.0)
+            if rank == 0:
+                link.stall(True)
+            with pytest.raises((errors.ServiceUnavailable, RankFailed)):
+                reader.sample(4, timeout_s=2.0)
+            if rank == 0:
+                link.stall(False)
+            return bits(reader.sample(4, timeout_s=20.0))
+
+        told = in_threads(work, 2)
+        assert isinstance(told[0], bytes) and told[0] == told[1]
+
+
+@pytest.mark.parametrize(("carries", "uses"), [("rows", None), ("rows", 2), ("keys", None)])
+def test_a_server_that_hangs_at_the_count_costs_the_group_one_call(
+    carries: Any, uses: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks raise an error, as after a draw that fails."""
+    with served(relive.Index(max_times_sampled=uses)) as (remote, link):
+        from relive.service.client.held_draws import RemoteDraws
+
+        ranks, tell = patient(2), RemoteDraws.tell
+
+        def stalled(*arguments: Any) -> None:
+            monkeypatch.setattr(RemoteDraws, "tell", tell)
+            link.stall(True)
+            tell(*arguments)
+
+        def work(rank: int, exchange: Any) -> Any:
+            reader = GroupReader(remote if rank == 0 or carries == "keys" else None, ranks[rank], carries)
+            reader.sample(4, timeout_s=20.0)
+            if rank == 0:
+                monkeypatch.setattr(RemoteDraws, "tell", stalled)
+            with pytest.raises((errors.ServiceUnavailable, RankFailed)):
+                reader.sample(4, timeout_s=2.0)
+            if rank == 0:
+                link.stall(False)
+            return bits(reader.sample(4, timeout_s=20.0))
+
+        told = in_threads(work, 2)
+        assert isinstance(told[0], bytes) and told[0] == told[1]
+
+
+def test_a_server_that_hangs_after_the_count_keeps_no_rank_from_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as (remote, link):
+        from relive.service.client.held_draws import RemoteDraws
+
+        ranks, tell = patient(2), RemoteDraws.tell
+
+        def stalled(*arguments: Any) -> None:
+            monkeypatch.setattr(RemoteDraws, "tell", tell)
+            tell(*arguments)
+            link.stall(True)
+
+        monkeypatch.setattr(RemoteDraws, "tell", stalled)
+
+        def work(rank: int, exchange: Any) -> Any:
+            reader = GroupReader(remote if rank == 0 else None, ranks[rank])
+            began = time.monotonic()
+            reader.sample(4, timeout_s=20.0)
+            assert time.monotonic() - began < 8.0, "a second for the end of the stream, and not ten"
+            if rank == 0:
+                link.stall(False)
+            return bits(reader.sample(4, timeout_s=20.0))
+
+        told = in_threads(work, 2)
+        assert isinstance(told[0], bytes) and told[0] == told[1]

@@ -1,24 +1,24 @@
-"""A signal's handler that raises within a draw of served shards: nothing stays in flight on the owners."""
+"""A signal's handler that raises within a draw of served shards: nothing stays in flight, and no lock stays taken."""
 
 from __future__ import annotations
 
 import gc
 import random
 import signal
+import threading
+from itertools import count
 from typing import Any
 
 import pytest
+from processes.interrupts import Interrupted, interrupted_at
 from processes.tools import eventually
 
 import relive
 from fleet.tools import config_of, fill
 from relive.fleet import ShardOwner, attach
+from relive.fleet.remote import streams
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timer that sends signals")
-
-
-class Interrupted(Exception):
-    """The error that the handler raises."""
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
@@ -52,4 +52,27 @@ def test_draws_that_are_lost_go_back(shm_name: Any, is_mixed: bool) -> None:
         assert num_raised > 0
         gc.collect()
         reader.sample(8)
+        assert eventually(lambda: table.stats().indexes["default"].in_flight == 0)
+
+
+@pytest.mark.parametrize("max_times", [None, 10_000])
+def test_an_interrupt_at_any_step_of_a_stream_leaves_no_lock_taken(shm_name: Any, max_times: int | None) -> None:
+    config = config_of(shm_name(), relive.Index(max_times_sampled=max_times))
+    with ShardOwner(0, config) as owner, attach([owner.serve()], path="service") as table:
+        fill(table, 0, 0, 100)
+
+        def draw() -> None:
+            table.sample(8, timeout_s=20.0)
+
+        draw()
+        for at in count():
+            raised = interrupted_at(at, draw, streams.__file__)
+            later = threading.Thread(target=draw, daemon=True)
+            later.start()
+            later.join(60.0)
+            assert not later.is_alive(), f"the draw after an interrupt at step {at} goes on"
+            if raised is None:
+                break
+        assert at > 10
+        gc.collect()
         assert eventually(lambda: table.stats().indexes["default"].in_flight == 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from contract.tools import prioritized
 from processes.shm import needs_shared_memory, shared_files
+from processes.tools import eventually
 
 import relive
 from fleet.tools import CONTEXT, Owner, config_of, fill
@@ -138,6 +140,34 @@ def test_an_owner_that_the_program_drops_ends_as_by_close(shm_name: Any) -> None
         with ShardOwner(0, config_of(name)) as again:
             assert again.is_restored
     assert shared_files(name) == []
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_served_owner_that_the_program_drops_stops_serving(shm_name: Any, is_replaced: bool) -> None:
+    """is_replaced: another owner of this process takes over the shard and its address at once."""
+    pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+    name = shm_name()
+    owner = ShardOwner(0, config_of(name))
+    place = owner.serve()
+    address = place.rpartition("/")[0]
+    with attach([place], path="service") as table:
+        keys = fill(table, 0, 0, 10)
+        del owner
+        gc.collect()
+        if is_replaced:
+            with ShardOwner(0, config_of(name)) as again:
+                assert again.is_restored and again.serve(address) == place
+                assert eventually(lambda: table.gather(keys).present.all())
+        else:
+            assert eventually(lambda: not listens(address), 60.0)
+    assert eventually(lambda: shared_files(name) == [], 60.0)
+
+
+def listens(address: str) -> bool:
+    host, _, port = address.removeprefix("grpc://").partition(":")
+    with suppress(ConnectionRefusedError), socket.create_connection((host, int(port)), 10.0):
+        return True
+    return False
 
 
 ENDS = """

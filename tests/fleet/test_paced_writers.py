@@ -117,6 +117,29 @@ def test_episodes_that_end_episode_ends_are_paced_as_those_of_one_table(shm_name
                 table.sample(2)
 
 
+def test_lanes_that_owe_more_items_than_the_window_has_go_on(shm_name: Any) -> None:
+    """Three steps of four lanes end no episode: they are not refused because end_episode has ended four before."""
+    index = relive.Index(relive.Episodes(10), limiter=relive.SamplesPerInsert(8.0, min_size=2, tolerance=10.0))
+    names = [shm_name(), shm_name()]
+    four = {name: np.stack([np.asarray(value)] * 4) for name, value in ONE.items()}
+    with contextlib.ExitStack() as stack:
+        for number, name in enumerate(names):
+            stack.enter_context(ShardOwner(number, config_of(name, index)))
+        table = stack.enter_context(attach(names, local=0))
+        writer = stack.enter_context(table.writer(num_lanes=4))
+        for episodes in range(4):
+            for _ in range(3):
+                writer.append(**four, timeout_s=20.0)
+            writer.end_episode(truncated=True)
+            assert table.num_items() == 4 * episodes + 4
+            with pytest.raises(errors.DeadlineExceeded):
+                while True:
+                    table.sample(1, timeout_s=0.0)
+        block = {name: np.stack([value] * 3) for name, value in four.items()}
+        with pytest.raises(errors.RequestTooLarge):
+            writer.extend(**block, truncated=np.ones((3, 4), np.bool_), timeout_s=0.0)
+
+
 class Counting:
     """Three lanes that store all rows."""
 
@@ -138,7 +161,7 @@ def test_a_step_asks_for_an_item_of_each_lane_whose_episode_end_episode_ended() 
     asked: list[int] = []
 
     def has_room(rows: Any, left_s: float) -> bool:
-        asked.append(rows.num_ends)
+        asked.append(max(rows.num_ends, rows.num_owed))
         return True
 
     core: Any = Counting()

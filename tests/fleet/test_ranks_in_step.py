@@ -6,12 +6,14 @@ import contextlib
 import itertools
 import os
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from contract.tools import prioritized
+from contract.tools import plain_spec, prioritized, write_steps
 from processes.shm import needs_shared_memory
 
 import relive
@@ -296,6 +298,39 @@ def test_batches_of_a_mixture_are_refused_in_a_group(shards: Any) -> None:
             return mixture.sample(8).num_items
 
     assert in_threads(work, 2) == [8, 8]
+
+
+@pytest.mark.parametrize("order", [("together", "own"), ("own", "together")])
+def test_a_source_that_one_rank_lacks_costs_no_draw_of_all_ranks(shards: Any, order: tuple[str, str]) -> None:
+    """Each rank has a source of its own. The ranks draw from the other source together, last and once."""
+    names = shards()
+
+    def write(own: relive.Table, count: int) -> None:
+        with own.writer() as writer:
+            write_steps(writer, 0, count)
+
+    def write_when_it_lacks(own: relive.Table) -> None:
+        while not own.stats().indexes["default"].waiting_samplers:
+            time.sleep(0.01)
+        write(own, 4)
+
+    def work(rank: int, exchange: Any) -> int | None:
+        own = relive.Table(plain_spec(), 100, relive.Index(max_times_sampled=1), timeout_s=60.0)
+        write(own, 8)
+        with own, attach(names, exchange=exchange, timeout_s=60.0) as table:
+            with relive.Mixture({name: 0.5 for name in order}, {"together": table, "own": own}) as mixture:
+                mixture.sample(8)
+                if rank == 0:
+                    own.sample(4)
+                    writing = threading.Thread(target=write_when_it_lacks, args=(own,))
+                    writing.start()
+                    mixture.sample(8)
+                    writing.join()
+                else:
+                    mixture.sample(8)
+                return table.next_draw
+
+    assert in_threads(work, 2) == [2, 2]
 
 
 Step = tuple[Any, ...]

@@ -73,10 +73,10 @@ def test_no_rank_has_a_batch_that_the_table_did_not_count(monkeypatch: pytest.Mo
     table = made(used_once())
     commit, fails = group_reader._Held.commit, [True]
 
-    def fail(held: Any) -> None:
+    def fail(held: Any, wait: Any) -> None:
         if fails.pop() if fails else False:
             raise errors.ServiceUnavailable("grpc://somewhere", 1.0, "no answer")
-        commit(held)
+        commit(held, wait)
 
     monkeypatch.setattr(group_reader._Held, "commit", fail)
 
@@ -268,7 +268,7 @@ def _counts_before_all_ranks_have_it(patch: pytest.MonkeyPatch) -> None:
 
     def count(held: Any, *asked: Any) -> Any:
         drawn = draw(held, *asked)
-        held.commit()
+        held.commit(asked[1])
         held._holds.clear()
         return drawn
 
@@ -285,7 +285,7 @@ def _no_confirmation(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counting_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(group_reader._Held, "counts_uses", False)
+    patch.setattr(group_reader._Held, "count_may_fail", False)
 
 
 def _ranks_wait_a_second(patch: pytest.MonkeyPatch) -> None:

@@ -256,6 +256,23 @@ def test_another_table_is_refused(whole: relive.fleet.ShardedTable, tmp_path: Pa
             call(tmp_path)
 
 
+def test_a_save_that_is_refused_leaves_the_shard_that_overwrite_would_replace(
+    whole: relive.fleet.ShardedTable, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    whole.save(tmp_path)
+    storage = relive.SharedMemory(names[0], overwrite=True)
+    spec, other = plain_spec(), plain_spec(x=relive.ArraySpec((), "int8"))
+    for number, config, load, error in (
+        (0, relive.TableConfig(spec, 4096, prioritized(), storage), tmp_path / "nothing", errors.NoSuchSave),
+        (2, relive.TableConfig(spec, 4096, prioritized(), storage), tmp_path, OtherShards),
+        (0, relive.TableConfig(other, 4096, prioritized(), storage), tmp_path, errors.InvalidConfig),
+        (0, relive.TableConfig(spec, 4096, prioritized(0.5), storage), tmp_path, errors.InvalidConfig),
+    ):
+        with pytest.raises(error):
+            ShardOwner(number, config, load=load)
+        assert [one.state for one in whole.stats().shards] == ["live", "live"] and len(whole) == 100
+
+
 def test_a_shard_that_is_dead_is_not_saved(whole: relive.fleet.ShardedTable, tmp_path: Path) -> None:
     whole.save(tmp_path)
     owner = next(one for one in relive.fleet.owner._owners if one.number == 1)

@@ -19,6 +19,7 @@ import relive
 from processes.shm import needs_shared_memory, shared_files
 from processes.tools import Child, checked_spec, checked_step, children
 from relive import errors
+from relive.core.locked import check_lock
 from relive.core.protocol import ReplayTable, ReplayWriter
 
 pytestmark = needs_shared_memory
@@ -251,6 +252,21 @@ def test_what_needs_no_lock_does_not_wait_for_it(shm_name: Any, call: str) -> No
         relive.attach(name).close()  # sweeps
         table.check()
         assert table.stats().num_participants == (1 if call == "close" else 2)
+
+
+def test_the_lock_of_a_table_without_items_is_looked_at(shm_name: Any) -> None:
+    name = shm_name()
+    with paced_table(name) as table, relive.attach(name, read_only=True) as reader:
+        check_lock(table.core, 0.0)
+        with stopped_holder(name) as holder:
+            with pytest.raises(errors.DeadlineExceeded) as raised:
+                check_lock(table.core, 0.0)
+            assert raised.value.holder_pid == holder.process.pid
+            check_lock(reader.core, 0.0)  # a handle that changes nothing takes no lock
+            holder.kill()
+        check_lock(table.core, 60.0)
+        table.check()
+    check_lock(table.core, 0.0)
 
 
 def test_a_writer_that_could_not_close_is_closed_again(shm_name: Any) -> None:

@@ -10,13 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
+from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes.interrupts import interrupted_at
 
 from relive.errors import DamagedSave, InvalidConfig, NoSuchSave, ReliveError, SaveInUse, StorageFull, SystemFailure
+from relive.saving import disk_files
 from relive.saving.disk_files import DiskFiles, _locks
 from relive.saving.folder import IMAGE, SaveFolder
 from saving.tools import read, save
@@ -181,6 +186,22 @@ def test_a_lock_whose_file_is_removed_as_it_is_taken(tmp_path: Path, monkeypatch
         SaveFolder.open(str(tmp_path))
     folder.close()
     SaveFolder.open(str(tmp_path)).close()
+
+
+def test_an_interrupt_at_any_step_leaves_the_folder_unlocked(tmp_path: Path) -> None:
+    def lock() -> None:
+        with closing(DiskFiles(str(tmp_path), makes=True)) as files:
+            files.lock()
+
+    for at in count():
+        raised = interrupted_at(at, lock, disk_files.__file__, weakref.__file__)
+        is_over = raised is None
+        raised = None  # its frames have the files
+        with closing(DiskFiles(str(tmp_path), makes=True)) as files:
+            assert files.try_lock("lock"), at
+        if is_over:
+            break
+    assert at > 20
 
 
 HOLDS = """

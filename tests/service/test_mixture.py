@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import os
 import signal
 import threading
@@ -22,7 +24,9 @@ from relive.core.request import DrawRequest
 from relive.core.turns import held
 from relive.over.mixed_draws import MixedDraws
 from relive.service import RemoteTable, connect
+from relive.service.client.connection import server_wait
 from relive.service.client.held_draws import RemoteDraws
+from relive.service.wire import framing
 from service.hosts import Host
 
 SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
@@ -128,6 +132,50 @@ def test_next_of_batches_keeps_its_deadline_while_a_server_hangs(stopped: Any) -
         assert time.monotonic() - began < 6.0, "a second for each source, and not the ten of the handle"
 
 
+def test_a_first_draw_keeps_its_deadline_while_a_server_hangs(stopped: Any) -> None:
+    mixture, stop = stopped
+    stop()
+    began = time.monotonic()
+    with pytest.raises(errors.ServiceUnavailable):
+        mixture.sample(2, timeout_s=0.5)
+    assert time.monotonic() - began < 6.0, "a second for the stream, and not the ten of the handle"
+
+
+def test_the_opening_of_a_stream_takes_its_time_from_that_of_the_draw(
+    host: Host, shm_name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens, sends, sent = RemoteDraws._open, RemoteDraws._exchange, list[Any]()
+
+    def open_later(*arguments: Any) -> Any:
+        stream = opens(*arguments)
+        threading.Event().wait(0.2)
+        return stream
+
+    def exchange(draws: Any, stream: Any, message: bytes, *rest: Any) -> Any:
+        sent.append(framing.decode(message)[0])
+        return sends(draws, stream, message, *rest)
+
+    monkeypatch.setattr(RemoteDraws, "_open", open_later)
+    monkeypatch.setattr(RemoteDraws, "_exchange", exchange)
+    with served(host, shm_name()) as remote, relive.Mixture({"a": 1.0}, {"a": remote}) as mixture:
+        mixture.sample(2, timeout_s=20.0)
+    assert sent[0]["timeout_s"] <= server_wait(19.8)
+
+
+def test_a_mixture_that_is_dropped_ends_its_stream(host: Host, shm_name: Any) -> None:
+    with served(host, shm_name()) as remote:
+        address = remote.address.removesuffix("/table")
+        remote.sample(1)
+        before = host.ask("num_streams", address)
+        mixture = relive.Mixture({"a": 1.0}, {"a": remote})
+        mixture.sample(2)
+        assert host.ask("num_streams", address) == before + 1
+        del mixture
+        gc.collect()
+        until(lambda: host.ask("num_streams", address) == before)
+        assert remote.num_items() == 17
+
+
 def test_next_of_batches_does_not_wait_longer_for_a_draw_that_is_under_way(stopped: Any) -> None:
     """The thread of batches() waits for the server meanwhile, with the draws of the mixture."""
     mixture, stop = stopped
@@ -199,3 +247,118 @@ def test_an_interrupt_of_the_count_goes_on_as_it_is(stopped: Any, call: str, mon
             mixture.sample(2) if call == "sample" else next(batches)
         assert time.monotonic() - began < 6.0
         assert told
+
+
+ORDERED = relive.Index(sampler=relive.Fifo(), max_times_sampled=1)
+
+
+@pytest.fixture
+def three(start_host: Callable[[], Host]) -> Iterator[relive.Mixture]:
+    """A mixture of two servers and a local table, of 20 items each, which come in order and once."""
+    tables: dict[str, Any] = {"local": relive.Table(SPEC, 100, ORDERED)}
+    for name in ("first", "second"):
+        tables[name] = connect(start_host().serve(SPEC, 100, ORDERED), timeout_s=10.0)
+    for table in tables.values():
+        with table.writer() as writer:
+            writer.extend(number=np.arange(20))
+    shares = {"first": 0.4, "local": 0.3, "second": 0.3}
+    with relive.Mixture(shares, tables, timeout_s=10.0) as mixture:
+        yield mixture
+    for table in tables.values():
+        table.close()
+
+
+def taken_and_errors(batches: Any, count: int) -> tuple[list[relive.Batch], int]:
+    taken, num_errors = list[relive.Batch](), 0
+    while len(taken) < count:
+        lent = list(batches._bringer._source._lent)
+        try:
+            taken.append(next(batches))
+        except errors.ServiceUnavailable:
+            num_errors += 1
+            assert num_errors < 10
+            until(lambda lent=lent: all(one.is_over for one in lent))  # given back before next() sees them
+    return taken, num_errors
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("found_by", ["the consumer", "the thread"])
+def test_a_stream_that_ends_costs_one_error_and_no_item(three: relive.Mixture, number: int, found_by: str) -> None:
+    """All batches ahead go back in all sources, the newest first, and their items come again in their order."""
+    with three.batches(4, prefetch=4) as batches:
+        bringer = batches._bringer
+        taken = [next(batches)]
+        until(lambda: len(bringer.ready) == 4)
+        bringer._source._draws[number]._stream.interrupt()
+        if found_by == "the thread":
+            bringer._prefetch = 5
+            bringer.wanted.ring()
+            until(lambda: bringer.error is not None)
+        more, num_errors = taken_and_errors(batches, 9)
+    taken += more
+    assert num_errors == 1
+    for source in range(3):
+        numbers = [number for batch in taken for number in batch["number"][batch.source == source].tolist()]
+        assert len(numbers) == [16, 12, 12][source] and numbers == sorted(set(numbers))
+        num_lost = numbers[-1] + 1 - len(numbers)
+        if source == 0 and number == 2 and found_by == "the consumer":  # its server counted its part before the error
+            assert num_lost in (1, 2)
+        else:
+            assert num_lost == 0
+
+
+def test_a_draw_that_is_not_the_newest_goes_back_itself(host: Host) -> None:
+    """The server knows the newest draw only, so the stream ends, and every draw of it goes back."""
+    with connect(host.serve(SPEC, 100, ORDERED), timeout_s=10.0) as remote:
+        with remote.writer() as writer:
+            writer.extend(number=np.arange(20))
+        draws = remote.held_draws()
+        older, newer = (draws.draw(DrawRequest(0, 4), 1.0).hold for _ in range(2))
+        older.give_back()
+        with pytest.raises(errors.ServiceUnavailable):
+            newer.commit()
+        assert remote.num_items() == 20
+        draws.close()
+
+
+@pytest.mark.parametrize("call", ["sample", "batches"])
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_rows_of_each_source_have_the_time_of_the_call(
+    host: Host, local: relive.Table, shm_name: Any, call: str, order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limiters of all sources but the first are asked once. Rows on a slow link take longer."""
+    waits: list[float] = []
+    as_it_is = RemoteDraws._exchange
+
+    def exchange(draws: Any, stream: Any, message: bytes, ends: float, receive: Any) -> Any:
+        if b'"op":"sample"' in message:
+            waits.append(ends - time.monotonic())
+        return as_it_is(draws, stream, message, ends, receive)
+
+    monkeypatch.setattr(RemoteDraws, "_exchange", exchange)
+    with served(host, shm_name()) as remote:
+        with relive.Mixture({name: 0.5 for name in order}, {"a": local, "b": remote}, timeout_s=60.0) as mixture:
+            if call == "sample":
+                mixture.sample(4)
+            else:
+                with mixture.batches(4, prefetch=1) as batches:
+                    next(batches)
+    assert waits and min(waits) > 40.0
+
+
+@pytest.mark.parametrize("is_drawing", [False, True])
+def test_the_close_of_batches_waits_shortly_for_a_server_that_hangs(stopped: Any, is_drawing: bool) -> None:
+    """A second for each source, and not the ten of the handle."""
+    mixture, stop = stopped
+    with mixture.batches(2, prefetch=3, timeout_s=60.0) as batches:
+        bringer = batches._bringer
+        until(lambda: len(bringer.ready) == 3)
+        stop()
+        if is_drawing:
+            stream = bringer._source._draws[0]._stream
+            bringer._prefetch = 4
+            bringer.wanted.ring()
+            until(lambda: stream.deadline < math.inf)
+        began = time.monotonic()
+        batches.close()
+        assert time.monotonic() - began < 6.0

@@ -15,6 +15,7 @@ from processes.shm import needs_shared_memory
 
 import relive
 from relive import _core, errors
+from relive.core.locked import check_lock
 from relive.errors import InvalidConfig
 
 COLUMNS = {
@@ -167,6 +168,18 @@ def test_room_of_what_is_overdue_is_there_at_once(go_on: Callable[[float], None]
         go_on(6.0)
         writer.extend(**block(20, 20), timeout_s=0.0)
         assert told(table) == (0, 20, 20)
+        table.check()
+
+
+def test_a_look_at_the_lock_drops_all_overdue_items(go_on: Callable[[float], None]) -> None:
+    """More than one critical section drops."""
+    with relive.Table(LATE, 1_000, relive.Index(max_wait_s=5.0)) as table, table.writer() as writer:
+        writer.extend(**block(0, 600))
+        check_lock(table.core, 0.0)
+        assert told(table) == (0, 600, 0)
+        go_on(6.0)
+        check_lock(table.core, 1.0)
+        assert told(table) == (0, 0, 600)
         table.check()
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -18,7 +19,9 @@ from processes.shm import needs_shared_memory
 
 import relive
 from relive import errors
+from relive.over import mixed_draws, mixed_source
 from relive.over.shares import Shares
+from relive.reading.batches import SLICE_S
 
 SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
 
@@ -49,6 +52,13 @@ def test_shares_are_what_is_written() -> None:
     assert thirds.weights == (1, 2)
     tiny = Shares({"a": 1e-9, "b": 1.0 - 1e-9})
     assert tiny.parts(tiny.begun, 256)[0] in ((0, 256), (1, 255))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60.0
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
 
 
 def table_of(first: int, count: int, **index: Any) -> relive.Table:
@@ -206,6 +216,18 @@ def test_a_lack_of_memory_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len({*expected, *mixture.sample(32)["number"].tolist()}) == 40
 
 
+@pytest.mark.parametrize("names", [("b", "a"), ("a", "c"), ("a",)])
+def test_a_draw_of_other_sources_is_refused(names: tuple[str, ...]) -> None:
+    """A source is a position in the names: those of another mixture, or in another order, are other tables."""
+    with table_of(0, 40) as first, table_of(100, 40) as second:
+        tables = {"a": first, "b": second, "c": second}
+        draw = relive.Mixture({"a": 0.5, "b": 0.5}, {"a": first, "b": second}).draw(6)
+        other = relive.Mixture({name: 1 / len(names) for name in names}, {name: tables[name] for name in names})
+        with pytest.raises(errors.InvalidConfig, match="source_names"):
+            other.gather(draw)
+        assert other.gather(draw.item_keys, source=np.zeros(6, np.int64)).num_items == 6
+
+
 @needs_shared_memory
 def test_a_child_draws_whatever_a_thread_of_its_parent_did(shm_name: Any) -> None:
     """The lock of the generator that places items is copied as it is."""
@@ -250,3 +272,74 @@ def test_a_queue_keeps_the_places_of_parts_that_go_back() -> None:
         thread.join()
         assert table.stats().indexes["default"].inserted == 8
         assert table.sample(8)["number"].tolist() == list(range(8))
+
+
+def epoch_of(count: int) -> relive.Table:
+    return table_of(0, count, sampler=relive.Shuffle())
+
+
+@pytest.mark.parametrize("order", [("epoch", "queue"), ("queue", "epoch")])
+@pytest.mark.parametrize("call", ["sample", "batches"])
+def test_an_epoch_loses_no_item_while_another_source_lacks_its_part(order: tuple[str, str], call: str) -> None:
+    queue = table_of(0, 0, sampler=relive.Fifo(), limiter=relive.Queue(4), max_times_sampled=1)
+    tables = {"epoch": epoch_of(40), "queue": queue}
+
+    def write() -> None:
+        with queue.writer() as writer:
+            for number in range(40):
+                writer.append(number=number, timeout_s=60.0)
+
+    thread = threading.Thread(target=write)
+    with relive.Mixture({name: 0.5 for name in order}, tables, timeout_s=60.0) as mixture:
+        for _ in range(20):  # each draws the part of the epoch, or might
+            with pytest.raises(errors.DeadlineExceeded, match="'queue'"):
+                mixture.sample(8, timeout_s=0.0)
+        with mixture.batches(8, prefetch=2) as batches:
+            if call == "batches":
+                until(lambda: batches._bringer.starved is not None)
+            else:
+                batches.close()
+            thread.start()
+            drawn = [next(batches) if call == "batches" else mixture.sample(8) for _ in range(10)]
+        thread.join()
+    seen = [number for batch in drawn for number in batch["number"][batch.source == order.index("epoch")].tolist()]
+    assert sorted(seen) == list(range(40))
+
+
+def test_next_waits_for_a_draw_of_a_whole_slice_however_short_its_deadline_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of batches() waits so long for a source that lacks its part, and then lets next() pass."""
+    waits: list[float] = []
+    as_it_is = mixed_source.held
+
+    def noted(turn: Any, purpose: str, timeout_s: float) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            waits.append(timeout_s)
+        return as_it_is(turn, purpose, timeout_s)
+
+    with relive.Mixture({"a": 0.5, "b": 0.5}, {"a": table_of(0, 8), "b": table_of(0, 8)}) as mixture:
+        with mixture.batches(4, prefetch=1, timeout_s=0.0) as batches:
+            until(lambda: len(batches._bringer.ready) == 1)
+            monkeypatch.setattr(mixed_source, "held", noted)
+            next(batches)
+            monkeypatch.undo()
+    assert min(waits) >= 2 * SLICE_S
+
+
+def test_a_batch_ahead_that_is_handed_out_ends_no_sample_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample has its parts in flight, and then fails: the shares go back."""
+    as_it_is = mixed_draws.MixedDraws.batch
+    with relive.Mixture({"a": 0.7, "b": 0.3}, {"a": table_of(0, 8), "b": table_of(0, 8)}) as mixture:
+        with mixture.batches(4, prefetch=1) as batches:
+
+            def batch(*arguments: Any) -> relive.Batch:
+                if threading.current_thread() is not threading.main_thread():
+                    return as_it_is(*arguments)
+                next(batches)
+                raise MemoryError
+
+            until(lambda: len(batches._bringer.ready) == 1)
+            monkeypatch.setattr(mixed_draws.MixedDraws, "batch", batch)
+            with pytest.raises(MemoryError):
+                mixture.sample(4)
+        assert mixture._draws._num_batches == 1
+        assert mixture._draws.at == mixture._draws.shares.parts(mixture._draws.shares.begun, 4)[1]

@@ -12,6 +12,7 @@ from processes.tools import children
 
 import relive
 from relive import errors
+from relive.core.request import DrawRequest
 
 SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
 
@@ -97,6 +98,32 @@ def test_a_failed_draw_gives_its_turns_back() -> None:
         assert table.num_items() == 6
         assert len(set(table.draw(6).item_keys.tolist())) == 6
         table.check()
+
+
+def test_draws_that_go_back_give_their_turns_back() -> None:
+    """If the newest goes back first, and no other draw came after it."""
+    table, keys = shuffled(100, 20)
+    with table:
+        draws, request = table.held_draws(), DrawRequest(0, 4)
+        drawn = [draws.draw(request, 1.0) for _ in range(3)]
+        for one in reversed(drawn):
+            one.hold.give_back()
+        assert table.draw(12).item_keys.tolist() == [key for one in drawn for key in one.item_keys.tolist()]
+        older, newer = draws.draw(request, 1.0), draws.draw(request, 1.0)
+        older.hold.give_back()  # its positions are lost
+        newer.hold.give_back()
+        assert table.draw(4).item_keys.tolist() == newer.item_keys.tolist()
+        table.check()
+
+
+def test_batches_that_were_not_handed_out_come_again_in_the_epoch() -> None:
+    table, keys = shuffled(100, 60)
+    with table:
+        with table.batches(6, prefetch=4, timeout_s=20.0) as batches:
+            seen = next(batches).item_keys.tolist()
+            while len(batches._bringer.ready) < 4:
+                pass
+        assert sorted([*seen, *table.draw(54).item_keys.tolist()]) == sorted(keys.tolist())
 
 
 def test_a_sparse_table_is_walked_within_the_deadline() -> None:

@@ -29,6 +29,11 @@ struct Claimed {
   bool is_last;     // no use is left: the item is used up
 };
 
+// The positions of a shuffled index that a draw took, if no other draw took one in between; else none (rule O1).
+struct Positions {
+  uint64_t first = 0, end = 0;
+};
+
 struct DrawRequest {
   uint32_t index = 0;
   size_t num_items = 0;
@@ -47,6 +52,7 @@ struct DrawRequest {
   bool is_planned = false;  // for a tiered table: the gather comes later and decides on the claims
   // For a draw in flight: receives its uses, to be given back or committed.
   std::vector<Claimed>* claims = nullptr;
+  Positions* positions = nullptr;  // for a draw in flight: receives its positions, to be given back
 };
 
 // The counts of a draw that rejects some items.

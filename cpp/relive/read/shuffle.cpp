@@ -51,6 +51,16 @@ uint64_t Permutation::at(uint64_t place) const {
   return place;
 }
 
+Positions positions_of(const DrawScratch& scratch) {
+  return scratch.is_one_run ? Positions{scratch.first_visit, scratch.end_visit} : Positions{};
+}
+
+void return_positions(const Region& r, uint32_t index, const Positions& positions) {
+  if (positions.first == positions.end) return;
+  uint64_t end = positions.end;
+  r.visited[index]->compare_exchange_strong(end, positions.first, std::memory_order_relaxed);
+}
+
 void take_positions(const Region& r, uint32_t index, DrawScratch* scratch, double none) {
   const Leaves leaves(r, index);
   const size_t count = scratch->missing.size();

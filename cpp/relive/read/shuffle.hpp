@@ -1,7 +1,7 @@
 // The draws of Shuffle: every leaf of an index once an epoch, in the order of a keyed permutation (rules O1, O2). A
-// position is a number that only rises: position / number of leaves is its epoch, the remainder its place in the
-// permutation of that epoch. A position without an item is skipped. The region stores only how many positions were
-// taken; a process takes some by one atomic addition.
+// position is a number: position / number of leaves is its epoch, the remainder its place in the permutation of that
+// epoch. A position without an item is skipped. The region stores only how many positions were taken; a process takes
+// some by one atomic addition, and gives back the newest ones by one compare-and-exchange.
 //
 // Owns:    nothing.
 // Locking: none.
@@ -35,5 +35,10 @@ class Permutation final {
 // which is `none` if no item was found yet. A row that found an item in an earlier round keeps that item while it is
 // drawable.
 void take_positions(const Region& r, uint32_t index, DrawScratch* scratch, double none);
+// The positions that a draw took.
+Positions positions_of(const DrawScratch& scratch);
+// Gives back the positions of a draw, if no other draw has taken one after them. Else they are lost, as those of a dead
+// process are (rule O1).
+void return_positions(const Region& r, uint32_t index, const Positions& positions);
 
 }  // namespace relive

@@ -238,4 +238,13 @@ Status clear(Table& table) {
   return {};
 }
 
+Status take_lock(Table& table, double timeout_s) {
+  const Deadline deadline = Deadline::after(timeout_s);
+  Entered entered(table, true);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  Locked locked(table.door(), deadline);
+  locked.drop_all_overdue();
+  return locked.status();
+}
+
 }  // namespace relive

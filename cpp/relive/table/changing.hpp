@@ -18,6 +18,9 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
 // refer to it. The key of an explicit item: removes that item.
 Status delete_items(Table& table, const int64_t* keys, size_t count, int64_t* deleted);
 Status clear(Table& table);
+// Takes the table lock and releases it, which drops all items that have waited too long (rule T2). Changes nothing
+// else. kDeadlineExceeded: the lock did not become free in time.
+Status take_lock(Table& table, double timeout_s);
 // The late columns of rows. given: [count], each the late columns in their order, one after the other. *applied: rows
 // that were still there. A deleted row gets its columns all the same, because windows of its neighbours have it. Items
 // whose rows have all late columns now are published. kForeignKey: a key that is no row's. kAlreadyCompleted (position,

@@ -5,6 +5,7 @@
 #include "relive/index/leaves.hpp"
 #include "relive/pages/eviction_order.hpp"
 #include "relive/pages/pages.hpp"
+#include "relive/read/shuffle.hpp"
 #include "relive/table/credits.hpp"
 
 namespace relive {
@@ -86,10 +87,12 @@ Status commit_batch(Table& table, uint32_t index, int64_t num_items, const std::
   return {};
 }
 
-Status give_back_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims) {
+Status give_back_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims,
+                       const Positions& positions) {
   Entered entered(table, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
   if (!table.is_read_only()) undo_claims(table, index, claims, table.own_deadline());
+  return_positions(table.region(), index, positions);
   return_credit(table, index, num_items);
   if (!claims.empty()) notify(&table.region().header->items_event);  // these items can be drawn again
   return {};

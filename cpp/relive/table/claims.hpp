@@ -27,8 +27,9 @@ void decide_claims(Table& table, uint32_t index, const std::vector<Claimed>& cla
 // Gives the uses back. An item that has ended stays ended.
 void undo_claims(Table& table, uint32_t index, const std::vector<Claimed>& claimed, const Deadline& deadline);
 // A draw that was in flight with its claims is handed out (is_read: see decide_claims), or given back with all its
-// uses.
+// uses and the positions that it took of an epoch.
 Status commit_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims, bool is_read);
-Status give_back_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims);
+Status give_back_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims,
+                       const Positions& positions = {});
 
 }  // namespace relive

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "relive/read/shuffle.hpp"
 #include "relive/table/claim_keys.hpp"
 #include "relive/table/claims.hpp"
 #include "relive/table/credits.hpp"
@@ -31,7 +32,6 @@ class Draw final {
  private:
   Status fill_of_one_exponent(bool* too_few);
   Status fill(bool* too_few);
-  void give_back_places();
   Status give_up(Status status);
 
   const DrawCall& call_;
@@ -66,6 +66,7 @@ Status Draw::run() {
     free_places(call_.table, request.index, s_.claimed);
     if (!request.is_planned) decide_claims(call_.table, request.index, s_.claimed, request.plan != nullptr);
   }
+  if (request.positions != nullptr && call_.is_shuffled()) *request.positions = positions_of(s_);
   is_in_flight_ = false;
   if (!request.hold) commit_credit(call_.table, request.index, call_.num_items());
   return {};
@@ -112,20 +113,12 @@ Status Draw::fill(bool* too_few) {
   return {};
 }
 
-// Gives back the places of a shuffled epoch that this draw took, if no other draw has taken one after them. Else they
-// are lost, as those of a dead process are (rule O1).
-void Draw::give_back_places() {
-  if (!call_.is_shuffled() || !s_.is_one_run || s_.first_visit == s_.end_visit || !call_.table.is_of_this_process())
-    return;
-  uint64_t end = s_.end_visit;
-  call_.r.visited[call_.request.index]->compare_exchange_strong(end, s_.first_visit, kRelaxed);
-}
-
 // A batch that cannot be completed leaves nothing: it gives back its claims, its credit and its draw number.
 Status Draw::give_up(Status status) {
   is_in_flight_ = false;
   rounds_.undo_claims(status.code() == Code::kInterrupted ? Deadline::after(0.0) : call_.deadline);
-  give_back_places();
+  if (call_.is_shuffled() && call_.table.is_of_this_process())
+    return_positions(call_.r, call_.request.index, positions_of(s_));
   return_credit(call_.table, call_.request.index, call_.num_items());
   (void)call_.table.give_back_draw(draw_number_);
   return status;

@@ -1,6 +1,7 @@
 #include "relive/table/reading.hpp"
 
 #include "relive/read/row_source.hpp"
+#include "relive/read/shuffle.hpp"
 #include "relive/table/by_key.hpp"
 #include "relive/table/credits.hpp"
 #include "relive/table/draw_batch.hpp"
@@ -72,9 +73,10 @@ Status commit_held(Table& table, uint32_t index, int64_t n) {
   return {};
 }
 
-Status return_held(Table& table, uint32_t index, int64_t n) {
+Status return_held(Table& table, uint32_t index, int64_t n, const Positions& positions) {
   Entered entered(table, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
+  return_positions(table.region(), index, positions);
   return_credit(table, index, n);
   return {};
 }

@@ -29,8 +29,8 @@ Status gather_ragged(Table& table, const GatherPlan& plan, const int64_t* keys, 
 // If the item of keys[i] is gone: present[i] = 0, and zeros.
 Status gather(Table& table, const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out,
               uint8_t* present);
-// For a draw with `hold`: its items were handed out, or will not be.
+// For a draw with `hold`: its items were handed out, or will not be. positions: those that it took of an epoch.
 Status commit_held(Table& table, uint32_t index, int64_t num_items);
-Status return_held(Table& table, uint32_t index, int64_t num_items);
+Status return_held(Table& table, uint32_t index, int64_t num_items, const Positions& positions = {});
 
 }  // namespace relive

@@ -4,6 +4,7 @@
 #include <limits>
 #include <new>
 
+#include "relive/read/shuffle.hpp"
 #include "relive/table/by_key.hpp"
 #include "relive/table/credits.hpp"
 #include "relive/table/draw_batch.hpp"
@@ -57,7 +58,11 @@ Status StagedReader::plan_batch(const GatherPlan& plan, size_t num_items, const 
   request.hold = true;
   request.is_planned = true;
   request.claims = batch->claims = claims;
+  Positions positions;
+  request.positions = &positions;
   RELIVE_RETURN_IF_ERROR(draw_batch(table_, request, timeout_s));
+  batch->first_position = positions.first;
+  batch->end_position = positions.end;
   Entered entered(table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   batch->num_held = static_cast<int64_t>(num_items);
@@ -201,6 +206,8 @@ void StagedReader::give_back(PlannedBatch& batch) {
     undo_claims(table_, batch.index, *batch.claims, table_.own_deadline());
     batch.claims->clear();
   }
+  return_positions(table_.region(), batch.index, {batch.first_position, batch.end_position});
+  batch.first_position = batch.end_position = 0;
   return_credit(table_, batch.index, batch.num_held);
   batch.num_held = 0;
 }
@@ -244,6 +251,7 @@ Status StagedReader::sample(const DrawRequest& request, double timeout_s) {
   std::copy(batch->keys.begin(), batch->keys.end(), request.keys);
   std::copy(batch->probabilities.begin(), batch->probabilities.end(), request.probabilities);
   if (request.num_live_items != nullptr) *request.num_live_items = batch->num_live_items;
+  if (request.positions != nullptr) *request.positions = {batch->first_position, batch->end_position};
   if (!request.hold) commit_credit(table_, batch->index, batch->num_held);
   return {};
 }

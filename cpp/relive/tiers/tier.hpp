@@ -103,6 +103,7 @@ class PlannedBatch final {
   int64_t num_held = 0;                    // in flight: the number for commit_held or return_held
   std::vector<Claimed>* claims = nullptr;  // of the caller: receives the uses in flight; may be null
   bool has_claims = false;
+  uint64_t first_position = 0, end_position = 0;  // Positions of the draw (read/draw.hpp)
   std::vector<int64_t> keys;
   std::vector<double> probabilities;
   std::vector<double> picks;  // for hindsight

@@ -248,7 +248,7 @@ class Shuffle(SamplerKind):
     - The order follows from the table's seed and the number of the epoch. The table keeps 8 bytes of it.
     - probabilities are 1 / N for N live items.
     - Items that a process had drawn when it died are lost to the epoch. So are items that batches() drew ahead and did
-      not hand out.
+      not hand out, if another draw came after them. Else they come again.
     - A draw advances the epoch. So a read-only handle cannot draw: ReadOnly. A draw with where= is refused.
 
     Cost: a permuted place and a cache miss a slot, and as many slots an item as the index has for each item. A table

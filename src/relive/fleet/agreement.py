@@ -17,9 +17,9 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
 from weakref import WeakKeyDictionary
 
 from relive.errors import FormatMismatch
@@ -38,6 +38,8 @@ BATCHES_CLOSED = "close() of batches()"
 _CALLS = ("attach()", "number_draws()", "a draw", BATCHES_CLOSED)
 _OTHER = "a call of another kind, such as GroupReader.sample()"
 LEAST_S = 1.0  # the shortest wait of ranks for each other
+# A call with an index, its roots in some shards, and the seconds that are left of the wait.
+WhileWaiting: TypeAlias = Callable[[int, Sequence[Root], float], object]
 
 
 @final
@@ -143,6 +145,7 @@ class Agreement:
         self._exchange = exchange
         self.root_age = root_age
         self.number = 0  # of the next draw; ranks agree on it
+        self.while_waiting: WhileWaiting = lambda index, roots, left_s: None
         self._agreed: dict[int, _Agreed] = {}  # by index
         self._table = bytes(8)
         # Agreements over the same calls, with a close_batches() that has not met all ranks.
@@ -206,6 +209,8 @@ class Agreement:
     def roots(self, index: int, num_items: int, pace: Pace, wait: Wait) -> Roots:
         """Waits for roots on which every rank may draw num_items items, and returns them.
 
+        While it waits, it calls `while_waiting` with the roots of this rank's part of the shards.
+
         Raises DeadlineExceeded on every rank as soon as one rank's deadline has passed. If a rank does not come in
         time, raises DeadlineExceeded on the ranks that waited, and their next call is the retry. Raises RanksDisagree
         if a rank draws from another table or index, or another number of items.
@@ -227,6 +232,8 @@ class Agreement:
             roots, is_over = self._exchanged(self._head(_DRAW, wait.is_over, index, num_items), wait)
             if roots.bounds[-1] > 0.0 and pace.can_sample(roots, asked):
                 return roots
+            mine = roots.shards[self._exchange.rank :: self._exchange.world]
+            self.while_waiting(index, mine, 0.0 if is_over else wait.left_s)
             if is_over:
                 if all(root.is_dead for root in roots.shards):
                     raise wait.exceeded("a shard that answers", f"{len(roots.shards)} that do not")

@@ -15,6 +15,7 @@ docs/design/fleet.md has the table of all calls.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, final
@@ -26,6 +27,7 @@ from relive.core.late_rows import check_twice
 from relive.errors import AlreadyCompleted, DeadlineExceeded, InvalidPriority, ReliveError, TableClosed, from_core
 from relive.fleet.draws.mixing import Outputs, are_ragged, empty, end_to_end, scatter
 from relive.fleet.draws.pace import Pace
+from relive.fleet.draws.placement import Root
 from relive.fleet.keys import ShardKeys
 from relive.fleet.shards import Answer, AreOwn, Missed, Places, Shard, Shards
 
@@ -35,6 +37,7 @@ Keys = npt.NDArray[np.int64]
 Arrays = list[npt.NDArray[Any]]
 
 _NO_KEYS: Places = np.empty(0, np.intp)
+_DROP_EVERY_S = 0.1  # how often calls that wait have the overdue items of an index dropped
 # Dead shards add nothing to the first of these statistics. The others are not added up: the largest counts.
 _LIVE_ONLY = ("num_steps", "num_items", "pending", "total_mass", "num_lanes", "in_flight")
 _LARGEST = ("max_priority", "sampler_waits_s", "writer_waits_s", "draw_size", "insert_size", "page_len", "is_stuck")
@@ -51,6 +54,9 @@ class Calls:
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
+        indexes = shards[0].table.config.index.values()
+        # By index with max_wait_s: when a call that waits has overdue items dropped again.
+        self._drops_at = {number: 0.0 for number, index in enumerate(indexes) if index.max_wait_s is not None}
 
     # ---- the table as a whole --------------------------------------------------------------------------------------
 
@@ -78,6 +84,35 @@ class Calls:
         """
         self._taken(((shard, _NO_KEYS, shard.ask_free) for shard in self._shards), must_answer=True)
         self._taken(((shard, _NO_KEYS, partial(shard.ask, call, *values)) for shard in self._shards), must_answer=True)
+
+    def drop_overdue(self, index: int, roots: Sequence[Root], left_s: float) -> bool:
+        """Has shards drop the items that have waited longer than max_wait_s, while a call waits for the totals.
+
+        The waiting items take room of the limiters. A shard drops overdue items when a process releases its lock, and a
+        call that reads roots takes no lock. A shard that gives no answer, or whose lock is taken, keeps its items.
+
+        Args:
+            index: the index that the call waits for. Shards are asked for it every _DROP_EVERY_S at most.
+            roots: the roots of the index in the shards that may be asked. Those in which no item waits are not asked.
+            left_s: seconds until the deadline of the call; 0: the call ends now, and asks in any case.
+
+        Returns:
+            Whether a shard was asked: the roots are then outdated.
+
+        Blocks:
+            For the locks, at most left_s.
+        """
+        drops_at = self._drops_at.get(index)
+        if drops_at is None or (left_s > 0.0 and time.monotonic() < drops_at) or self._shards.read_only:
+            return False
+        waiting = {root.shard for root in roots if root.pending and not root.is_dead}
+        if not waiting:
+            return False
+        self._drops_at[index] = time.monotonic() + _DROP_EVERY_S
+        asked = [shard for shard in self._shards if shard.number in waiting]
+        with contextlib.suppress(DeadlineExceeded):
+            self._taken((shard, _NO_KEYS, partial(shard.ask_free, left_s)) for shard in asked)
+        return True
 
     def list_items(self, at: int, index: int, first: int, count: int, condition: Any) -> Any:
         """Lists leaves of one shard, in the form of TableCore.list_items; None if the shard does not answer."""

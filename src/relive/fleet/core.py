@@ -17,12 +17,13 @@ from relive.fleet.agreement import Exchange
 from relive.fleet.calls import Calls, totals
 from relive.fleet.drawing import Drawing
 from relive.fleet.draws.mixing import Outputs
-from relive.fleet.draws.pace import Pace, Wait
-from relive.fleet.draws.placement import home
+from relive.fleet.draws.pace import Pace, Wait, most_insertable
+from relive.fleet.draws.placement import Roots, home
 from relive.fleet.errors import NoLiveShard, NotOverShards
 from relive.fleet.shards import Missed, Shard, Shards
-from relive.fleet.writing import PacedWriterCore, emptiest
+from relive.fleet.writing import PacedWriterCore, emptiest, made_as_let_in
 from relive.writing.blocks import Inserted
+from relive.writing.new_items import NewItems
 
 __all__ = ["FleetCore", "FleetSelection"]
 
@@ -58,6 +59,10 @@ class FleetCore:
         self._timeout_s = config.timeout_s  # of calls that have no deadline of their own
         self._paces: list[Pace] = [index.limiter for index in config.index.values()]
         self._items = [index.items for index in config.index.values()]
+        # Explicit items are made by create_items(). Their limiters do not stop steps.
+        self._stops_steps = [
+            pace.stops_inserts and not items.is_explicit for pace, items in zip(self._paces, self._items, strict=True)
+        ]
 
     def set_patience(self, timeout_s: float) -> None:
         """Sets how long calls without a deadline of their own wait for answers that are on their way."""
@@ -110,7 +115,9 @@ class FleetCore:
         self.shards.places_of(keys, self.calls.items_of(index))
         pace.check_draw(len(keys))
         while not pace.can_sample(roots := self.agreement.read(index, wait.arrives_s), len(keys)):
-            if wait.is_over:
+            left_s = wait.left_s
+            self.calls.drop_overdue(index, roots.shards, left_s)
+            if left_s == 0.0:
                 raise wait.exceeded(pace.needs(len(keys)), self.num_items(index))
             wait.pause()
         return self.calls.claim(index, keys, wait.arrives_s), roots.num_items
@@ -166,7 +173,16 @@ class FleetCore:
         timeout_s: float,
     ) -> Keys:
         """Creates items in the only shard. A table of several shards has no Explicit items."""
-        return self.shards[0].core.create_items(index, windows, rows, priorities, columns, timeout_s)
+        core, pace = self.shards[0].core, self._paces[index]
+        acts_here = pace.stops_inserts and not pace.bounds_items  # else it acts in the shard, or nowhere
+        if not acts_here or not len(windows):
+            return core.create_items(index, windows, rows, priorities, columns, timeout_s)
+        return made_as_let_in(
+            NewItems(windows, list(rows), priorities, list(columns)),
+            lambda part, left_s: core.create_items(index, *part, left_s),
+            lambda count, left_s: self._lets_in([(index, count)], left_s),
+            Wait(timeout_s),
+        )
 
     # ---- the table as a whole --------------------------------------------------------------------------------------
 
@@ -188,14 +204,14 @@ class FleetCore:
     def open_writer_of(self, shard: Shard, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
         """Opens lanes in this shard."""
         core: WriterCore = shard.core.open_writer(num_lanes, single, normalise)
-        if not any(pace.stops_inserts for pace in self._paces):
+        paced = [pace for pace, stops in zip(self._paces, self._stops_steps, strict=True) if stops]
+        if not paced:
             return core
-        config = shard.table.config
-        has_own_limit = any(index.limiter.bounds_items for index in config.index.values())
+        has_own_limit = any(pace.bounds_items for pace in paced)
         return PacedWriterCore(
             core,
             self._has_room,
-            config.spec.columns,
+            shard.table.config.spec.columns,
             is_single=single,
             has_own_limit=has_own_limit,
             is_served=shard.path != "mapped",
@@ -203,14 +219,27 @@ class FleetCore:
 
     def _has_room(self, inserted: Inserted, left_s: float) -> bool:
         """Whether the limiters let an insert pass, by the totals. Raises RequestTooLarge if they never do."""
-        paced = []
+        asked = []
         for number, (pace, items) in enumerate(zip(self._paces, self._items, strict=True)):
-            if pace.stops_inserts:
-                paced.append((number, pace, inserted.num_ends if items.end_with_episodes else inserted.num_steps))
-        for _, pace, num_items in paced:
-            pace.check_insert(num_items)
-        roots = {number: self.agreement.read(number, left_s) for number, _, _ in paced}
-        return all(pace.can_insert(roots[number], num_items) for number, pace, num_items in paced)
+            if self._stops_steps[number]:
+                num_items = inserted.num_ends if items.end_with_episodes else inserted.num_steps
+                pace.check_insert(num_items)
+                owed = most_insertable(pace, inserted.num_owed) if items.end_with_episodes else 0
+                asked.append((number, max(num_items, owed)))
+        return self._lets_in(asked, left_s)
+
+    def _lets_in(self, asked: Sequence[tuple[int, int]], left_s: float) -> bool:
+        """Whether the totals have room for items, given as (index, number of items). Has overdue items dropped."""
+        refusing = self._refusing(asked, left_s)
+        are_asked = [self.calls.drop_overdue(number, roots.shards, left_s) for number, roots in refusing]
+        return not refusing or (any(are_asked) and not self._refusing(asked, left_s))
+
+    def _refusing(self, asked: Sequence[tuple[int, int]], left_s: float) -> list[tuple[int, Roots]]:
+        """The indexes whose limiters refuse, with the roots that say so."""
+        read = [(number, self.agreement.read(number, left_s), num_items) for number, num_items in asked]
+        return [
+            (number, roots) for number, roots, num_items in read if not self._paces[number].can_insert(roots, num_items)
+        ]
 
     def shard_of_group(self, value: int) -> int:
         """The number of the live shard for groups of this value. Raises NoLiveShard."""

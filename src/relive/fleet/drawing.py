@@ -81,6 +81,7 @@ class Drawing:
         self._lock = threading.Lock()  # protects the agreement of ranks
         self._numbers = threading.Lock()  # protects the count of draws
         self.agreement = Agreement(shards, exchange, root_age)
+        self.agreement.while_waiting = calls.drop_overdue  # a dropped item gives its room to a writer
         config = shards[0].table.config
         self._seed = config.seed
         self._paces: list[Pace] = [index.limiter for index in config.index.values()]
@@ -437,9 +438,11 @@ class Drawing:
 
     def _asked(self, making: _Making, at: int, count: int) -> Asked:
         whole, is_only = making.request, len(self._shards) == 1
-        seconds = making.wait.left_s
+        seconds, retry_s = making.wait.left_s, 0.0
         if not is_only:
-            seconds = min(seconds, _USES_S if self._shares_uses(whole.index_number) else STALL_S)
+            seconds = min(seconds, STALL_S)
+            if self._shares_uses(whole.index_number):
+                seconds, retry_s = min(seconds, _USES_S), seconds
         request = whole._replace(
             num_items=count,
             selection=None if whole.selection is None else whole.selection.parts[at],
@@ -447,4 +450,4 @@ class Drawing:
         )
         is_read = whole.selection is not None
         arrives_s = making.wait.arrives_s
-        return Asked(request, seconds, arrives_s, self._shards.read_only, is_read, is_only, making.turns)
+        return Asked(request, seconds, arrives_s, self._shards.read_only, is_read, is_only, making.turns, retry_s)

@@ -10,8 +10,8 @@ Protocol of one call:
    rows were gone on any rank, the leader draws replacements for them, and steps 2 to 4 follow again, until no row is
    gone or the deadline of a rank has passed.
 5. Only then the draws count.
-6. *Count*: if the index counts uses, counting may fail. One more all_gather tells whether it did. Step 4 says whether
-   this step follows.
+6. *Count*: if the index counts uses, or if a server keeps the leader's draw, counting may fail. One more all_gather
+   tells whether it did. The leader's message of step 4 says whether this step follows.
 
 Messages of all_gathers have one form (draws/messages.py). A message contains the number of its step in the call. If the
 call fails on a rank in any of these steps, the rank puts its error into the message of the next all_gather, and every
@@ -57,7 +57,7 @@ from relive.fleet.errors import RankFailed, RankLost, RanksDisagree
 from relive.fleet.shards import SILENCE_S
 from relive.reading.batch import Batch
 from relive.reading.columns import Selection
-from relive.reading.holds import HeldDraw, HeldDraws, Hold
+from relive.reading.holds import HeldDraw, HeldDraws, Hold, TimedHold
 from relive.table.handle import TableHandle
 from relive.table.table import Table
 
@@ -226,6 +226,7 @@ class GroupReader:
             with self._telling(call):
                 table, selection = self._selected(call.asked)
                 draws = stack.enter_context(closing(table.held_draws()))
+                stack.callback(draws.hurry)  # before it is closed: the others wait for the leader's next call
                 held = _Held(table, selection, call.asked, draws)
                 drawn = held.draw(call.asked.num_items, call.wait, self._by_keys)
                 batch = None if self._by_keys else Batch(selection.columns, *drawn[:-1])
@@ -233,14 +234,13 @@ class GroupReader:
             self._gives(call, given)
             if batch is None:
                 batch = self._gathered(call, held, unpacked_keys(given))
-                held.commit()  # no uses are counted, so it does not fail
-                return batch
-            self._exchanged(call, held.counts_uses)  # all ranks have the batch
-            if not held.counts_uses:
-                held.commit()
+            else:
+                self._exchanged(call, held.count_may_fail)
+            if not held.count_may_fail:  # all ranks have the batch
+                held.commit(call.wait)
                 return batch
             with self._telling(call, BaseException):  # the others are there, so it does not wait for them
-                held.commit()
+                held.commit(call.wait)
             self._exchanged(call)
             return batch
 
@@ -287,9 +287,12 @@ class GroupReader:
             with self._telling(call):
                 arrays, present = held.rows(keys)
             gone = np.zeros(len(keys.item_keys), np.bool_)
-            for message in self._exchanged(call, body=np.packbits(~present).tobytes()):
+            heard = self._exchanged(call, held.count_may_fail, np.packbits(~present).tobytes())
+            for message in heard:
                 gone |= np.unpackbits(np.frombuffer(message.body, np.uint8), count=len(gone)).astype(np.bool_)
             if not gone.any():
+                if heard[self._leader].number and not self.is_leader:
+                    self._exchanged(call)  # the leader has counted the draws
                 return Batch(held.selection.columns, arrays, *keys)
             others = self._replacements(call, held, int(gone.sum()))
             keys.item_keys[gone], keys.probabilities[gone] = others.item_keys, others.probabilities
@@ -400,14 +403,18 @@ class _Held:
         return self._table.gather_arrays(self.selection, keys.item_keys)
 
     @property
-    def counts_uses(self) -> bool:
-        """Whether a draw of the index counts uses, so that counting may fail."""
-        return list(self._table.indexes.values())[self.selection.number].max_times_sampled is not None
+    def count_may_fail(self) -> bool:
+        """Whether counting may fail on the leader: a draw of the index counts uses, or a server keeps the draw."""
+        counts_uses = list(self._table.indexes.values())[self.selection.number].max_times_sampled is not None
+        return self._draws is not None and (counts_uses or any(isinstance(hold, TimedHold) for hold in self._holds))
 
-    def commit(self) -> None:
-        """Counts all draws of the batch as sampled."""
+    def commit(self, wait: Wait) -> None:
+        """Counts all draws of the batch as sampled. Waits for a server until the deadline, at least a second."""
         for hold in self._holds:
-            hold.commit()
+            if isinstance(hold, TimedHold):
+                hold.commit_within(wait.left_s)
+            else:
+                hold.commit()
 
 
 def _keys_of(drawn: HeldDraw) -> Bytes:

@@ -48,6 +48,17 @@ class _FleetHold:
             raise
         self.is_over = True
 
+    def is_gone(self) -> bool:
+        """Whether the uses of a part went back, because its stream is over."""
+        if self.is_over:
+            return self._problem is not None
+        try:
+            for part in self._drawn.held:
+                part.check()
+        except ServiceUnavailable:
+            return True
+        return False
+
     def give_back(self) -> None:
         """Gives back the draw in each shard, and its number."""
         if not self.is_over:
@@ -67,16 +78,19 @@ class FleetDraws:
         self._explain = explain
         self._holds: list[_FleetHold] = []  # the oldest first
 
-    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
+    def draw(self, request: DrawRequest, timeout_s: float, arrives_s: float = 0.0) -> HeldDraw:
         """Draws one batch and keeps the draw in flight."""
         try:
-            drawn = self._fleet.drawing.hold(request, timeout_s)
+            drawn = self._fleet.drawing.hold(request, timeout_s, arrives_s)
         except RequestTooLarge as error:
             raise self._explain(error, request) from None
         hold = _FleetHold(self._fleet, drawn)
         self._holds = [one for one in self._holds if not one.is_over]
         self._holds.append(hold)
         return HeldDraw(drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items, hold)
+
+    def hurry(self) -> None:
+        """Does nothing: a shard that falls silent is left out after some seconds."""
 
     def close(self) -> None:
         """Gives all draws back."""

@@ -182,10 +182,14 @@ class MappedShard(Shard):
         """Returns an answer that reads the statistics when it is taken."""
         return self.ask("stats")
 
-    def ask_free(self) -> Answer:
+    def ask_free(self, left_s: float = STALL_S) -> Answer:
         """Returns an answer that takes the lock and releases it. A shard whose owner died can be changed, too."""
-        ends = time.monotonic() + STALL_S
-        return self._later(lambda: check_lock(self.core, max(0.0, ends - time.monotonic())))
+        ends = time.monotonic() + min(left_s, STALL_S)
+
+        def free() -> None:
+            check_lock(self.core, max(0.0, ends - time.monotonic()))
+
+        return self._later(free) if left_s >= STALL_S else Later(free)
 
     def begin_save(self, asked: AskedSave) -> SavingPart:
         """Begins a save by a thread of this process."""
@@ -282,20 +286,26 @@ class _MappedPart:
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Draws the items, stratified over the shard's mass at this moment, at permuted positions."""
-        core, asked = self._shard.core, self._asked
-        number = DrawNumber(core)
-        try:
-            arrays, keys, masses, _ = core.draw(asked.request, asked.timeout_s, self._hold)
-        except DeadlineExceeded as error:
-            if asked.is_only:
-                raise
-            if not is_of_lock(error):
-                raise Short(self._shard, error) from None
-            self._shard.stalls()
-            raise Missed(self._shard, error) from None
+        number = DrawNumber(self._shard.core)
+        arrays, keys, masses = self._drawn()
         number.taken()
         self._number = number
         return arrays, keys, masses
+
+    def _drawn(self) -> tuple[Arrays, Keys, Masses]:
+        asked = self._asked
+        ends = time.monotonic() + asked.retry_s
+        while True:
+            try:
+                return self._shard.core.draw(asked.request, asked.timeout_s, self._hold)[:3]
+            except DeadlineExceeded as error:
+                if asked.is_only:
+                    raise
+                if not is_of_lock(error):
+                    raise Short(self._shard, error) from None
+                if time.monotonic() >= ends:
+                    self._shard.stalls()
+                    raise Missed(self._shard, error) from None
 
     def check(self) -> None:
         """Does nothing: a mapped shard keeps what is in flight."""

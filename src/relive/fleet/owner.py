@@ -9,8 +9,9 @@ import secrets
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from relive import _core
@@ -32,7 +33,8 @@ from relive.errors import (
 from relive.fleet.draws.pace import region_limiter
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.fleet.errors import OtherShards
-from relive.fleet.saved import SavedShards, check_kept, saved
+from relive.fleet.saved import SavedShard, SavedShards, check_kept, saved
+from relive.saving.loading import describe_shard
 from relive.table.table import Table, attach_path, close_own, load_table, table_over
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process
 _MOST_STREAMS = 4096  # of 1,024 actors with two each, and once more those of a broken network, which count for a while
 
 _owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # of this process
+_servers: dict[Any, weakref.ref[ShardOwner]] = {}  # that are open
 _CHECKED = ("spec", "capacity", "index", "max_lanes", "timeout_s", "seed")  # by an owner that takes a region over
 
 
@@ -83,27 +86,39 @@ def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Ta
 
 def load_shard(number: int, config: TableConfig, load: str | os.PathLike[str] | SavedShards) -> Table:
     """Makes a shard from a save of all shards. It has no owner. ShardOwner lists the arguments and errors."""
+    save, part = _part_of(number, config, load)
+    more = {"shard": number, "metadata": config.to_metadata(save.numbers)}
+    with _check_kept_if_damaged(save):
+        return load_table(
+            part.path, config.storage, config.capacity, config.max_lanes, config.timeout_s, cut=part.cut, more=more
+        )
+
+
+def _part_of(
+    number: int, config: TableConfig, load: str | os.PathLike[str] | SavedShards
+) -> tuple[SavedShards, SavedShard]:
+    """Returns a save and its part of a shard. Raises OtherShards, and InvalidConfig if the part does not fit config."""
     save = load if isinstance(load, SavedShards) else saved(load)
     part = next((one for one in save.shards if one.number == number), None)
     if part is None:
         raise OtherShards(save.numbers, [*save.numbers, number])
-    more = {"shard": number, "metadata": config.to_metadata(save.numbers)}
+    with _check_kept_if_damaged(save):
+        found_config, found_number = describe_shard(part.path, part.cut)
+    if found_number != number:
+        raise InvalidConfig(f"number of the shard saved in {part.path}", str(number), found_number)
+    for what, found, wanted in _differences(found_config, config, ("spec", "index", "seed")):
+        raise InvalidConfig(f"{what} of the shard saved in {part.path}", repr(found), wanted)
+    return save, part
+
+
+@contextmanager
+def _check_kept_if_damaged(save: SavedShards) -> Iterator[None]:
+    """Raises NoSuchSave in place of DamagedSave if the folder keeps other saves and not this one."""
     try:
-        table = load_table(
-            part.path, config.storage, config.capacity, config.max_lanes, config.timeout_s, cut=part.cut, more=more
-        )
+        yield
     except DamagedSave:
         check_kept(save)
         raise
-    try:
-        if shard_of(table) != number:
-            raise InvalidConfig(f"number of the shard saved in {part.path}", str(number), shard_of(table))
-        for what, found, wanted in _differences(table.config, config, ("spec", "index", "seed")):
-            raise InvalidConfig(f"{what} of the shard saved in {part.path}", repr(found), wanted)
-    except BaseException:
-        table.close()
-        raise
-    return table
 
 
 def shard_of(table: Table) -> int:
@@ -214,6 +229,8 @@ class ShardOwner(Closing):
         self._server: Any = None
         self._region: Any = None  # the mapping that NIXL registered
         if config.storage.overwrite:
+            if load is not None:
+                _part_of(self.number, config, load)  # a save that does not fit leaves the shard that is there
             _close_own_owners(path)
         with ExitStack() as undo:
             self.is_restored = not config.storage.overwrite and self._takes_over(path, config)
@@ -275,6 +292,7 @@ class ShardOwner(Closing):
         """
         if self._server is not None:
             raise InvalidConfig("a shard that is served", "one address", self._server.address)
+        _close_servers_of_dropped()
         service = importlib.import_module("relive.service")  # imported here: an owner needs only numpy
         storage = self.table.config.storage
         shown = storage.name if name is None and isinstance(storage, SharedMemory) else str(name)
@@ -287,14 +305,15 @@ class ShardOwner(Closing):
         if door is not None and door.offers and nixl.is_installed():
             self._region = nixl.SharedRegion(self.table.core)
             self._server.offer(shown, "nixl", self._region.give)
+        _servers[self._server] = weakref.ref(self)
+        collected = importlib.import_module("relive.service.client.collected")
+        collected.end_when_collected(self, partial(_close_server, self._server, self._region))
         return f"{self._server.address}/{shown}"
 
     def close(self) -> None:
         """Ends the service and the ownership, and closes the handle. A second call has no effect."""
         if self._server is not None:
-            self._server.close()
-        if self._region is not None:
-            self._region.close()
+            _close_server(self._server, self._region)
         self._ownership.end()
         _owners.discard(self)
         self.table.close()
@@ -411,6 +430,21 @@ def _close_own_owners(path: str) -> None:
     for owner in list(_owners):
         if owner.table.path == path:
             owner.close()
+
+
+def _close_server(server: Any, region: Any) -> None:
+    """Closes the server of a shard, and the region that it offers. A second call waits for the first."""
+    server.close()
+    if region is not None:
+        region.close()
+    _servers.pop(server, None)
+
+
+def _close_servers_of_dropped() -> None:
+    """Returns when no server is open whose owner the program has dropped. A thread closes these servers, too."""
+    for server, owner in list(_servers.items()):
+        if owner() is None:
+            server.close()
 
 
 @at_end

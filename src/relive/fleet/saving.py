@@ -7,7 +7,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, final, overload
@@ -74,24 +74,22 @@ class ShardsSaving(UnderWay[ShardsSaveFacts]):
         """Opens the folder. Raises the errors of ShardsFolder."""
         super().__init__()
         self._began = time.monotonic()
-        self._folder = ShardsFolder(path)
         self._parts: dict[int, SavingPart] = {}  # by number of the shard
         self._told: dict[int, SaveFacts] = {}  # of the parts that have ended
+        self._folder = ShardsFolder(path)  # last: it is locked from here on
 
     def begin(self, shards: Shards, timeout_s: float) -> None:
         """Begins the part of each shard. Raises ShardNotSaved, and the errors of Shard.begin_save."""
-        with _or_else(self.abandon):
-            for shard in shards:
-                if not shard.is_live:
-                    raise ShardNotSaved(shard.number, shard.state)
-            for shard in shards:
-                place, staying = self._folder.place_of(shard.number), self._folder.staying(shard.number)
-                self._parts[shard.number] = shard.begin_save(AskedSave(place, self._folder.name, staying, timeout_s))
+        for shard in shards:
+            if not shard.is_live:
+                raise ShardNotSaved(shard.number, shard.state)
+        for shard in shards:
+            place, staying = self._folder.place_of(shard.number), self._folder.staying(shard.number)
+            self._parts[shard.number] = shard.begin_save(AskedSave(place, self._folder.name, staying, timeout_s))
 
     def wait_for_moments(self, timeout_s: float) -> None:
-        """Waits until each shard has its moment, at most timeout_s from the begin of the save. A failure ends it."""
-        with _or_else(self.abandon):
-            self._follow(True, timeout_s, f"the moments of {self._what}")
+        """Waits until each shard has its moment, at most timeout_s from the begin of the save."""
+        self._follow(True, timeout_s, f"the moments of {self._what}")
 
     def finish(self, beside: Mapping[str, bytes], keep: int, timeout_s: float = math.inf) -> None:
         """Waits for all parts and commits, on the calling thread. The outcome is that of `wait`.
@@ -103,26 +101,31 @@ class ShardsSaving(UnderWay[ShardsSaveFacts]):
         """
         try:
             with self._noted_error():
-                with _or_else(self._give_up):
-                    self._follow(False, timeout_s, f"the commit of {self._what}")
-                    self._check_cancelled()
-                    facts = dict(sorted(self._told.items()))
-                    number = self._folder.commit(facts, beside, keep).number
+                self._follow(False, timeout_s, f"the commit of {self._what}")
+                self._check_cancelled()
+                facts = dict(sorted(self._told.items()))
+                number = self._folder.commit(facts, beside, keep).number
                 self._forget()
                 self._facts = ShardsSaveFacts(self._folder.path, number, facts, time.monotonic() - self._began)
         finally:
-            self._end()
+            self.abandon()
 
     def finish_behind(self, beside: Mapping[str, bytes], keep: int) -> None:
         """The same on a thread of its own. If a signal's handler raises in the start of the thread, the save ends."""
         self._finish_on_a_thread(partial(self.finish, beside, keep))
 
     def abandon(self) -> None:
-        """Ends a save that no thread finishes: the save before it stays."""
+        """Ends a save that no thread finishes. If it was not committed, the save before it stays."""
+        if self.done:
+            return
         try:
-            self._give_up()
+            if self._facts is None:
+                self._give_up()
         finally:
-            self._end()
+            try:
+                self._folder.close()
+            finally:
+                self._done.set()
 
     def _follow(self, until_moment: bool, timeout_s: float, what: str) -> None:
         """Waits for each part's moment or end, and notes the facts of those that end.
@@ -169,12 +172,6 @@ class ShardsSaving(UnderWay[ShardsSaveFacts]):
             with contextlib.suppress(ReliveError):  # the next save removes them
                 part.forget(self._folder.staying(number))
 
-    def _end(self) -> None:
-        try:
-            self._folder.close()
-        finally:
-            self._done.set()
-
     @property
     def path(self) -> str:
         """The folder."""
@@ -188,16 +185,6 @@ class ShardsSaving(UnderWay[ShardsSaveFacts]):
         """
         parts = self._parts.values()
         return 1.0 if self._facts is not None else sum(part.progress for part in parts) / len(parts)
-
-
-@contextlib.contextmanager
-def _or_else(undo: Callable[[], None]) -> Iterator[None]:
-    """Calls undo() if the block raises."""
-    try:
-        yield
-    except BaseException:
-        undo()
-        raise
 
 
 class SavesShards(TableHandle):
@@ -275,11 +262,17 @@ class SavesShards(TableHandle):
         if self._fleet.read_only:
             raise ReadOnly()
         saving = ShardsSaving(folder_path("path of a save", path))
-        saving.begin(self._fleet.shards, seconds)
+        try:  # at once: a signal's handler may raise in any call
+            saving.begin(self._fleet.shards, seconds)
+            if waits:
+                saving.finish(blobs, kept, seconds)
+            else:
+                saving.wait_for_moments(seconds)
+        except BaseException:
+            saving.abandon()
+            raise
         if waits:
-            saving.finish(blobs, kept, seconds)
             return saving.wait()
-        saving.wait_for_moments(seconds)
         self._savings.add(saving)  # before the thread: close() waits for it
         saving.finish_behind(blobs, kept)
         return saving

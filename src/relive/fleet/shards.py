@@ -93,6 +93,7 @@ class Asked(NamedTuple):
     # A caller that draws ahead passes what it has asked for, by shard: each shard makes these draws in their order. The
     # ticket that settles a draw then rides with the next message, and the caller calls flush() when none follows soon.
     turns: dict[int, Any] | None = None
+    retry_s: float = 0.0  # how long the draw is tried again if it ends because another caller has the shard's lock
 
 
 class Answer(Protocol):
@@ -297,8 +298,12 @@ class Shard(ABC):
         """Asks for the statistics of the shard's core; the last known statistics if the shard does not answer."""
 
     @abstractmethod
-    def ask_free(self) -> Answer:
-        """Asks whether the shard can be changed now. The answer raises if its lock or its owner stand in the way."""
+    def ask_free(self, left_s: float = STALL_S) -> Answer:
+        """Asks whether the shard can be changed now. The shard then drops its overdue items.
+
+        The answer raises if its lock or its owner stand in the way. It waits for the lock at most left_s and STALL_S.
+        A lock that is not free for STALL_S stalls the shard.
+        """
 
     @abstractmethod
     def begin_save(self, asked: AskedSave) -> SavingPart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
@@ -10,13 +11,14 @@ import numpy.typing as npt
 
 from relive.config.spec import ArraySpec
 from relive.core.table_core import WriterCore
-from relive.errors import DeadlineExceeded, ReliveError, ServiceUnavailable, stored_before
+from relive.errors import DeadlineExceeded, ReliveError, ServiceUnavailable, from_core, stored_before
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import NoLiveShard
 from relive.fleet.shards import Shard
 from relive.writing.blocks import Block, Inserted, count_steps
+from relive.writing.new_items import NewItems
 
-__all__ = ["HasRoom", "Inserted", "PacedWriterCore", "emptiest"]
+__all__ = ["HasRoom", "Inserted", "PacedWriterCore", "emptiest", "made_as_let_in"]
 
 Lanes = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.int64]
@@ -40,7 +42,8 @@ def emptiest(told: Sequence[tuple[Shard, dict[str, Any]]]) -> Shard:
     return min(live, key=lambda one: (one[1]["num_steps"] / one[1]["capacity"], one[1]["num_lanes"]))[0]
 
 
-HasRoom: TypeAlias = Callable[[Inserted, float], bool]  # asks the shards for at most so many seconds
+# Asks the shards for at most so many seconds. With 0 seconds it has overdue items dropped, and looks again.
+HasRoom: TypeAlias = Callable[[Inserted, float], bool]
 
 
 @final
@@ -172,10 +175,9 @@ class PacedWriterCore:
         return keys
 
     def _inserted(self, block: Block, lanes: Lanes | None, first: int, upto: int) -> Inserted:
-        """These rows, with the items that they ask for: the ends in them, or the lanes among them that owe one."""
-        rows = block.inserted(first, upto)
+        """These rows, the ends in them, and the lanes among them that owe the room of an item."""
         owed = (self._owes if lanes is None else self._owes[lanes])[first:upto]
-        return rows._replace(num_ends=max(rows.num_ends, int(np.count_nonzero(owed))))
+        return block.inserted(first, upto)._replace(num_owed=int(np.count_nonzero(owed)))
 
     def _note_rows(self, lanes: Lanes | None, first: int, upto: int) -> None:
         """Notes that these rows of a block are stored: the lanes among them owe nothing."""
@@ -192,13 +194,14 @@ class PacedWriterCore:
         started = wait.waited_s
         # A closed core raises its own error.
         while not self._core.closed:
-            if self._has_room(self._inserted(block, lanes, first, block.num_rows), wait.left_s):
+            left_s = wait.left_s
+            if self._has_room(self._inserted(block, lanes, first, block.num_rows), left_s):
                 break
             if block.is_divisible and (first or wait.waited_s - started >= _WHOLE_FOR_S):
                 fits = self._num_fitting(block, lanes, first, wait)
                 if fits:
                     return first + fits
-            if wait.is_over:
+            if left_s == 0.0:  # overdue items were dropped before the last look
                 raise wait.exceeded("room in the limiter's window over all shards", "none")
             wait.pause()
         return block.end_of(first, block.num_rows)
@@ -237,3 +240,68 @@ def _keys_of(error: BaseException, parts: list[Keys]) -> Keys:
 def _lifted(value: Any) -> Any:
     """A value of one step as a block of one step."""
     return np.asarray(value)[None] if np.ndim(value) else value
+
+
+# ---- explicit items -------------------------------------------------------------------------------------------------
+
+
+def made_as_let_in(
+    items: NewItems,
+    create: Callable[[NewItems, float], Keys],
+    lets_in: Callable[[int, float], bool],
+    wait: Wait,
+) -> Keys:
+    """Makes items in order, as many at a time as there is room for, as in one table. Returns their keys.
+
+    Args:
+        items: at least one item.
+        create: makes items, within so many seconds.
+        lets_in: tells whether the limiter lets in so many items. More items never need less room.
+        wait: the wait of the call.
+
+    Raises:
+        DeadlineExceeded: the limiter did not let in all items in time. error.stored and error.keys tell which are made.
+        The errors of create. Those that name an item count it from the first item of the call.
+    """
+    made: list[Keys] = []
+    begin, count = 0, len(items.windows)
+    try:
+        while begin < count:
+            upto = begin + _num_let_in(lets_in, count - begin, wait)
+            made.append(create(_part(items, begin, upto), wait.left_s))
+            begin = upto
+    except ReliveError as error:
+        raise _of_all(error, made, count) from None
+    return np.concatenate(made)
+
+
+def _num_let_in(lets_in: Callable[[int, float], bool], count: int, wait: Wait) -> int:
+    """Waits until the limiter lets in an item. Returns how many items it lets in, `count` at most."""
+    while True:
+        left_s = wait.left_s
+        if lets_in(1, left_s):
+            return 1 + bisect_left(range(2, count + 1), True, key=lambda more: not lets_in(more, left_s))
+        if left_s == 0.0:
+            raise wait.exceeded("room in the limiter's window for an item", "none")
+        wait.pause()
+
+
+def _part(items: NewItems, begin: int, upto: int) -> NewItems:
+    cut = slice(begin, upto)
+    return NewItems(
+        items.windows[cut],
+        [None if rows is None else rows[cut] for rows in items.rows],
+        None if items.priorities is None else items.priorities[cut],
+        [column[cut] for column in items.columns],
+    )
+
+
+def _of_all(error: ReliveError, made: list[Keys], count: int) -> ReliveError:
+    """The error of a part as that of the whole call."""
+    begin = sum(map(len, made))
+    if not begin:
+        return error
+    keys = np.concatenate([*made, stored_before(error)])
+    fields = {**vars(error), "stored": len(keys), "num_items": count, "keys": keys}
+    fields |= {name: begin + fields[name] for name in ("item", "position") if type(fields.get(name)) is int}
+    return from_core(type(error).__name__, fields)

@@ -112,7 +112,8 @@ class Loader(IterableDataset[dict[str, Any]]):
     def restored(self) -> Restored | None:
         """The result of load_state_dict; None if it was not called.
 
-        - "continued": the batches are those that would have come.
+        - "continued": the batches are those that would have come. With an exchange of ranks, over several shards of
+          this host: only if each batch has items of every shard.
         - "repartitioned": the ranks or workers are others now, and share the batches after the last one of the old
           ones.
         - "redrawn": a server numbers the draws. The batches are drawn as ever, and are not the same as without the

@@ -7,27 +7,26 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 
+from relive.config.samplers import Shuffle
 from relive.core.request import DrawRequest
 from relive.core.turns import Turn, held
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed
 from relive.over.joined import join
 from relive.over.shares import Counted, Shares
 from relive.reading.batch import Batch
-from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
-from relive.reading.holds import HeldDraw, HeldDraws, Taken, TimedHold
+from relive.reading.holds import HeldDraw, HeldDraws, LentHold, TimedHold
 from relive.table.handle import TableHandle
 
-__all__ = ["Mixed", "MixedDraws", "MixedSource", "Numbers", "Position", "Source"]
+__all__ = ["LEAVE_S", "Ahead", "Mixed", "MixedDraws", "Numbers", "Position", "Source"]
 
 _LEAST_WAIT_S = 0.1  # as long as a call of a table waits for the table lock
-_DRAWS = "the draws of batches()"
-_LEAVE_S = 1.0  # for each message about a draw, once a call has failed
+LEAVE_S = 1.0  # for each message about a draw, once a call has failed
 
 
 Numbers = tuple[int | None, ...]  # of the next draw of each source's handle; None: a server numbers its draws
@@ -57,6 +56,13 @@ class Mixed(NamedTuple):
     numbers: Numbers  # after it
 
 
+class Ahead(Protocol):
+    """A batch that was drawn ahead."""
+
+    mixed: Mixed
+    is_over: bool  # it was handed out, or given back
+
+
 class Lack(NamedTuple):
     """A source that does not have its part, and what it said."""
 
@@ -83,8 +89,12 @@ class MixedDraws:
         self._turn = Turn()
         self._pid = os.getpid()
         self._draws = self.held_draws()
-        self._ahead: list[_MixedHold] = []  # batches that were drawn ahead, the oldest first
-        self.open: set[MixedSource] = set()  # those that have drawn, until they are closed
+        # Ranks that draw together make their draws in one order, each once: a draw of theirs is never made again.
+        self._together = [number for number, one in enumerate(sources) if one.table.num_ranks > 1]
+        self._together.sort(key=lambda number: sources[number].name)
+        self._epochs = [number for number, one in enumerate(sources) if _is_shuffled(one)]
+        self._ahead: list[Ahead] = []  # batches that were drawn ahead, the oldest first
+        self.open: set[object] = set()  # sources of batches() that have drawn, until they are closed
 
     def held_draws(self) -> list[HeldDraws]:
         """Draws of each source, of an owner of their own."""
@@ -125,7 +135,7 @@ class MixedDraws:
                 yield ends
             except BaseException:
                 if self._making is not None:
-                    self.give_back(self._making.drawn, _LEAVE_S)
+                    self.give_back(self._making.drawn, LEAVE_S)
                     self.go_back(self._making)
                 for draws in self._draws:
                     with suppress(ReliveError):
@@ -137,21 +147,31 @@ class MixedDraws:
     def take(self, requests: list[DrawRequest], num_items: int, ends: float) -> Mixed:
         """All parts of a batch, in flight until commit(). At the end of drawing() the parts that are left go back.
 
-        While it waits it has nothing in flight: it waits for the source that refused, alone.
+        While it waits it has nothing in flight: it waits for the source that refused, alone. A source whose ranks draw
+        together is the exception: its draw is the last one, and is made once.
         """
         start = time.monotonic()
         parts, after = self.shares.parts(self.at, num_items)
-        wanted = [number for number, part in enumerate(parts) if part]
+        wanted = self.ordered(parts)
         while True:
             numbers = self.numbers
-            drawn = self.attempt(self._draws, requests, parts, wanted, max(ends - time.monotonic(), 0.0))
+            drawn = self.attempt(self._draws, requests, parts, wanted, ends, ends)
             if not isinstance(drawn, Lack):
                 self._making = self.counted(parts, drawn, after, numbers)
                 return self._making
-            if drawn.number == wanted[0] or time.monotonic() >= ends:
+            if drawn.number in (wanted[0], *self._together) or time.monotonic() >= ends:
                 raise self.worded(drawn, time.monotonic() - start)
             wanted.remove(drawn.number)
             wanted.insert(0, drawn.number)
+
+    def ordered(self, parts: Sequence[int]) -> list[int]:
+        """The sources that give a part, in the order of their draws.
+
+        First those whose draw leaves no trace if it goes back. Then those whose part of an epoch is lost if another
+        draw comes after it. At the end those whose ranks draw together.
+        """
+        last = [*self._epochs, *self._together]
+        return [one for one in [*(set(range(len(parts))) - set(last)), *last] if parts[one]]
 
     def attempt(
         self,
@@ -159,22 +179,27 @@ class MixedDraws:
         requests: list[DrawRequest],
         parts: Sequence[int],
         wanted: Sequence[int],
-        timeout_s: float,
+        ends: float,
+        arrives: float,
     ) -> dict[int, HeldDraw] | Lack:
         """The parts of the wanted sources, in flight; or the source that lacks its part, and nothing in flight.
 
-        It waits for the first source only.
+        It waits until `ends`, a time.monotonic(), for the first source and for ranks that draw together only. Rows that
+        are on their way have until `arrives`.
         """
         drawn: dict[int, HeldDraw] = {}
         for number in wanted:
+            waits = not drawn or number in self._together
+            now = time.monotonic()
             try:
                 request = requests[number]._replace(num_items=parts[number])
-                drawn[number] = draws[number].draw(request, 0.0 if drawn else timeout_s)
+                left_s, arrives_s = max(ends - now, 0.0) if waits else 0.0, max(arrives - now, 0.0)
+                drawn[number] = draws[number].draw(request, left_s, arrives_s)
             except DeadlineExceeded as problem:
-                self.give_back(drawn)
+                self.give_back(drawn, LEAVE_S)
                 return Lack(number, problem)
             except BaseException:
-                self.give_back(drawn, _LEAVE_S)
+                self.give_back(drawn, LEAVE_S)
                 raise
         return drawn
 
@@ -196,7 +221,7 @@ class MixedDraws:
 
     # ---- batches that were drawn ahead -----------------------------------------------------------------------------
 
-    def lend(self, hold: _MixedHold) -> None:
+    def lend(self, hold: Ahead) -> None:
         """Notes a batch that was drawn ahead, as the newest."""
         self._ahead = [one for one in self._ahead if not one.is_over]
         self._ahead.append(hold)
@@ -245,22 +270,32 @@ class MixedDraws:
                     one.hold.give_back()
 
     def commit(self, mixed: Mixed, ends: float) -> None:
-        """Counts all parts. After an error of one source the parts of the others are counted or given back.
-
-        A signal's handler that raises leaves no batch half counted: all parts are counted, and then the error goes on.
-        A server that does not answer until `ends`, a time.monotonic(), takes its part back. It gets a second at least.
-        """
-        self._making = None
+        """Counts all parts, as count(). After an error the parts that are not counted are given back."""
         try:
-            for one in mixed.drawn.values():
+            self.count(mixed, ends)
+        except ReliveError:
+            self.give_back(mixed.drawn, LEAVE_S)
+            raise
+
+    def count(self, mixed: Mixed, ends: float) -> None:
+        """Counts all parts. After an error of one source the parts of the others are counted, or still in flight.
+
+        The parts of servers are counted first: only their count may fail. A signal's handler that raises leaves no
+        batch half counted: all parts are counted, and then the error goes on. A server that does not answer until
+        `ends`, a time.monotonic(), takes its part back. It gets a second at least.
+        """
+        if self._making is mixed:
+            self._making = None
+        drawn = sorted(mixed.drawn.values(), key=_count_order)
+        try:
+            for one in drawn:
                 _commit(one, ends - time.monotonic())
         except ReliveError:
-            self.give_back(mixed.drawn, _LEAVE_S)
             raise
         except BaseException:
-            for one in mixed.drawn.values():  # those that were counted are not counted again
+            for one in drawn:  # those that were counted are not counted again
                 with suppress(ReliveError):  # the interrupt goes on, whatever the servers answer
-                    _commit(one, _LEAVE_S)
+                    _commit(one, LEAVE_S)
             raise
 
     def places(self, mixed: Mixed) -> tuple[list[npt.NDArray[np.intp]], npt.NDArray[np.int64]]:
@@ -293,108 +328,13 @@ class MixedDraws:
         return Batch(shown, arrays, keys, probabilities, self.num_live(mixed)).of_sources(source, self.shares.names)
 
 
-@final
-class _MixedHold:
-    """The hold of a batch of a mixture that was drawn ahead (relive.reading.holds)."""
-
-    def __init__(self, draws: MixedDraws, mixed: Mixed, alone: Turn, timeout_s: float) -> None:
-        self._draws = draws
-        self.mixed = mixed
-        self._alone = alone
-        self._timeout_s = timeout_s
-        self.is_over = False
-
-    def commit(self, was_late: bool = False) -> None:
-        """Counts the batch as sampled, in every source.
-
-        Blocks: at most timeout_s for a draw of the source that is under way, and for servers; see MixedDraws.commit.
-        """
-        if self._draws.closed or any(one.table.closed for one in self._draws.sources):
-            raise TableClosed()
-        ends = time.monotonic() + self._timeout_s
-        with held(self._alone, _DRAWS, max(self._timeout_s, _LEAST_WAIT_S)):
-            self._draws.commit(self.mixed, ends)
-            self.is_over = True
-
-    def give_back(self) -> None:
-        """Gives the batch back in every source. The mixture goes back to the position before it."""
-        if self.is_over:
-            return
-        with self._draws.alone(math.inf, when_closed=True), held(self._alone, _DRAWS, math.inf):
-            self.is_over = True
-            self._draws.give_back(self.mixed.drawn)
-            self._draws.go_back(self.mixed)
+def _is_shuffled(source: Source) -> bool:
+    return isinstance(source.table.indexes[source.index_name].sampler, Shuffle)
 
 
-@final
-class MixedSource:
-    """The next batches of a mixture, each in flight in all of its sources until its hold ends.
-
-    Owner of draws of its own. Its calls and those of the mixture run one at a time.
-    """
-
-    def __init__(
-        self, mixed: MixedDraws, requests: list[DrawRequest], columns: Columns, num_items: int, timeout_s: float
-    ) -> None:
-        """Raises InvalidConfig for a table that draws with other ranks: how often take() draws depends on the clock."""
-        if any(one.table.num_ranks > 1 for one in mixed.sources):
-            expected = "tables that each rank draws from alone, or sample(), which every rank calls at once"
-            raise InvalidConfig("batches() of a Mixture", expected, "a table with an exchange")
-        self._mixed = mixed
-        self._requests = requests
-        self._columns = columns
-        self._num_items = num_items
-        self._draws = mixed.held_draws()
-        self._timeout_s = timeout_s  # of a call of next()
-        self._alone = Turn()  # guards the draws: one batch is committed while the next one is drawn
-        self._lent: list[_MixedHold] = []  # the oldest first
-
-    def take(self) -> Taken:
-        """Draws and gathers. Waits for the source that lacks its part, and lets calls of the mixture pass meanwhile."""
-        mixed = self._mixed
-        start = time.monotonic()
-        with held(self._alone, _DRAWS, math.inf):
-            while True:
-                with mixed.alone(SLICE_S):
-                    mixed.open.add(self)
-                    parts, after = mixed.shares.parts(mixed.at, self._num_items)
-                    wanted = [number for number, part in enumerate(parts) if part]
-                    numbers = mixed.numbers
-                    drawn = mixed.attempt(self._draws, self._requests, parts, wanted, 0.0)
-                    if not isinstance(drawn, Lack):
-                        return self._made(mixed.counted(parts, drawn, after, numbers))
-                waited_s = time.monotonic() - start
-                lacking = self._draws[drawn.number], self._requests[drawn.number], parts[drawn.number]
-                if waited_s >= SLICE_S or not _has_come(*lacking, SLICE_S - waited_s):
-                    raise mixed.worded(drawn, time.monotonic() - start)
-
-    def _made(self, mixed: Mixed) -> Taken:
-        try:
-            batch = self._mixed.batch(mixed, self._columns)
-        except BaseException:
-            self._mixed.give_back(mixed.drawn)
-            self._mixed.go_back(mixed)
-            raise
-        hold = _MixedHold(self._mixed, mixed, self._alone, self._timeout_s)
-        self._lent = [one for one in self._lent if not one.is_over]
-        self._lent.append(hold)
-        self._mixed.lend(hold)
-        return Taken(batch, hold)
-
-    def ask(self, num_batches: int) -> None:
-        """Does nothing: take() asks all tables."""
-
-    def cancel(self) -> None:
-        """Does nothing: take() waits for a slice."""
-
-    def close(self) -> None:
-        """Gives back all batches, the newest first."""
-        for hold in reversed(self._lent):
-            hold.give_back()
-        with self._mixed.alone(math.inf, when_closed=True), held(self._alone, _DRAWS, math.inf):
-            self._mixed.open.discard(self)
-            for draws in self._draws:
-                draws.close()
+def _count_order(drawn: HeldDraw) -> int:
+    """Draws in the order of their count: those on a server, those over shards, and those here, whose count succeeds."""
+    return 0 if isinstance(drawn.hold, TimedHold) else 1 if isinstance(drawn.hold, LentHold) else 2
 
 
 def _commit(drawn: HeldDraw, seconds: float) -> None:
@@ -407,13 +347,3 @@ def _commit(drawn: HeldDraw, seconds: float) -> None:
 def _returned(now: int | None, after: int | None, before: int | None) -> int | None:
     """The number of a handle's next draw when a batch is given back: `before`, if no other draw came after it."""
     return before if now == after else now
-
-
-def _has_come(draws: HeldDraws, request: DrawRequest, num_items: int, timeout_s: float) -> bool:
-    """Whether a source has its part before the deadline. The draw that finds out is given back."""
-    try:
-        drawn = draws.draw(request._replace(num_items=num_items), timeout_s)
-    except DeadlineExceeded:
-        return False
-    drawn.hold.give_back()
-    return True

@@ -13,14 +13,10 @@ from relive.checks.values import integer, timeout
 from relive.config.casting import as_array, as_keys
 from relive.core.closing import Closing
 from relive.core.request import DrawRequest
-from relive.errors import (
-    InvalidConfig,
-    InvalidPriority,
-    NoPriorities,
-    ShapeMismatch,
-)
+from relive.errors import InvalidConfig, InvalidPriority, NoPriorities, ShapeMismatch
 from relive.over.joined import check_alike, join
-from relive.over.mixed_draws import MixedDraws, MixedSource, Source
+from relive.over.mixed_draws import MixedDraws, Source
+from relive.over.mixed_source import MixedSource
 from relive.over.mixture_state import go_on_from, state_of
 from relive.over.shares import Shares
 from relive.reading.batch import Batch
@@ -105,7 +101,8 @@ class Mixture(Closing):
             num_items: items of the batch.
             columns: as for a table's sample.
             timeout_s: how long to wait until every source has its part; None: the mixture's default.
-            where: a condition as for a table's sample, for all sources; or {name: condition} for some.
+            where: a condition as for a table's sample, for all sources; or {name: condition} for some. The weights are
+                then correct within each source, and not between sources.
             reward: a function as for a table's sample, for all sources with Hindsight; or {name: function} for some.
                 Each source's function gets the items of this source alone.
 
@@ -159,10 +156,13 @@ class Mixture(Closing):
             source: int64[B], the source of each key; None: that of the draw.
 
         Raises:
+            InvalidConfig: the draw is one of a mixture with other sources, or in another order.
             ReliveError: the errors of a table's gather.
         """
         drawn = items if isinstance(items, Draw) else None
         keys = drawn.item_keys if drawn is not None else as_keys(items)
+        if drawn is not None and source is None and drawn.source is not None and drawn.source_names != self.names:
+            raise InvalidConfig("source_names of a Draw", f"those of this mixture: {self.names}", drawn.source_names)
         which = self._checked_source(keys, drawn.source if drawn is not None and source is None else source)
         selections = self._select(columns)
         present = np.zeros(len(keys), np.bool_)
@@ -263,7 +263,8 @@ class Mixture(Closing):
         """Goes on from the state of a mixture with the same shares. Call it before batches().
 
         Over equal tables the next batches are those that would have come. A source keeps its own next draw if its
-        handle has another stream, or if a server numbers its draws.
+        handle has another stream, or if a server numbers its draws. A source over several shards of this host draws the
+        same items only if each of its draws has items of every shard.
 
         Raises:
             InvalidConfig: the state is none, or of other shares; or batches() is open. Nothing changes.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from relive.core.request import DrawRequest
 from relive.reading.batch import Batch
 
-__all__ = ["BatchSource", "HeldDraw", "HeldDraws", "Hold", "Returned", "Taken", "TimedHold"]
+__all__ = ["BatchSource", "HeldDraw", "HeldDraws", "Hold", "LentHold", "Returned", "Taken", "TimedHold"]
 
 
 class Returned(Exception):
@@ -49,6 +49,15 @@ class TimedHold(Protocol):
         ...
 
 
+@runtime_checkable
+class LentHold(Protocol):
+    """A hold of a draw that another process keeps in flight. The draw may go back without a call of this hold."""
+
+    def is_gone(self) -> bool:
+        """Whether the draw went back, as far as this process knows: its stream is over. Sends nothing."""
+        ...
+
+
 class HeldDraw(NamedTuple):
     """The result of a draw in flight. arrays: those of the selection; empty without one."""
 
@@ -62,11 +71,16 @@ class HeldDraw(NamedTuple):
 class HeldDraws(Protocol):
     """Draws of a table that are counted when they are handed out. One thread at a time."""
 
-    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
+    def draw(self, request: DrawRequest, timeout_s: float, arrives_s: float = 0.0) -> HeldDraw:
         """Draws items, and gathers them if the request has a selection. Any uses go back with a draw.
 
-        Blocks and raises as sample does; 0 tries once.
+        Blocks and raises as sample does; 0 tries once. arrives_s: how long to wait for rows that are on their way, if
+        that is longer than timeout_s.
         """
+        ...
+
+    def hurry(self) -> None:
+        """Lets a draw that is under way end soon, and every later call. Any thread may call it before close()."""
         ...
 
     def close(self) -> None:

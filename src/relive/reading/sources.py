@@ -98,12 +98,15 @@ class LocalDraws:
         self._core = core
         self._holds: list[NumberedHold] = []  # the oldest first
 
-    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
+    def draw(self, request: DrawRequest, timeout_s: float, arrives_s: float = 0.0) -> HeldDraw:
         """Makes one draw, in flight."""
         hold = NumberedHold(Hold(), DrawNumber(self._core))
         self._holds = [one for one in self._holds if one.is_held]
         self._holds.append(hold)  # before the draw, which an interrupt may part from its result
         return HeldDraw(*hold.drawn(self._core, request, timeout_s), hold)
+
+    def hurry(self) -> None:
+        """Does nothing: rows are copied at once."""
 
     def close(self) -> None:
         """Gives back all draws, the newest first."""

@@ -24,14 +24,31 @@ _locks: set[int] = set()  # descriptors of locked folders
 
 
 def _close_all(handles: list[int]) -> None:
-    """Closes a folder, and its lock if the folder is locked here: a fork closes the lock in the child."""
-    folder, *locks = handles
-    for lock in locks:
-        if lock in _locks:
-            _locks.discard(lock)
-            fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked outside Python has the same open file
-            os.close(lock)
-    os.close(folder)
+    """Closes a folder, and its locks."""
+    while len(handles) > 1:
+        _close_lock(handles)
+    os.close(handles[0])
+
+
+def _close_lock(handles: list[int]) -> None:
+    """Closes the last lock of a folder, if the folder is locked here: a fork closes the lock in the child."""
+    lock = handles[-1]
+    is_here = lock in _locks
+    if is_here:
+        _unlock(lock)
+        _locks.discard(lock)
+    handles.pop()
+    if is_here:
+        os.close(lock)
+
+
+def _unlock(lock: int) -> None:
+    """Releases a lock before its file is closed.
+
+    A child that was forked outside Python has the same open file, and a signal's handler may raise before the close.
+    """
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _close_locks() -> None:
@@ -288,26 +305,24 @@ class DiskFiles(Files):
         """Locks a file of this name in the folder until close(), alone or beside others. False: another has it."""
         lock = self._open_lock(name, shared)
         while lock is not None and not self._is_named(name, lock):  # another process, or a user, removed the file
-            os.close(lock)
+            _close_lock(self._open)
             lock = self._open_lock(name, shared)
-        if lock is None:
-            return False
-        _locks.add(lock)
-        self._open.append(lock)
-        return True
+        return lock is not None
 
     def _open_lock(self, name: str, shared: bool) -> int | None:
-        """Returns the file of a lock, locked; None: another has it."""
+        """Returns the file of a lock, locked, which close() will close; None: another has it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         with _told("locking", self.path):
             lock = os.open(name, flags, 0o644, dir_fd=self._folder)
+            _locks.add(lock)
+            self._open.append(lock)  # before it is locked: a signal's handler may raise at any step after that
             try:
                 fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:
-                os.close(lock)
+                _close_lock(self._open)
                 return None
             except BaseException:
-                os.close(lock)
+                _close_lock(self._open)
                 raise
             return lock
 
@@ -318,6 +333,9 @@ class DiskFiles(Files):
             return os.fstat(self._folder).st_nlink == 0  # the whole folder is gone: the first write says so
 
     def close(self) -> None:
+        for lock in self._open[1:]:
+            if lock in _locks:
+                _unlock(lock)  # before the finalizer is detached: a signal's handler may raise just after that
         told = self._end.detach()  # a finalizer that is called does nothing once the interpreter ends
         if told is not None:
             _close_all(self._open)

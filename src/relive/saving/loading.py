@@ -22,7 +22,7 @@ from relive.saving.helping import HelpingThread
 from relive.saving.memory import memory_for
 from relive.saving.reader import CutReader, open_save
 
-__all__ = ["LoadedCore", "SavedTable", "describe", "load_core", "verify_save"]
+__all__ = ["LoadedCore", "SavedTable", "describe", "describe_shard", "load_core", "verify_save"]
 
 BLOCK_BYTES = 8 << 20  # of one read
 _FIELDS = ("page", "ref", "ticket", "offset", "num_bytes", "num_cells")  # of an image, in the core's order
@@ -100,6 +100,12 @@ def describe(path: str, files: Files | None = None, number: int | None = None, v
             FORMAT,
             reader.kept_numbers(),
         )
+
+
+def describe_shard(path: str, cut: str) -> tuple[TableConfig, int]:
+    """Returns the configuration of the shard in this cut of a folder, and the number of the shard."""
+    with open_save(path, cut=cut) as reader:
+        return _config_of(reader, None, None, None)[0], _whole(reader, "shard")
 
 
 def load_core(

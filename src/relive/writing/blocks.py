@@ -21,6 +21,7 @@ class Inserted(NamedTuple):
 
     num_steps: int
     num_ends: int
+    num_owed: int = 0  # lanes of these steps whose last episode ended without a question to the limiter
 
 
 class Block(NamedTuple):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Protocol, final
 
 from relive.config.limiters import Limiter, MinSize, Totals
-from relive.errors import DeadlineExceeded, InvalidConfig
+from relive.errors import DeadlineExceeded, InvalidConfig, RequestTooLarge
 
-__all__ = ["Pace", "Wait", "region_limiter"]
+__all__ = ["Pace", "Wait", "most_insertable", "region_limiter"]
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two checks
 
@@ -25,6 +26,11 @@ class Pace(Protocol):
     @property
     def stops_inserts(self) -> bool:
         """Whether writers ever wait."""
+        ...
+
+    @property
+    def bounds_items(self) -> bool:
+        """Whether the limiter acts in the region of each shard, too."""
         ...
 
     def check_draw(self, num_items: int) -> None:
@@ -59,6 +65,19 @@ def region_limiter(limiter: Limiter) -> Limiter:
     alone, because a shard's own corridor could close while that of the totals is open.
     """
     return limiter if limiter.bounds_items else MinSize()
+
+
+def most_insertable(pace: Pace, num_items: int) -> int:
+    """The most items, num_items at most, that one insert may ever make."""
+
+    def is_too_large(count: int) -> bool:
+        try:
+            pace.check_insert(count)
+        except RequestTooLarge:
+            return True
+        return False
+
+    return bisect_left(range(1, num_items + 1), True, key=is_too_large)
 
 
 @final

@@ -23,17 +23,20 @@ __all__ = ["FilledAnswer", "RemoteAnswer", "StatsAnswer"]
 class RemoteAnswer:
     """An answer of the owner of a shard on another host, which is on its way."""
 
-    def __init__(self, shard: RemoteShard, due: Any, then: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, shard: RemoteShard, due: Any, then: Callable[[], None] = lambda: None, *, stalls: bool = True
+    ) -> None:
         self._shard = shard
         self._due = due
         self._then = then
+        self._stalls = stalls  # a lock that is not free stalls the shard
 
     def take(self) -> Any:
         """Waits for the answer."""
         try:
             told = self._shard.answered(self._due.take)
         except DeadlineExceeded as error:
-            if is_of_lock(error):
+            if is_of_lock(error) and self._stalls:
                 self._shard.stalls()
             raise Missed(self._shard, error) from None
         self._then()

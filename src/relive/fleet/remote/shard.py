@@ -36,7 +36,7 @@ from relive.errors import (
 from relive.fleet.draws.placement import Root
 from relive.fleet.remote.answers import FilledAnswer, RemoteAnswer, StatsAnswer
 from relive.fleet.remote.saving import RemoteSavingPart
-from relive.fleet.remote.streams import Lent, Lines, Pending, Turns
+from relive.fleet.remote.streams import Lent, Lines, Pending, Reply, Turns
 from relive.fleet.shards import (
     SILENCE_S,
     STALL_S,
@@ -272,11 +272,12 @@ class RemoteShard(Shard):
         header, ends = {"op": "filled", "n": len(keys)}, cutoff(self.core.timeout_s)
         return FilledAnswer(self, self.answered(lambda: self._lines.ask(header, ends, np.ascontiguousarray(keys))))
 
-    def ask_free(self) -> Answer:
+    def ask_free(self, left_s: float = STALL_S) -> Answer:
         """Asks the owner to take the lock and to release it."""
         self.check_live()
-        header = {"op": "free", "timeout_s": STALL_S}
-        return RemoteAnswer(self, self.answered(lambda: self._lines.ask(header, cutoff(self.core.timeout_s))))
+        header = {"op": "free", "timeout_s": min(left_s, STALL_S)}
+        due = self.answered(lambda: self._lines.ask(header, cutoff(self.core.timeout_s)))
+        return RemoteAnswer(self, due, stalls=left_s >= STALL_S)
 
     def ask_stats(self) -> Answer:
         """Asks the owner for its statistics, after it has received all settled tickets."""
@@ -348,7 +349,7 @@ class RemoteShard(Shard):
             expects = packing, asked.request.num_items
             return self._lines.ask(message, cutoff(asked.left_s), expects=expects, turns=turns), packing
 
-        return RemotePart(self, asked, *self.answered(ask))
+        return RemotePart(self, asked, ask)
 
     def gather(
         self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
@@ -450,11 +451,11 @@ def _bytes_of(told: dict[str, Any], name: str) -> bytes:
 class RemotePart:
     """A draw of an owner on another host. The draw stays in flight there until it is settled or the stream ends."""
 
-    def __init__(self, shard: RemoteShard, asked: Asked, pending: Pending, packing: Any) -> None:
+    def __init__(self, shard: RemoteShard, asked: Asked, ask: Callable[[], tuple[Pending, Any]]) -> None:
         self._shard = shard
         self._asked = asked
-        self._pending = pending
-        self._packing = packing
+        self._ask = ask
+        self._pending, self._packing = shard.answered(ask)
         self._lent: Lent | None = None
         self._num_lost = 0
         self._is_taken = False
@@ -467,20 +468,27 @@ class RemotePart:
         if self._asked.turns is not None:
             self._pending.extend(cutoff(self._asked.left_s))
         count = self._asked.request.num_items
-        try:
-            told = self._shard.answered(self._pending.take)
-        except DeadlineExceeded as error:
-            if self._asked.is_only:
-                raise
-            if not is_of_lock(error):
-                raise Short(self._shard, error) from None
-            self._shard.stalls()
-            raise Missed(self._shard, error) from None
+        told = self._told_draw()
         self._lent = told.lent
         if "root" in told.header:
             self.root = self._shard.note_root(self._asked.request.index_number, _bytes_of(told.header, "root"))
         *arrays, keys, masses = self._packing.arrays(told.block, count, self._packing.num_rows(told.header))
         return arrays, keys, masses
+
+    def _told_draw(self) -> Reply:
+        ends = time.monotonic() + self._asked.retry_s
+        while True:
+            try:
+                return self._shard.answered(self._pending.take)
+            except DeadlineExceeded as error:
+                if self._asked.is_only:
+                    raise
+                if not is_of_lock(error):
+                    raise Short(self._shard, error) from None
+                if time.monotonic() >= ends:
+                    self._shard.stalls()
+                    raise Missed(self._shard, error) from None
+            self._pending, self._packing = self._shard.answered(self._ask)
 
     def lose(self, num_items: int) -> None:
         """Notes that num_items items went before their rows were read. Such items do not count as drawn."""

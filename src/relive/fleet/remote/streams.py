@@ -64,12 +64,12 @@ class Line:
         self._settled: deque[tuple[str, Ticket]] = deque()
         end_when_collected(self, partial(connection.drop, stream))
 
-    def acquire(self) -> None:
-        """Takes the line's lock before a request.
+    def acquire(self, ends: float = 0.0) -> bool:
+        """Takes the line's lock before a request. Returns False if another thread still has it at `ends`.
 
-        A thread has the lock for long only while it is the line's only user.
+        That thread sends settled tickets, or a signal's handler raised just as it took the lock.
         """
-        self._lock.acquire()
+        return self._lock.acquire(timeout=min(max(ends - time.monotonic(), 0.0), threading.TIMEOUT_MAX))
 
     def release(self) -> None:
         """Releases the line's lock after the answer, and sends settled tickets."""
@@ -114,12 +114,12 @@ class Line:
         return not self.is_over
 
     def _send_settled(self, or_nothing: bool = False) -> None:
-        while (
-            ((self._is_urgent and self._settled) or or_nothing)
-            and not self.is_over
-            and self._lock.acquire(blocking=False)
-        ):
+        while ((self._is_urgent and self._settled) or or_nothing) and not self.is_over:
+            is_own = False
             try:
+                is_own = self._lock.acquire(blocking=False)
+                if not is_own:
+                    return
                 self._is_urgent = False  # before the tickets are taken: a later one sets it again
                 told = self.settlements()
                 if told:
@@ -130,10 +130,11 @@ class Line:
             except StreamBroken:
                 self.is_over = True
             except BaseException:
-                self.drop()  # whether the shard knows these tickets is not known
+                self.drop()  # it is not known whether the shard knows these tickets, nor whether the lock was taken
                 raise
             finally:
-                self._lock.release()
+                if is_own:
+                    self._lock.release()
 
     def drop(self) -> None:
         """Ends the stream. Draws in flight in it go back."""
@@ -307,7 +308,7 @@ class Lines:
         self._num_flushes = 0
 
     def open(self, ends: float) -> tuple[Line, dict[str, Any]]:
-        """Opens a new stream, which is not idle.
+        """Opens a new stream, which is not idle, and takes its lock.
 
         Returns it with the shard's greeting. Raises ServiceUnavailable, FormatMismatch.
         """
@@ -337,22 +338,7 @@ class Lines:
         line = None if turns is None else turns.line
         if line is not None:  # with its lock, which the request before took
             return self._sent(line, header, ends, body, expects, turns)
-        line = self._idle_one()
-        if line is None:
-            line = self.open(ends)[0]
-            line.release()
-        return self._ask(line, header, ends, *body, expects=expects, turns=turns)
-
-    def _ask(
-        self,
-        line: Line,
-        header: dict[str, Any],
-        ends: float,
-        *body: Any,
-        expects: Expected | None = None,
-        turns: Turns | None = None,
-    ) -> Pending:
-        line.acquire()
+        line = self._idle_one() or self.open(ends)[0]
         return self._sent(line, header, ends, body, expects, turns)
 
     def _sent(
@@ -360,9 +346,9 @@ class Lines:
         line: Line,
         header: dict[str, Any],
         ends: float,
-        body: Sequence[Any],
-        expects: Expected | None,
-        turns: Turns | None,
+        body: Sequence[Any] = (),
+        expects: Expected | None = None,
+        turns: Turns | None = None,
     ) -> Pending:
         started = time.monotonic()
         try:
@@ -400,8 +386,11 @@ class Lines:
                 self._idle.remove(line)
             except ValueError:
                 continue  # another thread uses it now
+            if not line.acquire(ends):  # a thread cannot send the tickets: the stream ends, and its draws go back
+                line.drop()
+                continue
             try:
-                asked.append(self._ask(line, {"op": "roots", "index": 0}, ends))
+                asked.append(self._sent(line, {"op": "roots", "index": 0}, ends))
             except BaseException:
                 for pending in asked:
                     pending.drop()
@@ -421,10 +410,14 @@ class Lines:
                 self._idle.pop().drop()
 
     def _idle_one(self) -> Line | None:
-        while self._idle:
+        """Takes an idle line and its lock, without a wait. Returns None if there is none."""
+        for _ in range(len(self._idle)):
             with contextlib.suppress(IndexError):
                 line = self._idle.popleft()  # each in its turn, as what rides goes with its next message
-                if not line.is_over:
+                if line.is_over:
+                    line.drop()
+                elif line.acquire():
                     return line
-                line.drop()
+                else:  # a thread sends settled tickets on it
+                    self._idle.append(line)
         return None

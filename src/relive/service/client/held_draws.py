@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, final
 
 from relive.core.request import DrawRequest
 from relive.errors import ServiceUnavailable, TableClosed
 from relive.reading.holds import HeldDraw
+from relive.service.client.collected import Collected, end_when_collected
 from relive.service.client.connection import cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_core import RemoteCore, RemoteSelection
@@ -18,15 +21,24 @@ from relive.service.wire.packing import DRAWN
 
 __all__ = ["RemoteDraws"]
 
+_REPLY_S = 10.0  # a server hangs if no byte comes for so long after the deadline of the draw
+_LONGEST_S = 1e6  # a wait without an end would not be watched for silence
+_HURRIED_S = 1.0
+
 
 @final
 class _Lent:
     """A draw that the server keeps in flight, on the stream that made it (relive.reading.holds.Hold)."""
 
-    def __init__(self, draws: RemoteDraws, stream: Exchange) -> None:
+    def __init__(self, draws: RemoteDraws, stream: Exchange, number: int) -> None:
         self._draws = draws
         self._stream = stream
+        self._number = number  # of the draw, in its stream
         self._is_over = False
+
+    def is_gone(self) -> bool:
+        """Whether the draw went back with its stream."""
+        return not self._is_over and not self._draws.is_on(self._stream)
 
     def commit(self) -> None:
         """Counts the draw on the server; the oldest draw first. Raises ServiceUnavailable if it does not answer.
@@ -39,17 +51,20 @@ class _Lent:
         """As commit. After timeout_s, at least a second, the stream ends, and the draw goes back."""
         if not self._is_over:
             self._is_over = True
-            self._draws.tell(self._stream, {"op": "count", "handed_out": 1}, timeout_s)
+            self._draws.tell_of_count(self._stream, self._number, timeout_s)
 
     def give_back(self) -> None:
-        """Gives the draw back to the server; the newest draw first. If the stream is over, the draw went back."""
+        """Gives the draw back to the server. If the stream is over, the draw went back.
+
+        A draw that is not the newest of its stream ends the stream: all draws of the stream go back.
+        """
         self.give_back_within(math.inf)
 
     def give_back_within(self, timeout_s: float) -> None:
         """As give_back. After timeout_s, at least a second, the stream ends, and the draw goes back with it."""
         if not self._is_over:
             self._is_over = True
-            self._draws.tell_of_return(self._stream, timeout_s)
+            self._draws.tell_of_return(self._stream, self._number, timeout_s)
 
 
 @final
@@ -63,18 +78,30 @@ class RemoteDraws:
     def __init__(self, core: RemoteCore) -> None:
         self._core = core
         self._stream: Exchange | None = None
+        self._in_flight: list[int] = []  # the numbers of the stream's draws, the oldest first
+        self._num_drawn = 0
+        self._is_hurried = False
+        self._collected: Collected | None = None  # of the newest stream
 
-    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
+    def is_on(self, stream: Exchange) -> bool:
+        """Whether this is the stream of the draws. Else the server took back the draws in flight on it."""
+        return stream is self._stream
+
+    def draw(self, request: DrawRequest, timeout_s: float, arrives_s: float = 0.0) -> HeldDraw:
         """Makes one draw and keeps it in flight.
 
         Raises ServiceUnavailable, too; then all draws in flight are given back.
         """
+        began = time.monotonic()
+        stream = self._stream or self._open(max(timeout_s, min(arrives_s, _REPLY_S)))
+        timeout_s, arrives_s = (max(seconds - time.monotonic() + began, 0.0) for seconds in (timeout_s, arrives_s))
         selection: RemoteSelection | None = request.selection
         op, packing = ("draw", DRAWN) if selection is None else ("sample", selection.sampled)
         after = self._core.after()
         header = {"op": op, **request.to_header(), "claims": True, "timeout_s": server_wait(timeout_s)}
         header |= {"after": after} if after else {}
-        stream = self._stream or self._open(timeout_s)
+        stream.silence_s = timeout_s + _REPLY_S
+        ends = cutoff(max(timeout_s, min(arrives_s, _LONGEST_S)))
 
         def receive() -> tuple[dict[str, Any], Any]:
             told, body = stream.receive()
@@ -82,11 +109,21 @@ class RemoteDraws:
                 return told, None
             return told, stream.receive_block(told, body, packing.num_bytes(request.num_items, packing.num_rows(told)))
 
-        told, block = self._exchange(stream, framing.encode(header | {"handed_out": 0}), cutoff(timeout_s), receive)
+        told, block = self._exchange(stream, framing.encode(header | {"handed_out": 0}), ends, receive)
         if "error" in told:
             raise framing.error_from(told["error"])
         *arrays, keys, probabilities = packing.arrays(block, request.num_items, packing.num_rows(told))
-        return HeldDraw(arrays, keys, probabilities, told["live"], _Lent(self, stream))
+        self._num_drawn += 1
+        self._in_flight.append(self._num_drawn)
+        return HeldDraw(arrays, keys, probabilities, told["live"], _Lent(self, stream, self._num_drawn))
+
+    def hurry(self) -> None:
+        """Lets the answer that is awaited, and each later one, come within a second. Any thread may call it."""
+        self._is_hurried = True
+        stream = self._stream
+        # Without the stream's lock: a signal's handler may interrupt another call of hurry().
+        if stream is not None and stream.deadline != math.inf:
+            stream.deadline = min(stream.deadline, time.monotonic() + _HURRIED_S)
 
     def tell(self, stream: Exchange, header: dict[str, Any], timeout_s: float = math.inf) -> None:
         """Sends a message about a draw of this stream. Raises ServiceUnavailable, also if the stream is over.
@@ -100,24 +137,46 @@ class RemoteDraws:
         if "error" in told:
             raise framing.error_from(told["error"])
 
-    def tell_of_return(self, stream: Exchange, timeout_s: float = math.inf) -> None:
-        """Gives back the newest draw of this stream, unless the stream is over."""
-        if stream is self._stream:
+    def tell_of_count(self, stream: Exchange, number: int, timeout_s: float) -> None:
+        """Counts a draw of this stream, which is its oldest one. Raises as tell()."""
+        with suppress(ValueError):
+            self._in_flight.remove(number)
+        self.tell(stream, {"op": "count", "handed_out": 1}, timeout_s)
+
+    def tell_of_return(self, stream: Exchange, number: int, timeout_s: float) -> None:
+        """Gives back a draw of this stream, unless the stream is over. The server knows the newest draw only."""
+        if stream is not self._stream:
+            return
+        if self._in_flight and self._in_flight[-1] == number:
+            self._in_flight.pop()
             self.tell(stream, {"op": "back", "handed_out": 0}, timeout_s)
+        else:
+            self._end(timeout_s)
 
     def close(self) -> None:
         """Ends the stream. The server then takes back all draws in flight."""
-        stream, self._stream = self._stream, None
-        if stream is not None and not self._core.closed:
-            self._core.connection.finish(stream, cutoff(min(self._core.timeout_s, 10.0)))
+        self._end(_HURRIED_S if self._is_hurried else 10.0)
 
     # ---- the stream ------------------------------------------------------------------------------------------------
+
+    def _end(self, timeout_s: float) -> None:
+        stream, self._stream = self._stream, None
+        self._forget()
+        if stream is not None and not self._core.closed:
+            self._core.connection.finish(stream, cutoff(min(self._core.timeout_s, timeout_s)))
+
+    def _forget(self) -> None:
+        if self._collected is not None:
+            self._collected.detach()
 
     def _open(self, timeout_s: float) -> Exchange:
         if self._core.closed:
             raise TableClosed()
-        stream = self._core.connection.open("hold", {}, cutoff(max(timeout_s, min(self._core.timeout_s, 10.0))))[0]
-        self._stream = stream
+        connection = self._core.connection
+        stream, _ = connection.open("hold", {}, cutoff(timeout_s))
+        self._forget()
+        self._collected = end_when_collected(self, partial(connection.drop, stream))
+        self._stream, self._in_flight = stream, []
         return stream
 
     def _exchange(
@@ -130,6 +189,8 @@ class RemoteDraws:
         start = time.monotonic()
         try:
             stream.begin(ends)
+            if self._is_hurried:
+                self.hurry()
             stream.send(message)
             answer = receive()
             stream.end()
