@@ -19,12 +19,13 @@ from train.runs import children_of, has_checkpoint, run_of, tables_of  # noqa: E
 def test_a_run_learns_and_restarts_a_killed_actor(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = ["--env", "CartPole-v1", "--actors", "2", "--run-dir", str(folder)]
-    with run_of(tmp_path, *arguments, "--max-steps", "30000", "--max-minutes", "2") as run:
+    limits = ["--max-steps", "12000", "--max-minutes", "20", "--stop-return", "501"]  # 500 is the largest return
+    with run_of(tmp_path, *arguments, *limits) as run:
         run.wait_until_it_learns()
         actors = children_of(run.pid)
         assert len(actors) == 2 and len(tables_of(run.pid)) == 1
         os.kill(actors[0], signal.SIGKILL)
-        assert run.process.wait(180) == 0, run.text
+        assert run.process.wait(1500) == 0, run.text
         run.wait_until_gone(actors)
         assert tables_of(run.pid) == []
         text = run.text
