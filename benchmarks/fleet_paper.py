@@ -165,8 +165,16 @@ def _rows(load: str, path: str, exchange_s: float, local: Line, remote: Line) ->
     return lines
 
 
-def comparison(times: dict[str, float]) -> str:
-    """A row for each kind and size of batch: microseconds, in brackets with four batches under way."""
+def busy_cores(nodes: dict[str, Any]) -> dict[str, float]:
+    """Cores that all processes of both nodes kept busy, by operation."""
+    return {row["operation"]: row["cores_busy"] for row in nodes["rows"] if "cores_busy" in row}
+
+
+def comparison(times: dict[str, float], busy: dict[str, float]) -> str:
+    """A row for each kind and size of batch: microseconds, in brackets with four batches under way.
+
+    The last column has the cores that are busy meanwhile, for the batches over two shards.
+    """
     columns = {"mapped": "mapped", SERVICE: "service", "by NIXL": "NIXL", **PEERS}
     rows = [
         (min(_of_service(times, load, size) / _best_peer(times, load, size), 9.0), load, size)
@@ -175,11 +183,14 @@ def comparison(times: dict[str, float]) -> str:
     ]
     losing = sorted(row for row in rows if row[0] < 1.0)
     table = [["batch", *columns.values(), "service / best other", "two shards by service", "x of one by one"]]
+    table[0].append("cores busy")
     for rate, load, size in losing + [row for row in rows if row[0] >= 1.0]:
         cells = [_both(times, load, name, size) for name in columns]
         two = [times[f"{load}, two shards by service{way}, {size}"] for way in ("", ", ahead")]
         both = _both(times, load, "two shards by service", size)
-        table.append([f"{size:,} {ITEMS[load]}", *cells, f"{rate:.2f}", both, f"{two[0] / two[1]:.2f}"])
+        kept = [busy.get(f"{load}, two shards by service{way}, {size}") for way in ("", ", ahead")]
+        told = f"{kept[0]:.2f} ({kept[1]:.2f})" if kept[0] and kept[1] else ""
+        table.append([f"{size:,} {ITEMS[load]}", *cells, f"{rate:.2f}", both, f"{two[0] / two[1]:.2f}", told])
     return markdown_table(table, right_from=1)
 
 
@@ -219,7 +230,7 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
 def pages() -> dict[Path, str]:
     """The text of each page's block."""
     fleet, nodes = measured()
-    return {PAGE: block(fleet, nodes), USERS_PAGE: comparison(medians(nodes))}
+    return {PAGE: block(fleet, nodes), USERS_PAGE: comparison(medians(nodes), busy_cores(nodes))}
 
 
 def main() -> int:

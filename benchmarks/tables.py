@@ -19,6 +19,7 @@ HEADINGS = {
     "rows_per_s": "rows/s",
     "gigabytes": "GB",
     "gb_per_s": "GB/s",
+    "cores_busy": "cores busy",
     "items_per_s": "items/s",
     "mb_per_s": "MB/s",
     "num_batches": "batches",

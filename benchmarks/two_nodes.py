@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,25 @@ def main(job_text: str, folder: str, output: str) -> None:
         for operation, (batch, call) in calls.items():
             print(job["load"], operation, file=sys.stderr, flush=True)
             several = 10 if "ahead" in operation else 1  # or a batch that was there already is all that is seen
+            began_s, busy_s = time.perf_counter(), busy_seconds()
             taken = timing.time_calls(call, 60 * several if job["quick"] else 300, several, warm_up=10)
+            cores = (busy_seconds() - busy_s) / (time.perf_counter() - began_s)
             reading: dict[str, Any] = {"operation": f"{job['load']}, {operation}", "batch": batch, "readings_us": taken}
             median_s = sorted(taken)[len(taken) // 2] / 1e6
-            reading["rates"] = {"gb_per_s": trajectories.batch_bytes(job["load"], batch) / median_s / 1e9}
+            rate = trajectories.batch_bytes(job["load"], batch) / median_s / 1e9
+            reading["rates"] = {"gb_per_s": rate, "cores_busy": cores}
             readings.append(reading)
     Path(output).write_text(json.dumps(readings))
+
+
+def busy_seconds() -> float:
+    """Processor time of all processes of both nodes: this process has a process namespace of its own."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = stat.read_text().rpartition(") ")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def raise_loopback() -> None:

@@ -25,7 +25,9 @@ def test_losing_rows_come_first() -> None:
         for way in ("", ", ahead")
     }
     times["episodes, Reverb, ahead, 256"] = 0.5e-3
-    first, second, *_ = paper.comparison(times).splitlines()[2:]
+    busy = {"episodes, two shards by service, 256": 1.25, "episodes, two shards by service, ahead, 256": 1.75}
+    first, second, *_ = paper.comparison(times, busy).splitlines()[2:]
+    assert first.endswith("| 1.25 (1.75) |") and second.endswith("|  |")
     assert "256 episodes" in first and "| 0.50 |" in first and "256 transitions" in second and "| 1.00 |" in second
 
 
