@@ -16,6 +16,9 @@ from processes.tools import eventually
 import relive
 from relive import errors
 from relive.fleet import ShardOwner, attach
+from relive.fleet.draws.pace import Wait
+from relive.fleet.writing import made_as_let_in
+from relive.writing.new_items import NewItems
 
 pytestmark = needs_shared_memory
 PACED: dict[str, Any] = {"limiter": relive.SamplesPerInsert(1.0, min_size=4, tolerance=4.0)}
@@ -99,3 +102,28 @@ def test_a_call_that_ends_in_the_middle_tells_which_items_are_made(make: Make) -
             table.sample(1, index="items", timeout_s=60.0)
         creating.join()
         assert gone[0].item == 4 == gone[0].stored == len(gone[0].keys) and table.num_items("items") == 12
+
+
+@pytest.mark.parametrize("stored", [0, 1])
+def test_the_exception_of_a_handler_tells_which_items_are_made(stored: int) -> None:
+    """It raises while the call waits for room after three items, or in the core when that has made one more."""
+    room, looks = [3, 2], [0]
+
+    def create(part: NewItems, left_s: float) -> Any:
+        if looks[0] == 2:
+            interrupt = KeyboardInterrupt()
+            interrupt.stored, interrupt.keys = stored, part.windows[:stored]  # type: ignore[attr-defined]
+            raise interrupt
+        return part.windows
+
+    def lets_in(count: int, left_s: float) -> bool:
+        looks[0] += count == 1
+        if looks[0] == 2 and not stored:
+            raise KeyboardInterrupt
+        return count <= room[looks[0] - 1]
+
+    items = NewItems(np.arange(100, 110), [], None, [])
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        made_as_let_in(items, create, lets_in, Wait(60.0))
+    assert stopped.value.stored == 3 + stored  # type: ignore[attr-defined]
+    assert stopped.value.keys.tolist() == list(range(100, 103 + stored))  # type: ignore[attr-defined]

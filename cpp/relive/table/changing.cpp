@@ -243,8 +243,9 @@ Status take_lock(Table& table, double timeout_s) {
   Entered entered(table, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   Locked locked(table.door(), deadline);
-  locked.drop_all_overdue();
-  return locked.status();
+  const Status first = locked.status();
+  if (locked.status().ok()) locked.drop_all_overdue();  // which takes the lock again, as often as it is free in time
+  return first;
 }
 
 }  // namespace relive

@@ -38,6 +38,7 @@ Arrays = list[npt.NDArray[Any]]
 
 _NO_KEYS: Places = np.empty(0, np.intp)
 _DROP_EVERY_S = 0.1  # how often calls that wait have the overdue items of an index dropped
+_LAST_DROP_EVERY_S = 0.01  # for those that end now
 # Dead shards add nothing to the first of these statistics. The others are not added up: the largest counts.
 _LIVE_ONLY = ("num_steps", "num_items", "pending", "total_mass", "num_lanes", "in_flight")
 _LARGEST = ("max_priority", "sampler_waits_s", "writer_waits_s", "draw_size", "insert_size", "page_len", "is_stuck")
@@ -55,8 +56,8 @@ class Calls:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         indexes = shards[0].table.config.index.values()
-        # By index with max_wait_s: when a call that waits has overdue items dropped again.
-        self._drops_at = {number: 0.0 for number, index in enumerate(indexes) if index.max_wait_s is not None}
+        # By index with max_wait_s: when a call that waits had overdue items dropped last.
+        self._dropped_at = {number: 0.0 for number, index in enumerate(indexes) if index.max_wait_s is not None}
 
     # ---- the table as a whole --------------------------------------------------------------------------------------
 
@@ -94,21 +95,22 @@ class Calls:
         Args:
             index: the index that the call waits for. Shards are asked for it every _DROP_EVERY_S at most.
             roots: the roots of the index in the shards that may be asked. Those in which no item waits are not asked.
-            left_s: seconds until the deadline of the call; 0: the call ends now, and asks in any case.
+            left_s: seconds until the deadline of the call; 0: the call ends now, and asks every _LAST_DROP_EVERY_S.
 
         Returns:
             Whether a shard was asked: the roots are then outdated.
 
         Blocks:
-            For the locks, at most left_s.
+            For the locks, at most left_s. For an owner at an address until it answers, or is silent for SILENCE_S.
         """
-        drops_at = self._drops_at.get(index)
-        if drops_at is None or (left_s > 0.0 and time.monotonic() < drops_at) or self._shards.read_only:
+        dropped_at, now = self._dropped_at.get(index), time.monotonic()
+        period_s = _DROP_EVERY_S if left_s > 0.0 else _LAST_DROP_EVERY_S
+        if dropped_at is None or now < dropped_at + period_s or self._shards.read_only:
             return False
         waiting = {root.shard for root in roots if root.pending and not root.is_dead}
         if not waiting:
             return False
-        self._drops_at[index] = time.monotonic() + _DROP_EVERY_S
+        self._dropped_at[index] = now
         asked = [shard for shard in self._shards if shard.number in waiting]
         with contextlib.suppress(DeadlineExceeded):
             self._taken((shard, _NO_KEYS, partial(shard.ask_free, left_s)) for shard in asked)

@@ -20,7 +20,7 @@ from relive.config.storage import File, SharedMemory
 from relive.config.table_config import TableConfig
 from relive.core.attached import attached_pids
 from relive.core.closing import Closing
-from relive.core.ending import at_end
+from relive.core.ending import at_end, start_thread
 from relive.errors import (
     DamagedSave,
     InvalidConfig,
@@ -307,7 +307,9 @@ class ShardOwner(Closing):
             self._server.offer(shown, "nixl", self._region.give)
         _servers[self._server] = weakref.ref(self)
         collected = importlib.import_module("relive.service.client.collected")
-        collected.end_when_collected(self, partial(_close_server, self._server, self._region))
+        # On a thread of its own: the server waits for its calls, and the thread of collected handles serves others.
+        end = partial(start_thread, _close_server, "relive-owner-end", self._server, self._region, never_writes=True)
+        collected.end_when_collected(self, end)
         return f"{self._server.address}/{shown}"
 
     def close(self) -> None:

@@ -158,10 +158,11 @@ class ShardsSaving(UnderWay[ShardsSaveFacts]):
     def _give_up(self) -> None:
         """Ends all parts, and removes those that were written, as far as owners let it. The next save does the rest."""
         for part in self._parts.values():
-            part.cancel()
+            with contextlib.suppress(ReliveError, OSError):  # a part whose owner cannot be told ends by itself
+                part.cancel()
         ends = time.monotonic() + _ENDING_S
         for part in self._parts.values():
-            with contextlib.suppress(ReliveError):  # it ended by this error
+            with contextlib.suppress(ReliveError, OSError):  # it ended by this error
                 while part.wait(_SLICE_S) is None and time.monotonic() < ends:
                     continue
         self._forget()
@@ -169,7 +170,7 @@ class ShardsSaving(UnderWay[ShardsSaveFacts]):
     def _forget(self) -> None:
         """Removes the parts of saves that are not kept."""
         for number, part in self._parts.items():
-            with contextlib.suppress(ReliveError):  # the next save removes them
+            with contextlib.suppress(ReliveError, OSError):  # the next save removes them
                 part.forget(self._folder.staying(number))
 
     @property

@@ -261,7 +261,8 @@ def made_as_let_in(
 
     Raises:
         DeadlineExceeded: the limiter did not let in all items in time. error.stored and error.keys tell which are made.
-        The errors of create. Those that name an item count it from the first item of the call.
+        The errors of create. Those that name an item count it from the first item of the call. The exception of a
+        signal's handler has `stored` and `keys`, too.
     """
     made: list[Keys] = []
     begin, count = 0, len(items.windows)
@@ -272,6 +273,10 @@ def made_as_let_in(
             begin = upto
     except ReliveError as error:
         raise _of_all(error, made, count) from None
+    except BaseException as error:  # of a signal's handler
+        keys = _keys_of(error, made)
+        error.stored, error.keys = len(keys), keys  # type: ignore[attr-defined]
+        raise
     return np.concatenate(made)
 
 

@@ -73,7 +73,10 @@ class MixedSource:
         self._lent: list[_MixedHold] = []  # the oldest first
 
     def take(self) -> Taken:
-        """Draws and gathers. Waits for the source that lacks its part, and lets calls of the mixture pass meanwhile."""
+        """Draws and gathers. Waits for the source that lacks its part, and lets calls of the mixture pass meanwhile.
+
+        They do not pass while rows of a server or shard are on their way.
+        """
         mixed = self._mixed
         start = time.monotonic()
         with held(self._alone, _DRAWS, math.inf):

@@ -103,7 +103,8 @@ class Changing(Bound):
         All rows that a window spans are steps of one lane. Several items may stand on one step. An item over rows that
         wait for late columns is made, and can be drawn when all of its rows are filled. All items are checked before
         the first is made: an error changes nothing, unless error.stored > 0. Then the first items are made, and
-        error.keys are their keys.
+        error.keys are their keys. Over a shard whose limiter lets items in by parts, each part is checked before it is
+        made.
 
         Args:
             windows: {name: rows}; or the rows alone if the index has one window without a name. Rows are named by keys

@@ -115,7 +115,7 @@ class Line:
 
     def _send_settled(self, or_nothing: bool = False) -> None:
         while ((self._is_urgent and self._settled) or or_nothing) and not self.is_over:
-            is_own = False
+            is_own = None  # not known yet
             try:
                 is_own = self._lock.acquire(blocking=False)
                 if not is_own:
@@ -130,7 +130,8 @@ class Line:
             except StreamBroken:
                 self.is_over = True
             except BaseException:
-                self.drop()  # it is not known whether the shard knows these tickets, nor whether the lock was taken
+                if is_own is not False:
+                    self.drop()  # it is not known whether the shard knows these tickets, or whether the lock was taken
                 raise
             finally:
                 if is_own:

@@ -133,6 +133,7 @@ class RemoteDraws:
         if stream is not self._stream:
             raise ServiceUnavailable(self._core.path, 0.0, "the stream that held the batch is over")
         ends = cutoff(min(timeout_s, self._core.timeout_s))
+        stream.silence_s = math.inf  # the server may wait for its lock in silence: the deadline alone counts
         told, _ = self._exchange(stream, framing.encode(header), ends, stream.receive)
         if "error" in told:
             raise framing.error_from(told["error"])
@@ -173,7 +174,7 @@ class RemoteDraws:
         if self._core.closed:
             raise TableClosed()
         connection = self._core.connection
-        stream, _ = connection.open("hold", {}, cutoff(timeout_s))
+        stream, _ = connection.open("hold", {}, cutoff(timeout_s), lambda: not self._is_hurried, _REPLY_S)
         self._forget()
         self._collected = end_when_collected(self, partial(connection.drop, stream))
         self._stream, self._in_flight = stream, []

@@ -26,6 +26,7 @@ SMALL_BYTES = 256 << 10  # up to this size a body is sent in the message itself:
 # chunks wait for each other. Smaller chunks cost more wake-ups than they save (measured: chunks of 256 KiB take 1.4
 # times the CPU time of chunks of 512 KiB).
 CHUNK_BYTES = 512 << 10
+_PULSES = 0.2  # the part of a client's patience after which a pulse is due
 _SHORT = 4096  # most bytes of a message that is compared with the message before it
 _NEVER = b"\xff\xff\xff\xff"  # no message begins with these bytes: a header of 4 GiB
 StreamBroken = (flight.FlightError, pa.ArrowException, OSError)  # errors of reads and writes of a broken stream
@@ -54,7 +55,7 @@ def packed(packing: Packing, arrays: Sequence[npt.NDArray[Any]], num_items: int,
 class Pipe:
     """Reads and writes messages of one stream; used by the one thread that serves the stream.
 
-    Another thread may call pulse() and works_for(). `_sending` protects the writer.
+    Another thread may call pulse() and is_due(). `_sending` protects the writer.
     """
 
     def __init__(self, context: Any, reader: Any, writer: Any, count_busy: Callable[[int], None]) -> None:
@@ -64,7 +65,8 @@ class Pipe:
         self._count_busy = count_busy
         self._sending = threading.Lock()
         self._is_busy = self._is_over = False
-        self._busy_since = 0.0
+        self._busy_since = self._pulsed_at = 0.0
+        self.patience_s = 1.0  # how long the client bears a silence
         self._sent_at = math.inf  # when the part of an answer that is being sent now was begun
         self.gives_up = math.inf  # when the client gives up on the answer
         self._has_begun = False
@@ -105,9 +107,13 @@ class Pipe:
             self._is_busy = False
             self._count_busy(-1)
 
-    def works_for(self, seconds: float) -> bool:
-        """Returns whether the session has worked on its last message for so long."""
-        return self._is_busy and time.monotonic() - self._busy_since >= seconds
+    def is_due(self) -> bool:
+        """Returns whether the session works on its last message, and its client waits for the next pulse.
+
+        A client that is stopped reads none: the fewer pulses, the longer its stream takes them.
+        """
+        quiet_since = max(self._busy_since, self._pulsed_at)
+        return self._is_busy and time.monotonic() - quiet_since >= _PULSES * self.patience_s
 
     def is_stalled(self, longest_s: float) -> bool:
         """Returns whether the client does not read its answer: no part for so long, or after it has given up."""
@@ -119,6 +125,7 @@ class Pipe:
         if self._sending.acquire(blocking=False):
             try:
                 if self._is_busy and not self._is_over:
+                    self._pulsed_at = time.monotonic()
                     self._writer.write_metadata(PULSE)
             finally:
                 self._sending.release()

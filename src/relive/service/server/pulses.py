@@ -68,7 +68,7 @@ class Pulses:
                 if self._is_closed or not self._pipes:
                     self._thread = None
                     return
-                working = [(pipe, core) for pipe, core in self._pipes.items() if pipe.works_for(_EVERY_S)]
+                working = [(pipe, core) for pipe, core in self._pipes.items() if pipe.is_due()]
             stuck = {id(None): False}
             for pipe, core in working:
                 if core is not None and id(core) not in stuck:

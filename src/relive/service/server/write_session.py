@@ -156,6 +156,7 @@ class WriteSession(Session):
         if len(ops) > _MAX_OPS or not all(isinstance(op, dict) for op in ops):
             raise BadMessage("header field 'ops'", f"at most {_MAX_OPS} operations", len(ops))
         timeout_s = framing.seconds(header)
+        self.pipe.patience_s = max(timeout_s, 1.0)
         sizes = [self._layout.num_bytes(op) for op in ops]
         if sum(sizes) != len(body):
             raise BadMessage("body", f"{sum(sizes)} bytes"[:60], len(body))
