@@ -123,11 +123,11 @@ class _End(BaseException):
 def _main(act: Callable[..., None], number: int, arguments: tuple[Any, ...]) -> None:
     """The body of an actor process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end)
-    torch.set_num_threads(1)
     learner = multiprocessing.parent_process()
     assert learner is not None
     try:
+        signal.signal(signal.SIGTERM, _end)  # it may raise from here on
+        torch.set_num_threads(1)
         threading.Thread(target=_end_with_learner, args=(learner.sentinel,), daemon=True).start()
         act(number, *arguments)
     except _End:
