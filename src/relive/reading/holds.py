@@ -54,7 +54,7 @@ class LentHold(Protocol):
     """A hold of a draw that another process keeps in flight. The draw may go back without a call of this hold."""
 
     def is_gone(self) -> bool:
-        """Whether the draw went back, as far as this process knows: its stream is over. Sends nothing."""
+        """Whether the draw went back, as far as this process knows: its stream is over. Waits for no answer."""
         ...
 
 
