@@ -188,7 +188,16 @@ def test_what_a_callback_raises_comes_out_and_leaves_nothing(what: str, tmp_path
     with pytest.raises(RuntimeError, match=f"no more of {what}"):
         relive.train.train(small(limits__checkpoint_period_s=0.1), tmp_path / "run", callbacks=[diary])
     assert diary.told[-1] == what and multiprocessing.active_children() == []
-    assert has_checkpoint(tmp_path / "run") == (what != "start")
+    assert has_checkpoint(tmp_path / "run") == (what != "start") == (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_stays_if_a_callback_raises_at_its_start(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    small(topology="inline").save(folder / "config.json")
+    with pytest.raises(RuntimeError, match="no more of start"):
+        relive.train.train(run_dir=folder, resume=True, callbacks=[Diary(raise_at="start")])
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize("wrong", [[Diary], [print], Diary(), None, "all"])

@@ -116,6 +116,21 @@ def test_a_run_whose_id_of_wandb_was_not_written_gets_another(tmp_path: Path, mo
     assert len(ids[0]) == 16 and ids[0] == ids[1] == (tmp_path / "wandb-id.txt").read_text().strip()
 
 
+def test_without_a_login_of_wandb_the_run_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb_or_skip(monkeypatch)
+    from relive.train.watching import wandb_logger
+
+    def init(**named: Any) -> None:
+        raise wandb_logger.wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb_logger.wandb, "init", init)
+    with pytest.raises(InvalidConfig, match=r"logging.wandb.*wandb login.*WANDB_MODE=offline.*No API key"):
+        train(preset("dqn", "CartPole-v1", {**SMALL, "logging.wandb": True}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_without_wandb_the_run_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.delitem(sys.modules, "relive.train.watching.wandb_logger", raising=False)

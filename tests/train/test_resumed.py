@@ -300,18 +300,14 @@ def test_a_table_of_other_items_is_refused_by_the_names_of_the_options(
 def test_a_refused_session_keeps_the_options_of_a_run_that_had_none_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first session ended before its first checkpoint: the directory has config.json alone."""
-
-    class Raises(Callback):
-        def on_start(self, config: TrainConfig, run_dir: Path) -> None:
-            raise ArithmeticError
+    """The first session was killed before its first checkpoint: the directory has config.json alone."""
 
     def full(*arguments: object) -> None:
         raise StorageFull("/dev/shm", 2, 1)
 
     folder = tmp_path / "run"
-    with pytest.raises(ArithmeticError):
-        train(small(None), folder, callbacks=[Raises()])
+    folder.mkdir()
+    small(None).save(folder / "config.json")
     with monkeypatch.context() as patched:
         patched.setattr(setups, "make_table", full)
         for resume in (True, False):

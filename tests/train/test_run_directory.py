@@ -19,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="learners are written in torch")
 
 from rich.console import Console  # noqa: E402
+from service.certificates import Authority, needs_openssl  # noqa: E402
 
 import relive.train  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
@@ -340,6 +341,27 @@ def test_an_address_that_is_taken_is_refused_before_there_is_a_directory(tmp_pat
                 small(topology="actors(1)", serving__address=nowhere, serving__insecure=True), tmp_path / "run"
             )
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_openssl
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "client_ca", "tokens"])
+@pytest.mark.parametrize("content", [None, "no PEM and no TOML"])
+def test_a_file_of_the_door_that_cannot_be_used_is_refused_before_there_is_a_directory(
+    name: str, content: str | None, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+    cert, key = Authority(tmp_path).issue("server")
+    tokens, wrong = tmp_path / "tokens.toml", tmp_path / "wrong"
+    for path, text in ((tokens, "[tokens]"), (wrong, content)):
+        if text is not None:
+            path.touch(0o600)
+            path.write_text(text)
+    files = {"tls_cert": cert, "tls_key": key, "client_ca": cert, "tokens": tokens, name: wrong}
+    options = {f"serving__{which}": str(path) for which, path in files.items()}
+    config = small(topology="actors(1)", serving__address="grpc+tls://127.0.0.1:0", **options)
+    with pytest.raises(InvalidConfig, match=str(wrong)):
+        relive.train.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # ---- a run's end ---------------------------------------------------------------------------------------------------

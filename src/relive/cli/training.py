@@ -170,11 +170,11 @@ def _require_free(settings: Mapping[str, object], resume: Path | None) -> None:
 
 def _resumed(agent: str, run_dir: Path, file: Path | None, settings: Mapping[str, object]) -> TrainConfig:
     """The configuration of the run in a directory, with the options of the file and then the settings."""
-    from relive.train.config import TrainConfig, file_settings
-    from relive.train.run_directory import CONFIG_FILE
+    from relive.train.config import file_settings
+    from relive.train.resuming import options_of_run
     from relive.train.settings import changed
 
-    config = TrainConfig.load(run_dir / CONFIG_FILE)
+    config = options_of_run(run_dir)
     if file is not None:
         given = file_settings(file, agent)
         settings = {path: value for path, value in {**given, **settings}.items() if path != "agent.name"}

@@ -1,10 +1,15 @@
-"""Refuses a session that cannot go on with its run: an environment of other spaces, or a table of other items."""
+"""Finds the options of a run that goes on, and refuses a session that cannot go on with its run.
+
+Such a session has an environment of other spaces, or a table of other items.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,9 +20,31 @@ from relive.agents.agent import Agent, Spaces
 from relive.errors import InvalidConfig, ReliveError
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig
+from relive.train.learners.meeting import number_told
+from relive.train.run_directory import CONFIG_FILE, folder_of_host
 from relive.train.settings import options
 from relive.train.setup import limiter_of, table_config
 from relive.train.watching.checkpoint import Found
+
+
+def options_of_run(run_dir: Path) -> TrainConfig:
+    """Returns the options of a run. Those of a host that is not the first one are in its own directory, if it has any.
+
+    Args:
+        run_dir: The directory of the run; of several hosts, that of the first one.
+
+    Raises:
+        InvalidConfig: The file cannot be read, or no run wrote it.
+    """
+    first, number = run_dir / CONFIG_FILE, number_told()
+    if not number:
+        return TrainConfig.load(first)
+    own = folder_of_host(Path(os.path.abspath(run_dir)), number) / CONFIG_FILE
+    if own.exists():
+        return TrainConfig.load(own)
+    if not first.exists():
+        raise InvalidConfig(f"run configuration of host {number}", f"{own}, or {first}", "neither file")
+    return TrainConfig.load(first)
 
 
 def check_environment(spaces: Spaces, before: str) -> None:

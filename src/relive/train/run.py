@@ -29,11 +29,12 @@ from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
 from relive.train.learners.meeting import host_number, meeting, starts_hosts
 from relive.train.learners.numerics import learner_numerics
-from relive.train.resuming import check_environment, check_saved_table
+from relive.train.resuming import check_environment, check_saved_table, options_of_run
 from relive.train.run_directory import (
     CONFIG_FILE,
     alone_in,
     check_files,
+    folder_of_host,
     forget_run,
     forget_table,
     move_aside,
@@ -98,10 +99,10 @@ def train(
         HostGone: Another host of the run did not come, or ended; or it failed at its end, on a cluster.
         InvalidConfig: The directory has a run already (without resume) or none (with resume), or files that no run
             wrote; another run uses it, or lies in it or above it; a resumed run has an environment with other spaces,
-            or a table of other items; the address is taken; the table cannot hold replay.min_size items; the agent
-            cannot act in the environment; a program without the guard calls it in a process of the run; or the run
-            starts processes, and this process is a daemon of multiprocessing, which may start none. A refused run
-            leaves no directory.
+            or a table of other items; the address is taken; a file of the server cannot be used; the table cannot hold
+            replay.min_size items; the agent cannot act in the environment; wandb has no login; a program without the
+            guard calls it in a process of the run; or the run starts processes, and this process is a daemon of
+            multiprocessing, which may start none. A refused run leaves no directory.
         StorageFull: /dev/shm is too small for the table. Making the table may raise other errors, too.
         MissingPackage: An option needs an extra that is not installed.
         NonFiniteLoss: Learning has led to nan or infinity. The last good checkpoint stays.
@@ -124,7 +125,7 @@ def train(
     aside = not resume and (run_dir is None if moving_aside is None else moving_aside)
     resumes, host = resume, 0 if starts_hosts(config) else host_number(config.topology.num_hosts)
     if host:  # the first host shows progress for all
-        folder, console = folder.with_name(f"{folder.name}-host{host}"), None
+        folder, console = folder_of_host(folder, host), None
         resume = resume and (folder / CONFIG_FILE).exists()  # else this host is new, and gets the state of the first
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
@@ -147,7 +148,12 @@ def train(
             stack.enter_context(alone_in(folder))
             progress, saved = _begun(setup, folder, resume, stopping, say)
             run = _Run(setup, host, progress, folder, saved, console, listeners)
-            listeners.tell(lambda one: one.on_start(config, folder))
+            try:
+                listeners.tell(lambda one: one.on_start(config, folder))
+            except BaseException:
+                if not resume:
+                    forget_run(folder)
+                raise
             is_over = progress.has_reached(config.evaluation.stop_return)
             is_over = is_over and config.topology.num_hosts == 1  # of several hosts the first one says so
             if is_over:
@@ -239,7 +245,7 @@ def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: boo
     if resume and folder is None:
         raise InvalidConfig(what="run_dir", expected="the directory of the run to resume", got=None)
     if config is None and resume and folder is not None:
-        config = TrainConfig.load(folder / CONFIG_FILE)
+        config = options_of_run(folder)
     if not isinstance(config, TrainConfig):
         expected = "a TrainConfig for a new run, such as relive.train.preset(agent, env_id)"
         raise InvalidConfig(what="config", expected=expected, got=config)

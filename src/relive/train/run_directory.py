@@ -43,6 +43,7 @@ __all__ = [
     "TABLE_PREFIX",
     "alone_in",
     "check_files",
+    "folder_of_host",
     "forget_run",
     "forget_table",
     "left_table",
@@ -213,6 +214,11 @@ def move_aside(folder: Path, console: Console) -> None:
                 (aside / LOCK_FILE).unlink(missing_ok=True)
                 console.print(f"moved {folder} to {aside}", highlight=False, soft_wrap=True)
                 return
+
+
+def folder_of_host(folder: Path, number: int) -> Path:
+    """Returns the directory of a host of a run. `folder` is that of the first host, which has the number 0."""
+    return folder.with_name(f"{folder.name}-host{number}") if number else folder
 
 
 def remove_left_table(folder: Path) -> None:

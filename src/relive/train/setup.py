@@ -105,7 +105,8 @@ def prepare(config: TrainConfig) -> Setup:
 
     Raises:
         InvalidConfig: There is no such environment, the agent cannot act in it, the device is not there, the table
-            cannot hold replay.min_size items, another program serves at the run's address, or there is no cluster.
+            cannot hold replay.min_size items, another program serves at the run's address, a file of the server cannot
+            be used, or there is no cluster.
         EnvironmentRaised: The environment cannot be made.
         MissingPackage: The run needs an extra that is not installed.
     """
@@ -334,12 +335,17 @@ def _address_of(config: TrainConfig) -> str | None:
 
 
 def _check_address(config: TrainConfig, address: str | None) -> None:
-    """Raises InvalidConfig if another program serves at the address of the run, or if strangers could enter there."""
+    """Raises InvalidConfig if another program serves at the address of the run, or if strangers could enter there.
+
+    Also raised if a certificate, a key or a file of tokens cannot be used.
+    """
     if address is None:
         return
     serving = importlib.import_module("relive.train.acting.serving")  # needs the extra `service`
     server_address = where_to_serve(address)[0]
-    serving.door_of(config.serving).check(server_address)
+    door = serving.door_of(config.serving)
+    door.check(server_address)
+    serving.check_files(door)
     where = urlsplit(server_address)
     try:
         family, kind, _, _, place = socket.getaddrinfo(where.hostname, where.port, type=socket.SOCK_STREAM)[0]

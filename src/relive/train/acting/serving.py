@@ -27,6 +27,7 @@ from relive import Table
 from relive.agents.agent import Spaces
 from relive.errors import FormatMismatch, InvalidConfig
 from relive.service import Door, ServerOptions, ServerTLS, serve_behind
+from relive.service.wire.tokens import read_tokens
 from relive.train.config import TrainConfig
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.parts import Part
@@ -97,6 +98,14 @@ def door_of(config: ServingConfig) -> Door:
     if config.tls_cert is not None or config.tls_key is not None:
         tls = ServerTLS(config.tls_cert or "", config.tls_key or "", config.client_ca)
     return Door(tls, config.tokens, config.insecure)
+
+
+def check_files(door: Door) -> None:
+    """Reads the files of a door, as the server will. Raises InvalidConfig if one of them cannot be used."""
+    if door.tls is not None:
+        door.tls.arguments()
+    if door.tokens is not None:
+        read_tokens(str(door.tokens))
 
 
 def limits_of(config: TrainConfig) -> ServerOptions:

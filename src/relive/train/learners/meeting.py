@@ -52,6 +52,7 @@ MAY_DIFFER = (
 )
 _HOW = "torchrun --nnodes N --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT --no-python relive train"
 _JOIN_S = 300.0  # the longest wait for all hosts
+_LEAVE_S = 5.0  # the longest wait of a process that ends for its connections
 _LOOK_S = 0.05  # between two looks for signals, while another thread waits
 _SHORTEST_S, _LONGEST_S = 0.00002, 0.0002  # pauses between two looks at a transfer; gloo's threads need the core
 
@@ -90,6 +91,14 @@ def host_number(count: int) -> int:
     if told != count:
         raise InvalidConfig("hosts of the topology", f"the {told} that torchrun starts (WORLD_SIZE)", count)
     return number
+
+
+def number_told() -> int:
+    """Returns the number of a host that this process was given, for whatever run; 0: that of the first, or none."""
+    if dist.is_initialized():
+        return dist.get_rank()
+    number = os.environ.get("RANK", "")
+    return int(number) if number.isdecimal() else 0
 
 
 def starts_hosts(config: TrainConfig) -> bool:
@@ -144,8 +153,10 @@ def meeting(
     try:
         met.compare({"resume": resume, **equal_options(config, spaces, device)}, stopping)
         yield met
-    finally:
-        met.leave()
+    except BaseException:
+        met.leave(is_failed=True)
+        raise
+    met.leave(is_failed=False)
 
 
 def _never() -> bool:
@@ -176,6 +187,7 @@ class HostMeeting:
 
         Raises:
             HostGone: A host did not come, or ended.
+            InvalidConfig: torch still waits for hosts at another address, after a signal ended that wait.
             KeyboardInterrupt: A signal asked the run to end.
 
         Blocks:
@@ -235,33 +247,43 @@ class HostMeeting:
         except RuntimeError as problem:  # of torch: a connection has ended
             raise HostGone(self.number, time.monotonic() - began_s, _line(problem)) from None
 
-    def leave(self) -> None:
+    def leave(self, *, is_failed: bool) -> None:
         """Leaves the groups, without a word to the other hosts, which find their connections closed: rule M4.
 
         torch closes the connections of a group with the last reference to it, and this object may live on in a cycle.
-        torch first waits for a transfer under way, until its deadline. So another thread drops the references.
+        torch first waits for a transfer under way, until its deadline. If there may be one, another thread drops the
+        references. Python aborts if it ends while torch closes connections in a thread, so the end of the process waits
+        for this thread.
+
+        Args:
+            is_failed: An error ended the run, so that a transfer may be under way.
         """
         groups = {self._words, self.group} - {None}
         self._words = self.group = None
         _destroy(groups)
-        _Apart(groups.clear)
+        if is_failed:
+            atexit.register(_Apart(groups.clear).wait, _LEAVE_S)
+        else:
+            groups.clear()
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
     def _join(self, stopping: Callable[[], bool]) -> None:
         """Joins the process group that torchrun names, unless this process is in one."""
         global _joining
+        if _joining is not None and _joining.call.is_over:
+            _joining = None
         if dist.is_initialized():
             return
-        atexit.register(_leave_process_group)
-        timeout = datetime.timedelta(seconds=min(_JOIN_S, self._deadline_s))
+        where = _meeting_place()
         if _joining is None:
-            _joining = _Apart(lambda: dist.init_process_group("gloo", timeout=timeout))
-        try:
-            self._result(_joining, stopping)
-        finally:
-            if _joining.is_over:
-                _joining = None
+            atexit.register(_leave_process_group)
+            timeout = datetime.timedelta(seconds=min(_JOIN_S, self._deadline_s))
+            _joining = _Joining(where, _Apart(lambda: dist.init_process_group("gloo", timeout=timeout)))
+        if _joining.where != where:
+            expected = f"{_joining.where}, where torch still waits for other hosts; or a new process"
+            raise InvalidConfig("meeting of the hosts", expected, where)
+        self._result(_joining.call, stopping)
 
     def _made(self, backend: str, stopping: Callable[[], bool]) -> Any:
         timeout = datetime.timedelta(seconds=self._deadline_s)
@@ -299,12 +321,17 @@ class _Apart:
         self._call, self._over = call, threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="relive-meeting", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="relive-meeting", daemon=True)
+        self._thread.start()
 
     @property
     def is_over(self) -> bool:
         """Whether the call has returned or raised."""
         return self._over.is_set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for the end of the thread."""
+        self._thread.join(timeout_s)
 
     def result(self, stopping: Callable[[], bool]) -> Any:
         """Waits for the result, or raises the error of the call. Raises KeyboardInterrupt if `stopping` says so."""
@@ -323,7 +350,24 @@ class _Apart:
         self._over.set()
 
 
-_joining: _Apart | None = None  # of a meeting that a signal ended: torch goes on joining
+@final
+@dataclass(frozen=True)
+class _Joining:
+    """A call with which this process joins the other hosts, and where they meet."""
+
+    where: str
+    call: _Apart
+
+
+_joining: _Joining | None = None  # the last one; after a signal has ended a meeting, torch goes on joining
+
+
+def _meeting_place() -> str:
+    """Returns where torch joins the other hosts, and as which host."""
+    number, count, address, port = (
+        os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    )
+    return f"{address}:{port}, as host {number} of {count}"
 
 
 def _destroy(groups: set[Any]) -> None:

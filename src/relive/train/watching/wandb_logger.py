@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, final
 
-from relive.errors import MissingPackage
+from relive.errors import InvalidConfig, MissingPackage
 from relive.errors.extras import install_command
 from relive.train.config import TrainConfig
 from relive.train.run_directory import write_whole
@@ -40,21 +40,32 @@ class WandbLogger(Callback):
         self._last_step = 0
 
     def on_start(self, config: TrainConfig, run_dir: Path) -> None:
-        """Begins the wandb run, or resumes it. Blocks for seconds; without a network, until wandb gives up."""
+        """Begins the wandb run, or resumes it. Blocks for seconds; without a network, until wandb gives up.
+
+        Raises:
+            InvalidConfig: wandb refuses the run: there is no login, or no network.
+        """
         path = run_dir / _ID_FILE
         known = path.read_text(encoding="ascii").strip() if path.exists() else ""
-        if not known:
+        is_new = not known
+        if is_new:
             known = secrets.token_hex(8)
             write_whole(path, f"{known}\n".encode())
-        self._run = wandb.init(
-            project=config.logging.project,
-            id=known,
-            name=run_dir.name,
-            dir=str(run_dir),
-            config=config.to_tree(),
-            resume="allow",
-            settings=wandb.Settings(console="off", silent=True),
-        )
+        try:
+            self._run = wandb.init(
+                project=config.logging.project,
+                id=known,
+                name=run_dir.name,
+                dir=str(run_dir),
+                config=config.to_tree(),
+                resume="allow",
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        except wandb.errors.Error as problem:
+            if is_new:
+                path.unlink(missing_ok=True)
+            expected = "a login of wandb (wandb login) and a network, or WANDB_MODE=offline"
+            raise InvalidConfig("logging.wandb", expected, f"True ({problem})") from None
 
     def on_progress(self, now: Snapshot) -> None:
         """Logs the figures every two seconds."""

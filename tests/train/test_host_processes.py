@@ -1,0 +1,144 @@
+"""The processes of hosts: the address at which they meet, their exit status, and disks that they do not share."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes.tools import answers
+
+pytest.importorskip("torch", reason="training needs torch")
+import relive.train.learners.meeting as meetings  # noqa: E402
+import train.test_hosts as of_hosts  # noqa: E402
+from relive.cli.training import _resumed  # noqa: E402
+from relive.errors import InvalidConfig  # noqa: E402
+from relive.train import train  # noqa: E402
+from relive.train.config import TrainConfig  # noqa: E402
+from relive.train.learners.meeting import HostMeeting, HostOptions  # noqa: E402
+from relive.train.resuming import options_of_run  # noqa: E402
+from train.test_hosts import HOSTS, inline  # noqa: E402
+
+pytestmark = of_hosts.pytestmark
+hosts = of_hosts.hosts  # the fixture
+
+# ---- the address -----------------------------------------------------------------------------------------------------
+
+
+def waits_elsewhere(number: int) -> Any:
+    """Is told another address while torch still waits for the other host at the first one."""
+    if number:
+        return "did not come"
+    told: list[Any] = []
+    for port in (os.environ["MASTER_PORT"], "1"):
+        os.environ["MASTER_PORT"] = port
+        try:
+            HostMeeting(HostOptions(HOSTS, "cpu"), lambda: True)
+        except (KeyboardInterrupt, InvalidConfig) as error:
+            told.append((type(error).__name__, str(error)))
+    return told
+
+
+def test_a_process_in_which_torch_still_waits_is_refused_at_another_address(hosts: Any) -> None:
+    (heard, refused), _ = answers(hosts(waits_elsewhere))
+    assert heard[0] == "KeyboardInterrupt" and refused[0] == "InvalidConfig"
+    assert "a new process" in refused[1] and "127.0.0.1:1," in refused[1], refused
+
+
+# ---- the process of a host ends --------------------------------------------------------------------------------------
+
+
+LEAVES = """
+from relive.train.learners.meeting import HostMeeting, HostOptions
+met = HostMeeting(HostOptions(4, "cpu"))
+met.compare({})
+met.leave(is_failed=False)
+"""
+
+
+def test_the_processes_of_hosts_that_leave_end_with_status_0() -> None:
+    """They end as Python does. Processes that start warm end by os._exit."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        told = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    told = {**os.environ, **told, "RELIVE_TEST_WARM": "0"}
+    command = [sys.executable, "-c", LEAVES]
+    group = [
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**told, "RANK": str(number)})
+        for number in range(4)
+    ]
+    try:
+        said = [one.communicate(timeout=120.0)[1] for one in group]
+    finally:
+        for one in group:
+            one.kill()
+    assert [one.returncode for one in group] == [0] * 4, said
+
+
+def fails_and_ends(number: int, folder: Path) -> None:
+    """The first host leaves in the middle of a transfer, and its process ends while the second host still stays."""
+    told = folder / "ends"
+    if number == 0:
+        meetings._LEAVE_S = 60.0  # of a busy machine
+        atexit.register(ends_alone)  # called last
+    met = HostMeeting(HostOptions(HOSTS, "cpu"))
+    met.compare({})
+    if number == 0:
+        with pytest.raises(KeyboardInterrupt):
+            met.compare({}, lambda: True)
+        met.leave(is_failed=True)
+        told.touch()
+    while not told.exists():
+        time.sleep(0.01)
+    sys.exit()
+
+
+def ends_alone() -> None:
+    if any(one.name == "relive-meeting" for one in threading.enumerate()):
+        os._exit(3)
+
+
+def test_the_process_of_a_host_ends_after_the_thread_that_drops_its_connections(hosts: Any, tmp_path: Path) -> None:
+    for child in hosts(fails_and_ends, tmp_path):
+        child.join()
+
+
+# ---- disks that are not shared ---------------------------------------------------------------------------------------
+
+
+def on_separate_disks(number: int, folder: Path) -> Any:
+    """Two sessions of a run whose hosts share no disk: each of them has its own options and saves alone."""
+    run = folder / f"disk{number}" / "run"
+    envs = {"environment.num_envs_per_actor": 1 + number}
+    first = train(inline(**envs), run, stop_when=lambda steps, updates: updates >= 10)
+    again = train(run_dir=run, resume=True, stop_when=lambda steps, updates: updates >= 20)
+    kept = TrainConfig.load(Path(again.run_dir) / "config.json").environment.num_envs_per_actor
+    return first.num_updates, again.num_updates, kept, sorted(path.name for path in run.parent.iterdir())
+
+
+def test_hosts_on_separate_disks_go_on_each_with_its_own_options(hosts: Any, tmp_path: Path) -> None:
+    assert answers(hosts(on_separate_disks, tmp_path)) == [(10, 20, 1, ["run"]), (10, 20, 2, ["run-host1"])]
+
+
+@pytest.mark.parametrize("read", [options_of_run, lambda run: _resumed("dqn", run, None, {})])
+def test_a_host_reads_its_own_options_first(
+    read: Callable[[Path], TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = tmp_path / "run", tmp_path / "run-host1"
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(InvalidConfig, match=f"{other}/config.json, or {run}/config.json"):
+        read(run)
+    for number, folder in enumerate((run, other)):
+        folder.mkdir()
+        inline(**{"environment.seed": number}).save(folder / "config.json")
+        assert read(run).environment.seed == number
+    monkeypatch.setenv("RANK", "0")
+    assert read(run).environment.seed == 0
