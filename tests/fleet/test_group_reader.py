@@ -81,7 +81,7 @@ def test_what_a_rank_does_not_find_is_drawn_anew(monkeypatch: pytest.MonkeyPatch
     deleted: list[int] = []
     lock = threading.Lock()
 
-    def gather(selection: Any, keys: np.ndarray) -> Any:
+    def gather(selection: Any, keys: np.ndarray, timeout_s: float | None = None) -> Any:
         with lock:
             if len(deleted) < 12:
                 mine = keys[: 4 + len(deleted) % 3]
@@ -319,6 +319,39 @@ def test_a_server_that_hangs_after_the_count_keeps_no_rank_from_the_next_call(mo
             assert time.monotonic() - began < 8.0, "a second for the end of the stream, and not ten"
             if rank == 0:
                 link.stall(False)
+            return bits(reader.sample(4, timeout_s=20.0))
+
+        told = in_threads(work, 2)
+        assert isinstance(told[0], bytes) and told[0] == told[1]
+
+
+def test_a_server_that_hangs_at_a_gather_holds_no_rank_up_longer_than_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The handle of each rank would wait longer than the group."""
+    with served() as (remote, link):
+        from relive.service.client.remote_core import RemoteCore
+
+        ranks, gather = patient(2), RemoteCore.start_gather
+
+        def stalled(*arguments: Any) -> Any:
+            link.stall(True)
+            return gather(*arguments)
+
+        def work(rank: int, exchange: Any) -> Any:
+            reader = GroupReader(remote, ranks[rank], "keys")
+            reader.sample(4, timeout_s=20.0)
+            ranks[rank].all_gather(b"", 60.0)
+            monkeypatch.setattr(RemoteCore, "start_gather", stalled)
+            began = time.monotonic()
+            with pytest.raises((errors.ServiceUnavailable, RankFailed)):
+                reader.sample(4, timeout_s=2.0)
+            assert time.monotonic() - began < 15.0, "not the 30 s of the handle"
+            ranks[rank].all_gather(b"", 60.0)
+            if rank == 0:
+                monkeypatch.setattr(RemoteCore, "start_gather", gather)
+                link.stall(False)
+            ranks[rank].all_gather(b"", 60.0)
             return bits(reader.sample(4, timeout_s=20.0))
 
         told = in_threads(work, 2)

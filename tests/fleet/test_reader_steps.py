@@ -97,7 +97,7 @@ def test_rows_that_a_rank_never_finds_are_looked_for_until_the_deadline(
     table, num_looks = made(), 0
     gather, lock = table.gather_arrays, threading.Lock()
 
-    def find_none(selection: Any, keys: Any) -> Any:
+    def find_none(selection: Any, keys: Any, timeout_s: float | None = None) -> Any:
         nonlocal num_looks
         with lock:
             num_looks += 1
@@ -130,10 +130,10 @@ def test_a_rank_that_cannot_gather_tells_the_others(
     table = made()
     rows, fails = group_reader._Held.rows, [True]
 
-    def fail(held: Any, keys: Any) -> Any:
+    def fail(held: Any, keys: Any, wait: Any) -> Any:
         if threading.current_thread().name == str(fails_on) and fails:
             raise fails.pop() and error
-        return rows(held, keys)
+        return rows(held, keys, wait)
 
     monkeypatch.setattr(group_reader._Held, "rows", fail)
 

@@ -230,6 +230,14 @@ def test_health_needs_no_token_and_names_a_stuck_table(
         health(server.address, timeout_s=1.0)
 
 
+def test_a_server_uses_its_tables_until_its_close_is_over(table: relive.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve({"t": table}, LOOPBACK)
+    seen, end = [], server._shut_down
+    monkeypatch.setattr(server, "_shut_down", lambda: [seen.append(server.is_in_use("t")), end()])
+    server.close()
+    assert seen == [True] and not server.is_in_use("t")
+
+
 # ---- relive serve ----------------------------------------------------------------------------------------------------
 
 

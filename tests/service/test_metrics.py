@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,3 +73,30 @@ def test_metrics_of_tables_and_clients(tmp_path: Path, monkeypatch: pytest.Monke
                 assert told['relive_table_stuck{table="pong"}'] == 1 and 'relive_table_steps{table="pong"}' not in told
         with pytest.raises(OSError):
             read()
+
+
+def test_a_closed_server_serves_no_metrics() -> None:
+    """No close() would end them."""
+    with relive.Table(plain_spec(), 200) as table:
+        server = serve({"pong": table}, "grpc://127.0.0.1:0")
+        server.close()
+        with pytest.raises(errors.InvalidConfig, match="closed"):
+            server.serve_metrics()
+        assert server._metrics is None
+
+
+def test_metrics_that_begin_while_the_server_closes_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports, make = [], module.Metrics
+
+    def made_while_it_closes(*arguments: Any) -> module.Metrics:
+        made = make(*arguments)
+        ports.append(made.port)
+        server.close()
+        return made
+
+    monkeypatch.setattr(module, "Metrics", made_while_it_closes)
+    with relive.Table(plain_spec(), 200) as table, serve({"pong": table}, "grpc://127.0.0.1:0") as server:
+        with pytest.raises(errors.InvalidConfig, match="closed"):
+            server.serve_metrics()
+        with pytest.raises(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/metrics", timeout=20)

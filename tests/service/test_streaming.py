@@ -208,7 +208,7 @@ def test_a_late_refusal_stores_what_came_before_and_nothing_after(remote: Remote
         for lost in (*bad, later):
             with pytest.raises(errors.Unacknowledged):
                 np.asarray(lost)
-        more = [writer.append(**step(t, t + 1)) for t in range(5, 9)]  # told once; the lane goes on where it was
+        more = [writer.append(**step(t, t + 1)) for t in range(5, 9)]  # told once; the lane is new
         assert contents(remote, [int(one) for one in more])["action"] == [5, 6, 7, 8]
         assert len(remote) == 9
     remote.check()
@@ -244,7 +244,7 @@ def test_calls_go_on_while_steps_are_refused(server: Server) -> None:
                 with pytest.raises(errors.Unacknowledged):
                     for _ in range(1000):  # unless the refusal was told above already
                         writer.flush()
-                        writer.append(**step(99, 98))
+                        writer.append(**step(99, truncated=True))  # without its next state: refused on any lane
                 writer.flush()
                 assert len(remote) <= stored + 1
         remote.check()

@@ -285,7 +285,7 @@ class GroupReader:
         """Gathers the rows of the keys. The leader draws a replacement for each item that is gone on any rank."""
         while True:
             with self._telling(call):
-                arrays, present = held.rows(keys)
+                arrays, present = held.rows(keys, call.wait)
             gone = np.zeros(len(keys.item_keys), np.bool_)
             heard = self._exchanged(call, held.count_may_fail, np.packbits(~present).tobytes())
             for message in heard:
@@ -392,15 +392,13 @@ class _Held:
         where, number = self.asked.where, self.selection.number
         condition = None if where is None else self._table.condition(number, where)
         request = DrawRequest(number, num_items, None if keys_only else self.selection.core, condition)
-        # The last part of the deadline is kept to tell the others. Otherwise they would give up before they hear of it.
-        seconds = wait.left_s - min(_LEAST_S, wait.left_s / 4)
-        drawn = self._draws.draw(request, seconds)
+        drawn = self._draws.draw(request, _without_telling(wait))
         self._holds.append(drawn.hold)
         return drawn
 
-    def rows(self, keys: Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
-        """The rows of the keys, and which rows were present."""
-        return self._table.gather_arrays(self.selection, keys.item_keys)
+    def rows(self, keys: Keys, wait: Wait) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
+        """The rows of the keys, and which rows were present. Waits for a server until the deadline."""
+        return self._table.gather_arrays(self.selection, keys.item_keys, _without_telling(wait))
 
     @property
     def count_may_fail(self) -> bool:
@@ -415,6 +413,11 @@ class _Held:
                 hold.commit_within(wait.left_s)
             else:
                 hold.commit()
+
+
+def _without_telling(wait: Wait) -> float:
+    """The seconds until the deadline, without a part for telling the others: they give up if they hear of no error."""
+    return wait.left_s - min(_LEAST_S, wait.left_s / 4)
 
 
 def _keys_of(drawn: HeldDraw) -> Bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,17 @@ __all__ = ["MAX_REMEMBERED", "Bound"]
 Keys = npt.NDArray[np.int64]
 
 MAX_REMEMBERED = 256  # selections and conditions of a handle, and requests of a selection
+
+
+@runtime_checkable
+class _AsksServer(Protocol):
+    """A core whose gather is a message to a server, which may not answer."""
+
+    def gather_within(
+        self, selection: Any, keys: Keys, timeout_s: float
+    ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
+        """As TableCore.gather. Raises ServiceUnavailable after timeout_s, at least a second."""
+        ...
 
 
 class Bound(Closing, Loadable):
@@ -91,9 +102,21 @@ class Bound(Closing, Loadable):
         if len(self._selections) < MAX_REMEMBERED:
             self._selections[kind] = selection
 
-    def gather_arrays(self, selection: Selection, keys: Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
-        """The arrays of keys, as the core gives them, and which keys were there."""
-        return self._core.gather(selection.core, np.ascontiguousarray(keys), None)
+    def gather_arrays(
+        self, selection: Selection, keys: Keys, timeout_s: float | None = None
+    ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
+        """The arrays of keys, as the core gives them, and which keys were there.
+
+        Args:
+            selection: the columns.
+            keys: int64[n], the keys.
+            timeout_s: how long to wait for the answer of a server, in seconds; None: the handle's timeout. A core
+                without a server does not wait.
+        """
+        core, rows = self._core, np.ascontiguousarray(keys)
+        if timeout_s is not None and isinstance(core, _AsksServer):
+            return core.gather_within(selection.core, rows, timeout_s)
+        return core.gather(selection.core, rows, None)
 
     def condition(self, number: int, where: str) -> Any:
         """A condition on items of an index in the core's form; remembered. Raises InvalidConfig, UnknownColumn."""

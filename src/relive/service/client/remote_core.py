@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -13,7 +14,7 @@ from relive.config.table_config import TableConfig
 from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, SimpleCalls, TableCore
 from relive.errors import TableClosed, Unacknowledged
-from relive.service.client.connection import Answer, Asking, Connection, cutoff, server_wait
+from relive.service.client.connection import MIN_REPLY_S, Answer, Asking, Connection, cutoff, server_wait
 from relive.service.client.remote_writer import CLOSE_S, RemoteWriterCore, SyncWriterCore
 from relive.service.wire import framing
 from relive.service.wire.encoding import RowEncoder
@@ -160,8 +161,21 @@ class RemoteCore(SimpleCalls):
         gathered: tuple[Arrays, npt.NDArray[np.bool_]] = self.start_gather(selection, keys, out).take()
         return gathered
 
-    def start_gather(self, selection: RemoteSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None) -> Started:
-        """Sends the message of a gather."""
+    def gather_within(
+        self, selection: RemoteSelection, keys: Keys, timeout_s: float
+    ) -> tuple[Arrays, npt.NDArray[np.bool_]]:
+        """As gather, with a deadline of its own: raises ServiceUnavailable after timeout_s, at least a second."""
+        gathered: tuple[Arrays, npt.NDArray[np.bool_]] = self.start_gather(selection, keys, None, timeout_s).take()
+        return gathered
+
+    def start_gather(
+        self,
+        selection: RemoteSelection,
+        keys: Keys,
+        out: Sequence[npt.NDArray[Any]] | None,
+        timeout_s: float | None = None,
+    ) -> Started:
+        """Sends the message of a gather. timeout_s: None: the handle's."""
         count, packing = len(keys), selection.gathered
         header = {"op": "gather", "index": selection.number, "names": selection.names, "n": count}
 
@@ -173,7 +187,7 @@ class RemoteCore(SimpleCalls):
                 np.copyto(target, array)
             return list(out), present
 
-        return Started(self._start(header, (np.ascontiguousarray(keys),), None, packing, count), read)
+        return Started(self._start(header, (np.ascontiguousarray(keys),), timeout_s, packing, count), read)
 
     # ---- items -----------------------------------------------------------------------------------------------------
 
@@ -252,11 +266,12 @@ class RemoteCore(SimpleCalls):
         The call then sees the steps that the handle wrote before.
         """
         pairs = []
+        ends = time.monotonic() + MIN_REPLY_S
         for reference in list(self._writers):
             writer = reference()
             if writer is None or writer.closed:
                 self._writers.pop(reference, None)
-            elif (pair := writer.unseen()) is not None:
+            elif (pair := writer.unseen(ends)) is not None:
                 pairs.append(pair)
         return pairs
 

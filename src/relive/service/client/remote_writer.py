@@ -78,8 +78,11 @@ class RemoteWriterCore(ABC):
         """Cuts the lanes. Waits for the server until `ends`, a time.monotonic()."""
 
     @abstractmethod
-    def unseen(self) -> tuple[int, int] | None:
-        """Returns (session, message) that the server must apply before a later call; None if nothing is unanswered."""
+    def unseen(self, ends: float) -> tuple[int, int] | None:
+        """Returns (session, message) that the server must apply before a later call; None if nothing is unanswered.
+
+        Waits until `ends`, a time.monotonic(), for lanes that are being opened.
+        """
 
     @property
     def closed(self) -> bool:
@@ -219,7 +222,7 @@ class SyncWriterCore(RemoteWriterCore):
         if stream is not None and not self._connection.closed:
             self._connection.finish(stream, ends)
 
-    def unseen(self) -> None:
+    def unseen(self, ends: float) -> None:
         """Returns None: every call was answered."""
         return None
 

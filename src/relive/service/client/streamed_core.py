@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -23,7 +24,7 @@ from relive.errors import (
 from relive.service.client.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
 from relive.service.client.connection import MIN_REPLY_S, Connection, cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
-from relive.service.client.remote_writer import RemoteWriterCore
+from relive.service.client.remote_writer import CLOSE_S, RemoteWriterCore
 from relive.service.wire import encoding, framing
 from relive.service.wire.encoding import Operation, RowEncoder, given
 from relive.service.wire.options import Streaming
@@ -41,7 +42,7 @@ class _Message:
 
     def __init__(self, sequence: int, epoch: int, part: Part, timeout_s: float, version: int | None) -> None:
         self.sequence = sequence
-        self.epoch = epoch  # at its making: the server drops a message made before a failure, even if sent later
+        self.epoch = epoch  # at its making: a server drops the rest of an epoch in which it refused a message
         self.part = part
         self.timeout_s = timeout_s
         self.version = version  # of its rows: a stream that this message opens begins with that version
@@ -55,10 +56,12 @@ class StreamedWriterCore(RemoteWriterCore):
     the server sends pulses. A server that sends no byte during one timeout counts as hung.
 
     After a failure, everything that was not acknowledged is given up, once. The next call raises Unacknowledged. The
-    writer then continues, on new lanes if the stream broke. The object owns the stream and two threads. `_changed`
-    protects the fields below it; no message is sent or received in its critical section. A signal's handler that calls
-    from within that section gets WaitsForItself. If a handler raises there, every row of an append that returned stays
-    in its block or message.
+    stream ends, also if the server refused a step: the lost steps would be a hole in the episodes of its lanes. The
+    writer continues on new lanes, which it opens after the server has cut the old ones.
+
+    The object owns the stream and two threads. `_changed` protects the fields below it; no message is sent or received
+    in its critical section. A signal's handler that calls from within that section gets WaitsForItself. If a handler
+    raises there, every row of an append that returned stays in its block or message.
     """
 
     def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float, streaming: Streaming) -> None:
@@ -70,6 +73,7 @@ class StreamedWriterCore(RemoteWriterCore):
         self._changed = threading.Condition(self._lock)
         self._stream: Exchange | None = stream
         self._session: int | None = session
+        self._sends_on: Exchange | None = None  # the stream on which the sender sends a message now
         self._block: Block | None = None
         self._block_ends = 0.0  # when the block is sent even if it is not full
         self._outbox: deque[_Message] = deque()
@@ -170,13 +174,17 @@ class StreamedWriterCore(RemoteWriterCore):
                 self._seal()
             self._wait(lambda: part.keys is not None or part.error is not None, self.timeout_s)
 
-    def unseen(self) -> tuple[int, int] | None:
+    def unseen(self, ends: float) -> tuple[int, int] | None:
         """Sends the open block. Returns (session, last message) if a message is unanswered."""
         if self._connection.is_foreign:
             return None  # the call that asks is refused
         self._check_free()
         with self._changed:
             self._seal()
+            if self._session is None:  # new lanes are being opened; if the server is gone, the call learns it itself
+                with contextlib.suppress(DeadlineExceeded):
+                    left_s = max(ends - time.monotonic(), 0.0)
+                    self._wait(lambda: self._session is not None or not (self._outbox or self._sent), left_s)
             waiting = self._outbox or self._sent
             if not waiting or self._session is None:
                 return None
@@ -209,8 +217,9 @@ class StreamedWriterCore(RemoteWriterCore):
             if not is_late and (self._sender is None or not self._sender.is_alive()):
                 # Not after an interrupt, nor beside a message: gRPC aborts the process if two operations write.
                 stream.half_close(max(ends, time.monotonic() + _END_S))
-            if self._receiver is not None:
-                self._receiver.join(max(ends - time.monotonic(), _END_S))
+        if self._receiver is not None:  # also without a stream: the server may still cut the lanes of refused steps
+            self._receiver.join(max(ends - time.monotonic(), _END_S))
+        if stream is not None:
             self._connection.finish(stream, ends)
         if failure is not None:
             raise failure
@@ -337,7 +346,8 @@ class StreamedWriterCore(RemoteWriterCore):
         self._epoch += 1
         self._changed.notify_all()
 
-    def _lose_stream(self, stream: Exchange, cause: ReliveError) -> None:
+    def _lose_stream(self, stream: Exchange | None, cause: ReliveError) -> None:
+        """Gives up the stream, and what was sent on it. None: no stream could be opened."""
         with self._changed:
             if self._stream is stream:  # else the other thread was first
                 self._stream = self._session = None
@@ -353,16 +363,19 @@ class StreamedWriterCore(RemoteWriterCore):
             try:
                 if stream is None:
                     stream = self._open_again(message)
-                if self._is_wanted(message):
+                if self._begin_sending(stream, message):
                     self._send(stream, message)
             except ReliveError as problem:
-                with self._changed:
-                    self._give_up(problem)
-                    self._sent.clear()
-                    self._changed.notify_all()
+                if stream is not None:
+                    self._connection.drop(stream)
+                self._lose_stream(stream, problem)
             except StreamBroken as problem:
                 assert stream is not None
                 self._lose_stream(stream, self._connection.broken(stream, problem, start))
+            finally:
+                with self._changed:
+                    self._sends_on = None
+                    self._changed.notify_all()
 
     def _next_message(self) -> _Message | None:
         with self._changed:
@@ -387,10 +400,12 @@ class StreamedWriterCore(RemoteWriterCore):
                 else:
                     self._changed.wait(left)
 
-    def _is_wanted(self, message: _Message) -> bool:
-        """Whether the message was not given up together with its stream."""
+    def _begin_sending(self, stream: Exchange, message: _Message) -> bool:
+        """Returns whether the message was not given up together with its stream. It is then being sent."""
         with self._changed:
-            return message in self._sent
+            is_wanted = self._stream is stream and message in self._sent
+            self._sends_on = stream if is_wanted else None
+            return is_wanted
 
     def _send(self, stream: Exchange, message: _Message) -> None:
         operation = message.part.operation
@@ -401,8 +416,10 @@ class StreamedWriterCore(RemoteWriterCore):
 
     def _open_again(self, message: _Message) -> Exchange:
         """Opens the stream on which this message is the first."""
-        start = time.monotonic()
-        stream, session = self._open(cutoff(message.timeout_s), lambda: not self._stopping, pulses=True)
+        start, ends = time.monotonic(), cutoff(message.timeout_s)
+        if self._receiver is not None:
+            self._receiver.join(min(ends - start, CLOSE_S))  # until the old lanes are cut: the table may have no others
+        stream, session = self._open(ends, lambda: not self._stopping, pulses=True)
         if message.version is not None:
             header = {"seq": 0, "epoch": self._epoch, "timeout_s": 0.0}
             try:
@@ -413,7 +430,9 @@ class StreamedWriterCore(RemoteWriterCore):
             closed = self._stopping
             if not closed:
                 self._stream, self._session = stream, session
-                _await(stream, message)
+                if message in self._sent:  # else it was given up meanwhile, and no answer will end the wait for one
+                    _await(stream, message)
+                self._changed.notify_all()
         if closed:
             self._connection.drop(stream)
             raise WriterClosed()
@@ -426,53 +445,56 @@ class StreamedWriterCore(RemoteWriterCore):
         return start_thread(self._receive_all, "relive-keys", stream)
 
     def _receive_all(self, stream: Exchange) -> None:
-        start = time.monotonic()
+        start, is_refused = time.monotonic(), False
         try:
             while True:
                 told, body = stream.receive()
                 start = time.monotonic()
                 with self._changed:
-                    if told.get("seq", 0) > 0:
-                        self._take_answer(stream, told, body)
+                    is_refusal = self._take_answer(stream, told, body)
+                if is_refusal:
+                    is_refused = True
+                    self._half_close(stream)
         except ReliveError as problem:
             self._connection.drop(stream)
             self._lose_stream(stream, problem)
         except StreamBroken as problem:
-            if self._stopping and isinstance(problem, StopIteration):
-                return  # the end that close() requested
-            self._lose_stream(stream, self._connection.broken(stream, problem, start))
+            if is_refused:
+                self._connection.drop(stream)  # the server has cut the lanes, or is gone
+            elif not (self._stopping and isinstance(problem, StopIteration)):  # else close() requested the end
+                self._lose_stream(stream, self._connection.broken(stream, problem, start))
 
-    def _take_answer(self, stream: Exchange, told: dict[str, Any], body: framing.Bytes) -> None:
-        if not self._sent:
-            return  # the answer to a message that was given up
-        message = self._sent.popleft()
-        part = message.part
+    def _take_answer(self, stream: Exchange, told: dict[str, Any], body: framing.Bytes) -> bool:
+        """Notes the answer to the first message. Returns whether the server refused it: the stream must then end."""
+        is_refusal = "error" in told or bool(told.get("dropped"))
+        if self._stream is not stream or not self._sent:
+            return False  # the answer to a message that was given up
+        if told.get("seq", 0) <= 0 and not is_refusal:
+            return False  # the answer to the version with which a stream begins
+        message = self._sent[0]
+        message.part.keys = _keys(body)
+        if is_refusal:
+            self._lose_stream(stream, framing.error_from(told.get("error")))
+            return True
+        self._sent.popleft()
         if self._sent:
             _await(stream, self._sent[0])
         else:
             stream.end()
-        if part.error is None:  # else it was given up with an earlier part
-            part.keys = _keys(body)
-            if "error" in told or told.get("dropped"):
-                self._refuse(message, framing.error_from(told.get("error")))
         self._changed.notify_all()
+        return False
 
-    def _refuse(self, message: _Message, cause: ReliveError) -> None:
-        """Gives up, and begins the next epoch with the version.
-
-        The message with the version may be among those that were given up. Calls on the server may wait for a message
-        that was given up, and the message of the version stands for it. A server that refuses this one, too, ends the
-        stream soon.
+    def _half_close(self, stream: Exchange) -> None:
+        """Says that nothing more comes on a stream whose steps were refused. The server then cuts its lanes, and ends
+        the stream.
         """
-        self._sent.appendleft(message)
-        self._give_up(cause)
-        self._sent.popleft()
-        if message.part.num_calls:
-            part = Part(self, _version(self._version), 0)
-            part.num_calls = 0
-            self._post(part, self.timeout_s)
-        elif self._failure is not None and not self._failure.num_calls:
-            self._failure = None  # nothing is lost
+        ends = cutoff(min(self.timeout_s, CLOSE_S))
+        with self._changed:  # gRPC aborts the process if two operations write
+            is_idle = self._changed.wait_for(lambda: self._sends_on is not stream, ends - time.monotonic())
+        if is_idle:
+            stream.half_close(ends)
+        else:
+            stream.interrupt()
 
 
 def _await(stream: Exchange, message: _Message) -> None:

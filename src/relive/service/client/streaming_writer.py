@@ -38,7 +38,9 @@ class StreamingWriter(Closing):
       server that is gone. A later call raises such an error as Unacknowledged.
     - After Unacknowledged, the steps before the failed step are stored. The failed step and all steps sent after it
       are not stored, and are not sent again. The call that raises it stores nothing of its own: call again.
-    - The writer is then usable again. If the stream broke, the writer uses new lanes, because the old lanes were cut.
+    - The writer is then usable again, on new lanes. The server has cut all of its old lanes, also if it refused a step
+      of one lane alone: the lost steps would be a hole in the episodes. The next step of each lane begins an episode.
+      An end_episode or abandon before that step has no effect. The policy version stays.
     - A step is acknowledged when the server has stored it. flush() waits for the acknowledgement, and so does a read of
       a call's keys.
     - If a signal's handler calls the writer or the handle in the middle of an append, the call raises WaitsForItself.
@@ -99,8 +101,8 @@ class StreamingWriter(Closing):
 
             Raises:
                 ReliveError: The errors of Writer.append that the client can detect.
-                Unacknowledged: Steps of earlier calls were not stored, or the stream broke and the lanes are new. This
-                    step is not stored either.
+                Unacknowledged: Steps of earlier calls were not stored, or the stream broke. This step is not stored
+                    either. The lanes are new.
                 DeadlineExceeded: There was no room by the deadline.
                 WriterClosed: The writer is closed.
             """
@@ -213,7 +215,7 @@ class StreamingWriter(Closing):
             timeout_s: Deadline in seconds; None: the handle's default.
 
         Raises:
-            Unacknowledged: Steps were not stored.
+            Unacknowledged: Steps were not stored. The lanes are new.
             DeadlineExceeded: The server did not acknowledge every step by the deadline.
             WriterClosed: The writer is closed.
 

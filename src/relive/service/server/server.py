@@ -182,12 +182,12 @@ class Server(Closing):
         """Whether the server uses a table: it serves the table, or a stream or a save of a removed table goes on.
 
         A client with the role admin may remove a table. The program that serves the table still has it open, and its
-        memory stays until the program closes it. Close it when the server does not use it any more.
+        memory stays until the program closes it. Close it when it is no longer in use: a closed server uses none.
 
         Args:
             table: Name of the table.
         """
-        return self._life.is_in_use(table)
+        return not self._closed and self._life.is_in_use(table)
 
     @property
     def num_streams(self) -> int:
@@ -219,22 +219,30 @@ class Server(Closing):
             The port.
 
         Raises:
-            InvalidConfig: The metrics are already served.
+            InvalidConfig: The metrics are already served, or close() was called.
             MissingPackage: prometheus-client is not installed (extra `service`).
             CannotListen: The port cannot be bound.
         """
         if self._metrics is not None:
             raise InvalidConfig("metrics of a server", "one port", self._metrics.port)
         port = integer("port of the metrics", port, 0, 65_535)
+        self._check_running()
         metrics = importlib.import_module("relive.service.server.metrics")
         try:
             made = metrics.Metrics(self._hosted, self._guard, self._memory, port, host)
         except (OSError, OverflowError, UnicodeError) as problem:
             raise CannotListen(f"{host}:{port}", str(problem)[:200]) from None
         self._metrics = made
+        if self._closing.is_set():  # set by another thread, which may have looked for the metrics before
+            made.close()
+        self._check_running()
         for hosted in list(self._hosted.values()):  # a client may drop a table meanwhile
             hosted.observe = made.observe
         return int(made.port)
+
+    def _check_running(self) -> None:
+        if self._closing.is_set():
+            raise InvalidConfig("server that serves metrics", "a running one; make another with serve()", "closed")
 
     def parameters(self, name: str) -> ParameterStore:
         """Returns the parameters beside a served table. Clients reach the same parameters as `remote.parameters`.

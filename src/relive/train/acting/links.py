@@ -59,7 +59,8 @@ class StreamedLanes:
 
         Raises:
             DeadlineExceeded: There was no room for timeout_s.
-            Unacknowledged: The server refused rows. A broken stream raises nothing.
+            Unacknowledged: The server refused rows; the lanes are new. A broken stream, or a server that closes, raises
+                nothing.
         """
         self._send_version()
         self._over_breaks(lambda: self._writer.append(lanes=lanes, priority=priority, timeout_s=timeout_s, **columns))
@@ -125,7 +126,7 @@ class StreamedLanes:
         self.close()
 
     def _over_breaks(self, call: Callable[[], Any]) -> Any:
-        """Makes the call, again after each break of the stream."""
+        """Makes the call, again after each break of the stream, and after each server that closes."""
         while True:
             try:
                 return call()
