@@ -56,6 +56,17 @@ def test_threads_that_may_outlive_the_interpreter_do_not_call_unique() -> None:
     assert [path.name for path in found] == ["distinct.py"]
 
 
+def test_no_value_is_computed_under_a_lock_that_a_fork_copies() -> None:
+    """Before Python 3.12 functools.cached_property has one lock for all objects. See core/forks.py."""
+    found = [str(path.relative_to(SOURCE)) for path in library_files() if _uses_cached_property(path)]
+    assert not found
+
+
+def _uses_cached_property(path: Path) -> bool:
+    nodes = ast.walk(ast.parse(path.read_text(), str(path)))
+    return any(getattr(node, part, None) == "cached_property" for node in nodes for part in ("id", "attr", "name"))
+
+
 @pytest.mark.parametrize("path", library_files(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_habits_of_the_library(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(), str(path))):

@@ -75,6 +75,30 @@ def test_more_items_than_there_is_room_for_are_made_as_draws_make_room(make: Mak
         assert table.gather(made[0], index="items")["action"].ravel().tolist() == list(range(20))
 
 
+def test_the_first_fill_lets_in_at_most_a_window_at_once_as_in_one_table(make: Make) -> None:
+    indexes = {"steps": relive.Index(), "items": relive.Index(relive.Explicit(1, max_items=100), **PACED)}
+    made = []
+    for table in (make(**PACED), relive.Table(plain_spec(), 1000, indexes)):
+        with table, table.writer() as writer:
+            keys = write_steps(writer, 0, 40)
+            table.create_items(keys[:3], timeout_s=0.0)
+            with pytest.raises(errors.DeadlineExceeded) as stopped:
+                table.create_items(keys[3:20], timeout_s=0.0)
+            made.append((stopped.value.stored, table.num_items("items")))
+    assert made == [(8, 11)] * 2  # an insert of a window of 8, while fewer than min_size items are live
+
+
+@pytest.mark.parametrize("waits", [QUEUE, {"limiter": relive.StalenessBudget(0.0, 8), "max_times_sampled": 1}])
+def test_the_deadline_of_a_wait_for_a_limiter_names_the_limiter(make: Make, waits: dict[str, Any]) -> None:
+    table = make(**waits)
+    with table.writer() as writer:
+        keys = write_steps(writer, 0, 20)
+        table.create_items(keys[:8], timeout_s=0.0)
+        with pytest.raises(errors.DeadlineExceeded) as stopped:
+            table.create_items(keys[8:10], timeout_s=0.05)
+    assert "index items: " in str(stopped.value) and "oldest rows" not in str(stopped.value)
+
+
 def test_a_call_that_ends_in_the_middle_tells_which_items_are_made(make: Make) -> None:
     table = make(**PACED)
     with table.writer() as writer:

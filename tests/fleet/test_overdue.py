@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from processes.tools import eventually
 
 import relive
 from relive import errors
-from relive.fleet import ShardOwner, attach
+from relive.fleet import ShardOwner, attach, calls
 
 pytestmark = needs_shared_memory
 LIMITER = relive.SamplesPerInsert(1.0, min_size=4, tolerance=4.0)  # inserted - sampled is at most 8
@@ -70,3 +72,62 @@ def test_overdue_items_of_a_shard_make_room_for_the_writers_of_another(make: Mak
     with table.writer(shard=1) as writer:
         writer.append(observation=np.zeros(2), action=0, next_observation=np.zeros(2), timeout_s=20.0)
     assert all(one.timed_out for one in table.stats().indexes.values())
+
+
+def append(table: Any) -> bool:
+    """Whether a step of shard 1 is let in at once."""
+    with table.writer(shard=1) as writer, contextlib.suppress(errors.DeadlineExceeded):
+        writer.append(observation=np.zeros(2), action=0, next_observation=np.zeros(2), timeout_s=0.0)
+        return True
+    return False
+
+
+def test_a_call_that_ends_now_looks_again_after_a_drop_of_another_thread(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drop came after the call had read the roots, and too short a time ago for another one."""
+    table = make({"timed": relive.Index(limiter=LIMITER, max_wait_s=0.05)})
+    with table.writer(shard=0) as writer:
+        write(writer, 0, 8)
+    fleet, refusing = table._fleet, table._fleet._refusing
+
+    def refusing_before_a_drop(asked: Any, left_s: float) -> Any:
+        found = refusing(asked, left_s)
+        monkeypatch.setattr(fleet, "_refusing", refusing)
+        roots = found[0][1].shards
+        assert eventually(lambda: fleet.calls.drop_overdue(0, roots, 0.0) and pending(table) == [0])
+        monkeypatch.setattr(calls, "_LAST_DROP_EVERY_S", 60.0)
+        return found
+
+    monkeypatch.setattr(calls, "_LAST_DROP_EVERY_S", 0.0)
+    monkeypatch.setattr(fleet, "_refusing", refusing_before_a_drop)
+    assert append(table)
+
+
+def test_a_call_that_ends_now_does_not_wait_for_a_drop_of_another_thread(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make({"timed": relive.Index(limiter=LIMITER, max_wait_s=0.05)})
+    with table.writer(shard=0) as writer:
+        write(writer, 0, 8)
+    written = time.monotonic()
+    shard, has_begun, may_end = table._fleet.shards[0], threading.Event(), threading.Event()
+    ask_free, roots = shard.ask_free, table._fleet.agreement.read(0, 60.0).shards
+
+    def ask_free_late(left_s: float) -> Any:
+        monkeypatch.setattr(shard, "ask_free", ask_free)
+        has_begun.set()
+        may_end.wait(60.0)
+        return ask_free(left_s)
+
+    monkeypatch.setattr(calls, "_LAST_DROP_EVERY_S", 60.0)
+    monkeypatch.setattr(shard, "ask_free", ask_free_late)
+    other = threading.Thread(target=table._fleet.calls.drop_overdue, args=(0, roots, 0.0))
+    other.start()
+    try:
+        assert has_begun.wait(60.0)
+        assert eventually(lambda: time.monotonic() > written + 0.06)  # the items are overdue
+        assert append(table)
+    finally:
+        may_end.set()
+        other.join()

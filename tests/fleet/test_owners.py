@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +144,14 @@ def test_an_owner_that_the_program_drops_ends_as_by_close(shm_name: Any) -> None
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_served_owner_that_the_program_drops_stops_serving(shm_name: Any, is_replaced: bool) -> None:
-    """is_replaced: another owner of this process takes over the shard and its address at once."""
+    """is_replaced: another owner of this process takes over the address, and the shard, which a handle keeps."""
     pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
     name = shm_name()
     owner = ShardOwner(0, config_of(name))
     place = owner.serve()
     address = place.rpartition("/")[0]
-    with attach([place], path="service") as table:
+    kept = attach([name]) if is_replaced else nullcontext()
+    with attach([place], path="service") as table, kept:
         keys = fill(table, 0, 0, 10)
         del owner
         gc.collect()
@@ -161,6 +162,24 @@ def test_a_served_owner_that_the_program_drops_stops_serving(shm_name: Any, is_r
         else:
             assert eventually(lambda: not listens(address), 60.0)
     assert eventually(lambda: shared_files(name) == [], 60.0)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_new_owner_finds_the_memory_of_a_served_owner_that_was_dropped_only_if_it_is_kept(
+    shm_name: Any, keeps: bool
+) -> None:
+    """The server of the dropped owner is closed before the new owner looks for a region."""
+    pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+    name = shm_name()
+    owner = ShardOwner(0, stored_with(name, keep=keeps))
+    owner.serve()
+    with attach([name]) as table:
+        fill(table, 0, 0, 10)
+    del table, owner
+    gc.collect()
+    with ShardOwner(0, config_of(name)) as again:
+        assert again.is_restored is keeps and len(again.table) == (10 if keeps else 0)
+    assert shared_files(name) == []
 
 
 def listens(address: str) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from relive import errors
+from relive.fleet.draws import placement
 from relive.fleet.draws.placement import MAX_SHARDS, ROOT_BYTES, Point, Root, Roots, offsets, place, shared_point
 
 MASSES = [3.0, 0.5, 0.0, 7.25, 1.0]
@@ -118,6 +120,41 @@ def test_the_edges_of_the_comb_stay_on_shards_with_mass(point: float, masses: li
     for num_items in (1, 2, 1000):
         counts = placed(roots, num_items, Point(point, 0))
         assert counts.sum() == num_items and not counts[np.array(masses) == 0.0].any()
+
+
+# ---- threads and forks -----------------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_computes_bounds_keeps_no_other_thread_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no child that is forked meanwhile inherits a lock that is taken."""
+    has_begun, may_end, is_first = threading.Event(), threading.Event(), [True]
+    accumulate = placement.itertools.accumulate
+
+    def held(masses: Any) -> Any:
+        if is_first.pop() if is_first else False:
+            has_begun.set()
+            may_end.wait(60.0)
+        return accumulate(masses)
+
+    monkeypatch.setattr(placement.itertools, "accumulate", held)
+    first = threading.Thread(target=lambda: roots_of(MASSES).bounds)
+    second = threading.Thread(target=lambda: (roots_of(MASSES).bounds, ended.set()))
+    ended = threading.Event()
+    try:
+        first.start()
+        assert has_begun.wait(60.0)
+        second.start()
+        assert ended.wait(20.0)
+    finally:
+        may_end.set()
+        first.join()
+        second.join()
+
+
+def test_what_roots_have_computed_is_kept() -> None:
+    roots = roots_of(MASSES)
+    assert roots.bounds is roots.bounds and roots.shares is roots.shares
+    assert roots == roots_of(MASSES) and "bounds" not in repr(roots)
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from relive import errors
 from relive.core.request import DrawRequest
 from relive.fleet import ShardOwner, attach
 from relive.fleet.remote.shard import RemoteShard
+from relive.fleet.remote.streams import Line
 from relive.fleet.shards import Asked
 from relive.service import connect, serve
 from relive.service.client.exchange import StreamBroken
@@ -485,6 +486,29 @@ def test_an_answer_that_is_here_is_read_however_long_another_shard_was_waited_fo
             part.give_back()
         finally:
             shard.close()
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_statistics_ask_nothing_on_a_stream_that_is_over(
+    shm_name: Any, monkeypatch: pytest.MonkeyPatch, is_locked: bool
+) -> None:
+    """is_locked: a signal's handler raised just as a thread took the lock of the stream."""
+    with ShardOwner(0, config_of(shm_name())) as owner:
+        with attach([owner.serve("grpc://127.0.0.1:0")], path="service", timeout_s=5.0) as table:
+            fill(table, 0, 0, 30)
+            shard = table._fleet.shards[0]
+            shard.ask_root(0, 5.0)()
+            line, acquire = shard._lines._idle[0], Line.acquire
+            if is_locked:
+                assert line.acquire()
+            line.drop()
+            line.is_confirmed = False
+            acquired: list[Line] = []
+            monkeypatch.setattr(Line, "acquire", lambda one, *ends: acquired.append(one) or acquire(one, *ends))
+            failed: list[Exception] = []
+            monkeypatch.setattr(RemoteShard, "fails", lambda shard, error: failed.append(error))
+            assert table.stats().indexes["default"].num_items == 30
+            assert line not in acquired and line not in shard._lines._idle and not failed
 
 
 def test_a_stream_cut_as_its_answer_came_is_not_used_again(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract.tools import contents, plain_spec, prioritized
-from processes.shm import needs_shared_memory
+from processes.shm import needs_shared_memory, shared_files
 
 import relive
 import relive.fleet
@@ -271,6 +271,24 @@ def test_a_save_that_is_refused_leaves_the_shard_that_overwrite_would_replace(
         with pytest.raises(error):
             ShardOwner(number, config, load=load)
         assert [one.state for one in whole.stats().shards] == ["live", "live"] and len(whole) == 100
+
+
+def test_a_damaged_save_leaves_the_memory_that_overwrite_would_replace(
+    whole: relive.fleet.ShardedTable, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """The owner of this process is closed by then. The next one takes the memory over, as after a kill."""
+    whole.save(tmp_path)
+    for pages in (tmp_path / "shards" / "0").rglob("*.pages"):
+        pages.write_bytes(bytes(255 - byte for byte in pages.read_bytes()))
+    config = config_of(names[0])
+    replacing = relive.TableConfig(
+        config.spec, config.capacity, config.index, relive.SharedMemory(names[0], overwrite=True)
+    )
+    with pytest.raises(errors.DamagedSave):
+        ShardOwner(0, replacing, load=tmp_path)
+    with ShardOwner(0, config) as again:
+        assert again.is_restored and len(again.table) == 60
+    assert shared_files(names[0]) == []
 
 
 def test_a_shard_that_is_dead_is_not_saved(whole: relive.fleet.ShardedTable, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import multiprocessing
 import os
@@ -17,7 +18,18 @@ from contract.tools import plain_spec, prioritized, write_steps
 import relive
 from relive.fleet import ShardOwner
 
-__all__ = ["CONTEXT", "PATHS", "TRANSPORTS", "Owner", "Together", "config_of", "fill", "in_threads", "needs_nixl"]
+__all__ = [
+    "CONTEXT",
+    "PATHS",
+    "TRANSPORTS",
+    "Owner",
+    "Together",
+    "config_of",
+    "fails_once",
+    "fill",
+    "in_threads",
+    "needs_nixl",
+]
 
 TRANSPORTS = {
     "UCX_TLS": "sm,tcp,self",
@@ -45,6 +57,23 @@ def fill(table: Any, shard: int, first: int, count: int) -> np.ndarray:
     """Steps of one shard, each an item."""
     with table.writer(shard=shard) as writer:
         return write_steps(writer, first, count)
+
+
+@contextlib.contextmanager
+def fails_once(table: Any, problem: BaseException | None = None) -> Iterator[None]:
+    """The next draw of a handle fails after its ranks have agreed on it. None: its items do not come in time."""
+    drawing = table._fleet.drawing
+    as_it_is, problems = drawing._drawn, [problem or relive.DeadlineExceeded("8 items", 4, 1.0)]
+
+    def drawn(*arguments: Any, **more: Any) -> Any:
+        if problems:
+            raise problems.pop()
+        return as_it_is(*arguments, **more)
+
+    drawing._drawn = drawn
+    yield
+    assert not problems
+    del drawing._drawn
 
 
 def own_until_told(pipe: Any, number: int, config: relive.TableConfig) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract.tools import plain_spec, write_steps
-from fleet.tools import config_of, fill, in_threads
+from fleet.tools import config_of, fails_once, fill, in_threads
 from processes.shm import needs_shared_memory
 from processes.tools import eventually
 
@@ -300,6 +300,34 @@ def test_slices_of_one_draw_go_on_together(shards: list[str]) -> None:
             return keys(iter(loader), 1)
 
     assert all(isinstance(error, RanksDisagree) for error in in_threads(apart, 2))
+
+
+@pytest.mark.parametrize("path", ["mapped", "service"])
+def test_ranks_of_which_one_failed_go_on_together(shm_name: Any, path: str) -> None:
+    """The ranks agreed on the draw, so it is used up on both. The states of both ranks come after it."""
+    if path == "service":
+        pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+    def work(rank: int, exchange: Any) -> Any:
+        with attach(places, exchange=exchange, timeout_s=60.0) as table:
+            loader = relive.loader(table, 8, rank, 2)
+            batches = iter(loader)
+            next(batches)
+            if rank == 1:
+                with fails_once(table), pytest.raises(errors.DeadlineExceeded):
+                    next(batches)
+            else:
+                next(batches)
+            state = loader.state_dict()
+            again = relive.loader(table, 8, rank, 2)
+            again.load_state_dict(state)
+            return state["batch"], keys(iter(again), 1) == keys(iter(loader), 1) or path == "service"
+
+    name = shm_name()
+    with ShardOwner(0, config_of(name)) as owner, attach([name]) as whole:
+        fill(whole, 0, 0, 60)
+        places = [name if path == "mapped" else owner.serve()]
+        assert in_threads(work, 2) == [(2, True), (2, True)]
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -220,6 +220,45 @@ def test_a_sample_keeps_its_deadline_while_a_server_hangs(stopped: Any, monkeypa
     assert time.monotonic() - began < 6.0
 
 
+@pytest.fixture
+def rare(start_host: Callable[[], Host]) -> Iterator[tuple[relive.Mixture, Callable[[], None]]]:
+    """A mixture whose source on a server has no part in small batches; and a call that stops the server."""
+    one = start_host()
+    with relive.Table(SPEC, 100) as table, connect(one.serve(SPEC, 100, ONCE), timeout_s=10.0) as remote:
+        for source in (table, remote):
+            with source.writer() as writer:
+                writer.extend(number=np.arange(20))
+        with relive.Mixture({"here": 0.99, "there": 0.01}, {"here": table, "there": remote}) as mixture:
+            try:
+                yield mixture, lambda: stop_process(one.process.pid)
+            finally:
+                os.kill(one.process.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("call", ["sample", "draw", "batches"])
+@pytest.mark.parametrize("first", [5, 60])
+def test_a_source_without_a_part_in_the_batch_is_not_asked(rare: Any, call: str, first: int) -> None:
+    """Its number of live items is that of its last draw, or that which it told before its first draw."""
+    mixture, stop = rare
+    assert mixture.sample(first).source.sum() == first // 60
+    stop()
+    if call == "batches":
+        with mixture.batches(5, prefetch=1, timeout_s=20.0) as batches:
+            batch = next(batches)
+    else:
+        batch = getattr(mixture, call)(5, timeout_s=0.5)
+    assert not batch.source.any() and batch.num_live_items == 40
+
+
+def test_the_question_before_the_first_draw_of_a_source_keeps_the_deadline(rare: Any) -> None:
+    mixture, stop = rare
+    stop()
+    began = time.monotonic()
+    with pytest.raises(errors.ServiceUnavailable):
+        mixture.sample(5, timeout_s=0.5)
+    assert time.monotonic() - began < 6.0, "a second for the answer, and not the ten of the handle"
+
+
 @pytest.mark.parametrize("call", ["sample", "batches"])
 def test_an_interrupt_of_the_count_goes_on_as_it_is(stopped: Any, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other parts are counted if their servers answer within a second."""

@@ -141,6 +141,24 @@ def test_it_waits_for_the_source_that_lacks_and_holds_nothing_meanwhile() -> Non
     assert plain.num_items() == queue.num_items() == 0
 
 
+def test_a_sample_that_waits_draws_the_items_of_one_that_does_not() -> None:
+    """Both sources are indexes of one table, whose draws have numbers in the order of the sources."""
+    indexes = {"plain": relive.Index(), "late": relive.Index(limiter=relive.MinSize(100))}
+    drawn = list[relive.Batch]()
+    for num_before in (100, 99):
+        with relive.Table(SPEC, 1_000, indexes) as table, table.writer() as writer:
+            writer.extend(number=np.arange(num_before), truncated=True)
+            with relive.Mixture({"plain": 0.5, "late": 0.5}, table, timeout_s=60.0) as mixture:
+                thread = threading.Thread(target=lambda mixture=mixture: drawn.append(mixture.sample(8)))
+                thread.start()
+                if num_before < 100:
+                    until(lambda table=table: table.stats().indexes["late"].waiting_samplers == 1)
+                    writer.append(number=num_before, truncated=True)
+                thread.join()
+                assert table.next_draw == 2
+    assert drawn[0]["number"].tolist() == drawn[1]["number"].tolist()
+
+
 def test_threads_take_turns() -> None:
     mixture = relive.Mixture({"a": 0.7, "b": 0.3}, {"a": table_of(0, 50), "b": table_of(100, 50)})
     counts: list[np.ndarray] = []

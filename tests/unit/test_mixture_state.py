@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import relive
 import relive.checkpoint
 from relive import errors
+from relive.over import mixed_draws, mixed_source
 
 SHARES = {"a": 0.7, "b": 0.3}
 SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
@@ -75,6 +77,57 @@ def test_a_state_is_refused_while_batches_are_open_with_none_ahead() -> None:
         with pytest.raises(errors.InvalidConfig, match="before its batches"):
             mixture.load_state_dict(state)
     mixture.load_state_dict(state)
+
+
+class Trial:
+    """A draw that finds out whether a source has its part. The part comes now. The draw goes back after `goes_on`."""
+
+    def __init__(self, table: relive.Table) -> None:
+        self.table = table
+        self.lack_of = mixed_source.lack_of
+        self.has_come, self.goes_on = threading.Event(), threading.Event()
+
+    def __call__(self, draws: Any, *rest: Any) -> Any:
+        self.draws = draws
+        with self.table.writer() as writer:
+            writer.extend(number=np.arange(8), truncated=True)
+        return self.lack_of(self, *rest)
+
+    def draw(self, *arguments: Any) -> Any:
+        drawn = self.draws.draw(*arguments)
+        self.has_come.set()
+        self.goes_on.wait(60.0)
+        return drawn
+
+
+def test_a_state_has_no_draw_that_finds_out_whether_a_source_has_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of batches() makes such a draw while calls of the mixture pass, and gives it back."""
+    trial = Trial(filled(count=0))
+    monkeypatch.setattr(mixed_source, "lack_of", trial)
+    with relive.Mixture(SHARES, {"a": filled(), "b": trial.table}, timeout_s=60.0) as mixture:
+        before = mixture.state_dict()
+        with mixture.batches(4, prefetch=1, timeout_s=60.0) as batches:
+            assert trial.has_come.wait(60.0)
+            going_on = threading.Timer(0.2, trial.goes_on.set)
+            going_on.start()
+            assert mixture.state_dict() == before
+            going_on.join()
+            next(batches)
+
+
+def test_a_handler_that_interrupts_next_may_ask_for_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread has the source of batches() for itself, to count the batch."""
+    with relive.Mixture(SHARES, sources(), timeout_s=60.0) as mixture:
+        before, told, count = mixture.state_dict(), list[Any](), mixed_draws.MixedDraws.count
+
+        def counts(*arguments: Any) -> None:
+            told.append(mixture.state_dict())
+            count(*arguments)
+
+        with mixture.batches(7, prefetch=2, timeout_s=60.0) as batches:
+            monkeypatch.setattr(mixed_draws.MixedDraws, "count", counts)
+            next(batches)
+        assert told == [before]
 
 
 def test_two_sources_of_one_handle_have_one_number() -> None:

@@ -131,6 +131,7 @@ Status wait_for_room(Table& table, uint32_t index, const Deadline& deadline) {
 struct Inserted {
   bool is_used_up = false;  // no record has a generation to come
   Wrong wrong;
+  bool items_stand = false;  // it has ended as many items as one critical section may
 };
 
 // One critical section: as many items as the limiter admits, and as it may end, since a new item takes the place of the
@@ -145,9 +146,9 @@ Inserted insert_locked(Held& held, uint32_t index, const NewItems& items, int64_
   found.columns = items.columns;
   for (int64_t k = 0; k < admitted; ++k) {
     const Wrong wrong = find_windows(r, index, windows_of(r, index, items, *stored), Named::kTrusted, &found);
-    if (wrong.why != WhyNot::kNothing) return {false, wrong};
+    if (wrong.why != WhyNot::kNothing) return {false, wrong, false};
     const uint64_t record = take_record(held, index);
-    if (record == kNoRecord) return {held.ends_left != 0, {}};
+    if (record == kNoRecord) return {held.ends_left != 0, {}, held.ends_left == 0};
     found.position = *stored;
     found.given = items.priorities != nullptr ? items.priorities[*stored] : std::numeric_limits<float>::quiet_NaN();
     bool is_item = false;
@@ -183,12 +184,12 @@ Status insert_items(Table& table, uint32_t index, const NewItems& items, double 
   Status status;
   while (*stored < items.num_items && status.ok()) {
     const size_t before = *stored;
+    Inserted inserted;
     if (table.is_closed()) status = Status(Code::kTableClosed);
     if (status.ok()) {
       Locked locked(table.door(), deadline);
       status = locked.status();
       if (status.ok() && before == 0) note_priority(locked.held(), index, largest);
-      Inserted inserted;
       if (status.ok()) inserted = insert_locked(locked.held(), index, items, keys, stored);
       if (*stored > before) locked.items_came();
       locked.release();
@@ -198,7 +199,7 @@ Status insert_items(Table& table, uint32_t index, const NewItems& items, double 
     }
     if (status.ok() && *stored == before) {
       status = wait_for_room(table, index, deadline);
-      if (status.ok() && deadline.passed()) status = items_stand_error(deadline);
+      if (status.ok() && inserted.items_stand && deadline.passed()) status = items_stand_error(deadline);
     }
   }
   if (status.ok() || *stored == 0) return status;

@@ -234,9 +234,14 @@ class SamplesPerInsert(LimiterKind):
             raise RequestTooLarge(num_items, self.window, self.arithmetic())
 
     def can_insert(self, totals: Totals, num_items: int) -> bool:
-        """The first fill, or d + n x samples_per_insert <= high. Waiting items count as inserted."""
+        """The first fill, or d + n x samples_per_insert <= high. Waiting items count as inserted.
+
+        An insert during the first fill may go beyond min_size, if it is worth at most the window.
+        """
         live = totals.num_items + totals.pending
-        if live + num_items <= self.min_size or live < self.min_size:
+        if live + num_items <= self.min_size:
+            return True
+        if live < self.min_size and num_items * self.samples_per_insert <= self.window + self._error(0):
             return True
         worth = (totals.pending + num_items) * self.samples_per_insert
         return self._balance(totals) + worth <= self._low + self.window + self._error(totals.inserted)

@@ -16,6 +16,14 @@ class Loadable:
         """The ranks that share one draw with this handle; 1 for a handle that draws alone."""
         return 1
 
+    @property
+    def next_shared_draw(self) -> int | None:
+        """The number of the next draw of the ranks that share draws; None for a handle that draws alone.
+
+        Ranks that agreed on a draw never make it again: its number is used up on each rank, also on one that failed.
+        """
+        return None
+
     def reopens(self) -> Callable[[int], Any] | None:
         """A function of a stream number that opens one more handle, in any process; None: no such function exists."""
         return None

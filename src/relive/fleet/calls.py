@@ -15,6 +15,7 @@ docs/design/fleet.md has the table of all calls.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -56,8 +57,9 @@ class Calls:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         indexes = shards[0].table.config.index.values()
-        # By index with max_wait_s: when a call that waits had overdue items dropped last.
-        self._dropped_at = {number: 0.0 for number, index in enumerate(indexes) if index.max_wait_s is not None}
+        # By index with max_wait_s: when a call that waits last began to have overdue items dropped, and when one ended.
+        self._drop_began = {number: 0.0 for number, index in enumerate(indexes) if index.max_wait_s is not None}
+        self._drop_ended = dict(self._drop_began)
 
     # ---- the table as a whole --------------------------------------------------------------------------------------
 
@@ -95,7 +97,8 @@ class Calls:
         Args:
             index: the index that the call waits for. Shards are asked for it every _DROP_EVERY_S at most.
             roots: the roots of the index in the shards that may be asked. Those in which no item waits are not asked.
-            left_s: seconds until the deadline of the call; 0: the call ends now, and asks every _LAST_DROP_EVERY_S.
+            left_s: seconds until the deadline of the call; 0: the call ends now, and asks every _LAST_DROP_EVERY_S, and
+                while another call asks.
 
         Returns:
             Whether a shard was asked: the roots are then outdated.
@@ -103,18 +106,28 @@ class Calls:
         Blocks:
             For the locks, at most left_s. For an owner at an address until it answers, or is silent for SILENCE_S.
         """
-        dropped_at, now = self._dropped_at.get(index), time.monotonic()
+        began, now = self._drop_began.get(index), time.monotonic()
+        if began is None or self._shards.read_only:
+            return False
         period_s = _DROP_EVERY_S if left_s > 0.0 else _LAST_DROP_EVERY_S
-        if dropped_at is None or now < dropped_at + period_s or self._shards.read_only:
+        is_under_way = self._drop_ended[index] < began
+        if now < began + period_s and not (is_under_way and left_s == 0.0):
             return False
         waiting = {root.shard for root in roots if root.pending and not root.is_dead}
         if not waiting:
             return False
-        self._dropped_at[index] = now
+        self._drop_began[index] = now
         asked = [shard for shard in self._shards if shard.number in waiting]
-        with contextlib.suppress(DeadlineExceeded):
-            self._taken((shard, _NO_KEYS, partial(shard.ask_free, left_s)) for shard in asked)
+        try:
+            with contextlib.suppress(DeadlineExceeded):
+                self._taken((shard, _NO_KEYS, partial(shard.ask_free, left_s)) for shard in asked)
+        finally:
+            self._drop_ended[index] = time.monotonic()
         return True
+
+    def has_dropped(self, index: int, since: float) -> bool:
+        """Whether a call has had overdue items dropped since this time.monotonic(): roots of then are outdated."""
+        return self._drop_ended.get(index, -math.inf) >= since
 
     def list_items(self, at: int, index: int, first: int, count: int, condition: Any) -> Any:
         """Lists leaves of one shard, in the form of TableCore.list_items; None if the shard does not answer."""

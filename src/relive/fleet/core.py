@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, cast, final
 
@@ -230,9 +231,12 @@ class FleetCore:
 
     def _lets_in(self, asked: Sequence[tuple[int, int]], left_s: float) -> bool:
         """Whether the totals have room for items, given as (index, number of items). Has overdue items dropped."""
+        began = time.monotonic()
         refusing = self._refusing(asked, left_s)
-        are_asked = [self.calls.drop_overdue(number, roots.shards, left_s) for number, roots in refusing]
-        return not refusing or (any(are_asked) and not self._refusing(asked, left_s))
+        for number, roots in refusing:
+            self.calls.drop_overdue(number, roots.shards, left_s)
+        have_dropped = any(self.calls.has_dropped(number, began) for number, _ in refusing)  # also other threads
+        return not refusing or (have_dropped and not self._refusing(asked, left_s))
 
     def _refusing(self, asked: Sequence[tuple[int, int]], left_s: float) -> list[tuple[int, Roots]]:
         """The indexes whose limiters refuse, with the roots that say so."""

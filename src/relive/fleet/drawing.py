@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from relive.checks.values import integer
 from relive.config.limiters import MinSize
+from relive.core.forks import renewed_in_children
 from relive.core.request import DrawRequest
 from relive.errors import DeadlineExceeded, ServiceUnavailable, TableClosed
 from relive.fleet.agreement import LEAST_S, Agreement, Exchange
@@ -79,7 +80,7 @@ class Drawing:
     def __init__(self, shards: Shards, calls: Calls, exchange: Exchange, root_age: int) -> None:
         self._shards, self._calls, self._exchange = shards, calls, exchange
         self._lock = threading.Lock()  # protects the agreement of ranks
-        self._numbers = threading.Lock()  # protects the count of draws
+        self._numbers = renewed_in_children(self, "_numbers", threading.Lock)  # protects the count of draws
         self.agreement = Agreement(shards, exchange, root_age)
         self.agreement.while_waiting = calls.drop_overdue  # a dropped item gives its room to a writer
         config = shards[0].table.config

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive._core import CoreTable, Hold
+from relive.core.forks import renewed_in_children
 from relive.core.late_rows import first_filled
 from relive.core.limiter_words import NO_WORDS, limiter_words
 from relive.core.locked import check_lock, is_of_lock
@@ -69,7 +70,8 @@ class MappedShard(Shard):
         self.watch = watch
         self._stalled_until = 0.0
         self._is_only = False
-        self._versions = threading.RLock()  # protects the order of versions; a signal's handler may set one
+        # Protects the order of versions. A signal's handler may set one.
+        self._versions = renewed_in_children(self, "_versions", threading.RLock)
         # The policy version that a stuck lock kept from the shard, and the shard's version at that time.
         self._missed_version: tuple[int, int] | None = None
 
@@ -147,7 +149,8 @@ class MappedShard(Shard):
 
     def _catch_up(self) -> None:
         """Sends the policy version that the shard missed, if the lock is free now."""
-        if self._missed_version is None or not self.is_live or not self._versions.acquire(blocking=False):
+        versions = self._versions  # a child that a signal's handler forks here has another lock
+        if self._missed_version is None or not self.is_live or not versions.acquire(blocking=False):
             return
         try:
             if self._missed_version is not None:
@@ -159,7 +162,7 @@ class MappedShard(Shard):
         except (DeadlineExceeded, Missed):
             return  # a later call tries again
         finally:
-            self._versions.release()
+            versions.release()
 
     def ask_list(self, index: int, first: int, count: int, condition: Any) -> Answer:
         """Returns an answer that lists when it is taken."""

@@ -51,7 +51,9 @@ _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process
 _MOST_STREAMS = 4096  # of 1,024 actors with two each, and once more those of a broken network, which count for a while
 
 _owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # of this process
-_servers: dict[Any, weakref.ref[ShardOwner]] = {}  # that are open
+# The servers that are open, each with its owner, the region that it offers, and the table of the owner.
+_servers: dict[Any, tuple[weakref.ref[ShardOwner], Any, Table]] = {}
+_of_parents: list[Any] = []  # the same in the process that forked this one, which alone may close them
 _CHECKED = ("spec", "capacity", "index", "max_lanes", "timeout_s", "seed")  # by an owner that takes a region over
 
 
@@ -192,7 +194,8 @@ class ShardOwner(Closing):
     Args:
         number: number of the shard, 0 to 4095, unique in its fleet.
         config: the table's configuration. Its storage is SharedMemory(name). With overwrite=True a new shard replaces
-            the region that was left, and handles and owners of this process on the region are closed first.
+            the region that was left, and handles and owners of this process on the region are closed first. If the
+            new shard cannot be made after that, such as from a damaged save, the region stays for the next owner.
         epoch: where the keys of a new region begin, 0 to 2**62 - 1. None: at random, so that keys of a lost region are
             gone in the region that takes its number. Give a number if keys must be the same in every run. Only as many
             of the lower bits count as keys have room for (22 with ten million rows).
@@ -228,6 +231,7 @@ class ShardOwner(Closing):
         path = config.storage.path
         self._server: Any = None
         self._region: Any = None  # the mapping that NIXL registered
+        _close_servers_of_dropped()  # else their handles would keep the region of a dropped owner
         if config.storage.overwrite:
             if load is not None:
                 _part_of(self.number, config, load)  # a save that does not fit leaves the shard that is there
@@ -305,10 +309,11 @@ class ShardOwner(Closing):
         if door is not None and door.offers and nixl.is_installed():
             self._region = nixl.SharedRegion(self.table.core)
             self._server.offer(shown, "nixl", self._region.give)
-        _servers[self._server] = weakref.ref(self)
+        _servers[self._server] = weakref.ref(self), self._region, self.table
         collected = importlib.import_module("relive.service.client.collected")
         # On a thread of its own: the server waits for its calls, and the thread of collected handles serves others.
-        end = partial(start_thread, _close_server, "relive-owner-end", self._server, self._region, never_writes=True)
+        ended = (self._server, self._region, self.table)
+        end = partial(start_thread, _end_dropped, "relive-owner-end", *ended, never_writes=True)
         collected.end_when_collected(self, end)
         return f"{self._server.address}/{shown}"
 
@@ -426,11 +431,13 @@ def _lock(descriptor: int, path: str) -> None:
 def _close_own_owners(path: str) -> None:
     """Closes this process's handles and owners of a region that a new shard replaces.
 
-    Raises NameTaken if another process is attached.
+    The memory stays, as after a kill, until the new shard takes its place. Raises NameTaken if another process is
+    attached.
     """
     close_own(path)
     for owner in list(_owners):
         if owner.table.path == path:
+            owner.let_go()  # before close(), which would end the ownership and remove the memory
             owner.close()
 
 
@@ -442,11 +449,20 @@ def _close_server(server: Any, region: Any) -> None:
     _servers.pop(server, None)
 
 
+def _end_dropped(server: Any, region: Any, table: Table) -> None:
+    """Ends the rest of a served owner that the program has dropped, as by close(). A second call waits for the first.
+
+    The server refers to the table, whose handle would keep the region until the server is collected.
+    """
+    _close_server(server, region)
+    table.close()
+
+
 def _close_servers_of_dropped() -> None:
     """Returns when no server is open whose owner the program has dropped. A thread closes these servers, too."""
-    for server, owner in list(_servers.items()):
+    for server, (owner, region, table) in list(_servers.items()):
         if owner() is None:
-            server.close()
+            _end_dropped(server, region, table)
 
 
 @at_end
@@ -458,6 +474,8 @@ def _end_owners() -> None:
 
 def _forget_in_child() -> None:
     """Closes the copies of the descriptors in a forked child. Otherwise the locks would outlive the owner."""
+    _of_parents.extend(_servers.items())
+    _servers.clear()
     for owner in list(_owners):
         owner.let_go()
 

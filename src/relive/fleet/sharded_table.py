@@ -261,6 +261,11 @@ class ShardedTable(SavesShards):
         """Number of ranks of the exchange that draw together; 1 without an exchange."""
         return self._fleet.drawing.num_ranks
 
+    @property
+    def next_shared_draw(self) -> int | None:
+        """The number of the next draw of all ranks; None without an exchange."""
+        return self._fleet.agreement.number if self.num_ranks > 1 else None
+
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the arithmetic of the limiter, and of the draws that one read of the roots serves."""
         told, age = super()._explained(error, index), self._fleet.agreement.root_age

@@ -147,6 +147,12 @@ class Loader(IterableDataset[dict[str, Any]]):
             if not is_own and before is not None and not table.closed:  # the program's own draws keep their numbers
                 table.number_draws(before)
 
+    def _agreed(self, table: TableHandle, position: int) -> int:
+        """The batch that a group draws next, which all ranks count alike; else `position`."""
+        number = table.next_shared_draw
+        batch = -1 if number is None else number - _FIRST_CALL - self._first
+        return position if batch < 0 else batch  # < 0: set_epoch was called within the pass
+
     def _shown(self, drawn: Any) -> dict[str, Any]:
         batch = drawn.to_torch("cpu")
         shown = {name: batch[name] for name in batch}
@@ -254,6 +260,8 @@ class Loader(IterableDataset[dict[str, Any]]):
 class _Iteration(Iterator[dict[str, Any]]):
     """One pass over a loader's batches. After an error, such as DeadlineExceeded, the next call tries that batch again.
 
+    Ranks that agreed on a draw never make it again. If it fails, the next call takes the batch after it.
+
     Owner of the handle that it opens; the handle is closed when the pass is collected, or when its process ends.
     """
 
@@ -273,9 +281,14 @@ class _Iteration(Iterator[dict[str, Any]]):
     def __next__(self) -> dict[str, Any]:
         loader = self._loader
         position = self._worker if loader._batch is None else loader._batch
-        with _carrying():
-            batch = loader._numbered(self._table, position, self._is_own)
-        loader._batch = position + self._num_workers  # before it is handed out, so that a state taken then counts it
+        try:
+            with _carrying():
+                batch = loader._numbered(self._table, position, self._is_own)
+        except BaseException:
+            loader._batch = loader._agreed(self._table, position)
+            raise
+        # before it is handed out, so that a state taken then counts it
+        loader._batch = loader._agreed(self._table, position + self._num_workers)
         return batch
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
@@ -15,18 +14,18 @@ import numpy.typing as npt
 from relive.config.samplers import Shuffle
 from relive.core.request import DrawRequest
 from relive.core.turns import Turn, held
-from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed
+from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed, WaitsForItself
+from relive.over.in_flight import LEAVE_S, count_all, give_back, lack_of
 from relive.over.joined import join
 from relive.over.shares import Counted, Shares
 from relive.reading.batch import Batch
 from relive.reading.columns import Columns
-from relive.reading.holds import HeldDraw, HeldDraws, LentHold, TimedHold
+from relive.reading.holds import HeldDraw, HeldDraws, TimedDraws
 from relive.table.handle import TableHandle
 
-__all__ = ["LEAVE_S", "Ahead", "Mixed", "MixedDraws", "Numbers", "Position", "Source"]
+__all__ = ["Ahead", "Mixed", "MixedDraws", "Numbers", "Position", "Source"]
 
 _LEAST_WAIT_S = 0.1  # as long as a call of a table waits for the table lock
-LEAVE_S = 1.0  # for each message about a draw, once a call has failed
 
 
 Numbers = tuple[int | None, ...]  # of the next draw of each source's handle; None: a server numbers its draws
@@ -63,6 +62,14 @@ class Ahead(Protocol):
     is_over: bool  # it was handed out, or given back
 
 
+class Drawer(Protocol):
+    """A source of batches() that has drawn."""
+
+    def at_rest(self, seconds: float) -> AbstractContextManager[None]:
+        """Keeps the source from drawing for the block. Waits at most `seconds`, at least two slices."""
+        ...
+
+
 class Lack(NamedTuple):
     """A source that does not have its part, and what it said."""
 
@@ -92,9 +99,10 @@ class MixedDraws:
         # Ranks that draw together make their draws in one order, each once: a draw of theirs is never made again.
         self._together = [number for number, one in enumerate(sources) if one.table.num_ranks > 1]
         self._together.sort(key=lambda number: sources[number].name)
+        self._num_live: dict[int, int] = {}  # of each source, when it was drawn from or asked last
         self._epochs = [number for number, one in enumerate(sources) if _is_shuffled(one)]
         self._ahead: list[Ahead] = []  # batches that were drawn ahead, the oldest first
-        self.open: set[object] = set()  # sources of batches() that have drawn, until they are closed
+        self.open: dict[Drawer, None] = {}  # sources of batches() that have drawn, until they are closed; in order
 
     def held_draws(self) -> list[HeldDraws]:
         """Draws of each source, of an owner of their own."""
@@ -121,10 +129,27 @@ class MixedDraws:
                 raise TableClosed()
             yield ends
 
+    @contextmanager
+    def at_rest(self, seconds: float) -> Iterator[None]:
+        """As alone(), while no source of batches() draws either, not even to find out whether a part has come."""
+        if os.getpid() != self._pid:
+            self._begin_in_child()
+        ends = time.monotonic() + seconds
+        while True:
+            drawers = list(self.open)  # in one order in all threads: each waits for the others in this order
+            with ExitStack() as stack:
+                for one in drawers:
+                    with suppress(WaitsForItself):  # a signal's handler within next(): the source does not draw
+                        stack.enter_context(one.at_rest(max(ends - time.monotonic(), 0.0)))
+                stack.enter_context(self.alone(max(ends - time.monotonic(), 0.0)))
+                if self.open.keys() <= set(drawers):
+                    yield
+                    return
+
     def _begin_in_child(self) -> None:
         """The fork copied the locks of the turn and of the generator, which a thread of the parent may have taken."""
         self._pid = os.getpid()
-        self._turn, self._draws, self._making, self._ahead, self.open = Turn(), self.held_draws(), None, [], set()
+        self._turn, self._draws, self._making, self._ahead, self.open = Turn(), self.held_draws(), None, [], {}
         self._rng = np.random.Generator(np.random.PCG64([self._seed, self._pid]))
 
     @contextmanager
@@ -135,7 +160,7 @@ class MixedDraws:
                 yield ends
             except BaseException:
                 if self._making is not None:
-                    self.give_back(self._making.drawn, LEAVE_S)
+                    give_back(self._making.drawn, LEAVE_S)
                     self.go_back(self._making)
                 for draws in self._draws:
                     with suppress(ReliveError):
@@ -148,21 +173,38 @@ class MixedDraws:
         """All parts of a batch, in flight until commit(). At the end of drawing() the parts that are left go back.
 
         While it waits it has nothing in flight: it waits for the source that refused, alone. A source whose ranks draw
-        together is the exception: its draw is the last one, and is made once.
+        together is the exception: its draw is the last one, and is made once. If the call fails after the ranks agreed
+        on that draw, the position goes on: the draw is used up on every rank, so each rank's next batch is one later.
         """
-        start = time.monotonic()
         parts, after = self.shares.parts(self.at, num_items)
+        shared = self._shared
+        try:
+            numbers, drawn = self._taken(requests, parts, ends)
+            self._making = self.counted(parts, drawn, after, numbers)
+            return self._making
+        except BaseException:
+            if self._making is None and self._shared != shared:
+                self.at = after
+                self._num_batches += 1
+            raise
+
+    def _taken(
+        self, requests: list[DrawRequest], parts: Sequence[int], ends: float
+    ) -> tuple[Numbers, dict[int, HeldDraw]]:
+        """The numbers of the draws before these parts, and the parts. The draws are made in the same order always."""
+        start = time.monotonic()
         wanted = self.ordered(parts)
         while True:
             numbers = self.numbers
             drawn = self.attempt(self._draws, requests, parts, wanted, ends, ends)
             if not isinstance(drawn, Lack):
-                self._making = self.counted(parts, drawn, after, numbers)
-                return self._making
-            if drawn.number in (wanted[0], *self._together) or time.monotonic() >= ends:
-                raise self.worded(drawn, time.monotonic() - start)
-            wanted.remove(drawn.number)
-            wanted.insert(0, drawn.number)
+                return numbers, drawn
+            number, left_s = drawn.number, ends - time.monotonic()
+            problem: DeadlineExceeded | None = drawn.problem
+            if number not in (wanted[0], *self._together) and left_s > 0.0:
+                problem = lack_of(self._draws[number], requests[number], parts[number], left_s)
+            if problem is not None:
+                raise self.worded(Lack(number, problem), time.monotonic() - start)
 
     def ordered(self, parts: Sequence[int]) -> list[int]:
         """The sources that give a part, in the order of their draws.
@@ -170,7 +212,7 @@ class MixedDraws:
         First those whose draw leaves no trace if it goes back. Then those whose part of an epoch is lost if another
         draw comes after it. At the end those whose ranks draw together.
         """
-        last = [*self._epochs, *self._together]
+        last = [*(number for number in self._epochs if number not in self._together), *self._together]
         return [one for one in [*(set(range(len(parts))) - set(last)), *last] if parts[one]]
 
     def attempt(
@@ -196,10 +238,10 @@ class MixedDraws:
                 left_s, arrives_s = max(ends - now, 0.0) if waits else 0.0, max(arrives - now, 0.0)
                 drawn[number] = draws[number].draw(request, left_s, arrives_s)
             except DeadlineExceeded as problem:
-                self.give_back(drawn, LEAVE_S)
+                give_back(drawn, LEAVE_S)
                 return Lack(number, problem)
             except BaseException:
-                self.give_back(drawn, LEAVE_S)
+                give_back(drawn, LEAVE_S)
                 raise
         return drawn
 
@@ -214,6 +256,11 @@ class MixedDraws:
     def numbers(self) -> Numbers:
         """The numbers of the next draws."""
         return tuple(one.table.next_draw for one in self.sources)
+
+    @property
+    def _shared(self) -> Numbers:
+        """The numbers of the next draws of the sources whose ranks draw together."""
+        return tuple(self.sources[number].table.next_shared_draw for number in self._together)
 
     @property
     def _here(self) -> Position:
@@ -255,48 +302,28 @@ class MixedDraws:
         return type(problem)(needs, problem.has, waited_s, problem.holder_pid)
 
     def go_back(self, mixed: Mixed) -> None:
-        """Goes back to where the mixture was before this batch, if no other one was drawn after it."""
-        if self._num_batches == mixed.before.num_batches + 1:
+        """Goes back to where the mixture was before this batch.
+
+        Not if another one was drawn after it, or if ranks made a draw of it together.
+        """
+        is_shared = any(number in mixed.drawn for number in self._together)
+        if not is_shared and self._num_batches == mixed.before.num_batches + 1:
             self.at, self._num_batches = mixed.before.counted, mixed.before.num_batches
             self._rng.bit_generator.state = mixed.before.random
-
-    def give_back(self, drawn: Mapping[int, HeldDraw], seconds: float = math.inf) -> None:
-        """Gives back the parts that are still in flight. Waits for each server at most `seconds`, at least a second."""
-        for one in reversed(list(drawn.values())):  # the newest first, so that each gives back its number
-            with suppress(ReliveError):  # a source that is closed, or whose stream is over, gives back by itself
-                if isinstance(one.hold, TimedHold):
-                    one.hold.give_back_within(seconds)
-                else:
-                    one.hold.give_back()
 
     def commit(self, mixed: Mixed, ends: float) -> None:
         """Counts all parts, as count(). After an error the parts that are not counted are given back."""
         try:
             self.count(mixed, ends)
         except ReliveError:
-            self.give_back(mixed.drawn, LEAVE_S)
+            give_back(mixed.drawn, LEAVE_S)
             raise
 
     def count(self, mixed: Mixed, ends: float) -> None:
-        """Counts all parts. After an error of one source the parts of the others are counted, or still in flight.
-
-        The parts of servers are counted first: only their count may fail. A signal's handler that raises leaves no
-        batch half counted: all parts are counted, and then the error goes on. A server that does not answer until
-        `ends`, a time.monotonic(), takes its part back. It gets a second at least.
-        """
+        """Counts all parts, as count_all() does. The call is no longer the owner of the batch."""
         if self._making is mixed:
             self._making = None
-        drawn = sorted(mixed.drawn.values(), key=_count_order)
-        try:
-            for one in drawn:
-                _commit(one, ends - time.monotonic())
-        except ReliveError:
-            raise
-        except BaseException:
-            for one in drawn:  # those that were counted are not counted again
-                with suppress(ReliveError):  # the interrupt goes on, whatever the servers answer
-                    _commit(one, LEAVE_S)
-            raise
+        count_all(mixed.drawn, ends)
 
     def places(self, mixed: Mixed) -> tuple[list[npt.NDArray[np.intp]], npt.NDArray[np.int64]]:
         """The positions in the batch for the items of each source, and the source of each position.
@@ -310,14 +337,24 @@ class MixedDraws:
         source[np.concatenate(places)] = np.repeat(np.arange(len(mixed.parts)), mixed.parts)
         return places, source
 
-    def num_live(self, mixed: Mixed) -> int:
-        live = 0
-        for number, one in enumerate(self.sources):
-            drawn = mixed.drawn.get(number)
-            live += one.table.num_items(one.index_name) if drawn is None else drawn.num_live_items
-        return max(1, live)
+    def num_live(self, mixed: Mixed, ends: float) -> int:
+        """The live items of all sources. Waits for a server until `ends`, a time.monotonic(), at least a second."""
+        self._num_live |= {number: drawn.num_live_items for number, drawn in mixed.drawn.items()}
+        for number in range(len(self.sources)):
+            if number not in mixed.drawn:
+                self._num_live[number] = self._num_live_without_draw(number, ends)
+        return max(1, sum(self._num_live.values()))
 
-    def batch(self, mixed: Mixed, shown: Columns) -> Batch:
+    def _num_live_without_draw(self, number: int, ends: float) -> int:
+        """The live items of a source that gave no part. A server is asked once, before the first draw."""
+        one, draws = self.sources[number], self._draws[number]
+        if one.table.next_draw is None and number in self._num_live:
+            return self._num_live[number]
+        if isinstance(draws, TimedDraws):
+            return draws.num_live_within(one.table.index_number(one.index_name), max(ends - time.monotonic(), 0.0))
+        return one.table.num_items(one.index_name)
+
+    def batch(self, mixed: Mixed, shown: Columns, ends: float) -> Batch:
         places, source = self.places(mixed)
         keys, probabilities = np.empty(len(source), np.int64), np.empty(len(source), np.float64)
         for number, drawn in mixed.drawn.items():
@@ -325,23 +362,12 @@ class MixedDraws:
             probabilities[places[number]] = drawn.probabilities * self.shares.shares[number]
         parts = [drawn.arrays for drawn in mixed.drawn.values()]
         arrays = join(shown, parts, [places[number] for number in mixed.drawn])
-        return Batch(shown, arrays, keys, probabilities, self.num_live(mixed)).of_sources(source, self.shares.names)
+        made = Batch(shown, arrays, keys, probabilities, self.num_live(mixed, ends))
+        return made.of_sources(source, self.shares.names)
 
 
 def _is_shuffled(source: Source) -> bool:
     return isinstance(source.table.indexes[source.index_name].sampler, Shuffle)
-
-
-def _count_order(drawn: HeldDraw) -> int:
-    """Draws in the order of their count: those on a server, those over shards, and those here, whose count succeeds."""
-    return 0 if isinstance(drawn.hold, TimedHold) else 1 if isinstance(drawn.hold, LentHold) else 2
-
-
-def _commit(drawn: HeldDraw, seconds: float) -> None:
-    if isinstance(drawn.hold, TimedHold):
-        drawn.hold.commit_within(max(seconds, 0.0))
-    else:
-        drawn.hold.commit()
 
 
 def _returned(now: int | None, after: int | None, before: int | None) -> int | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import final
 
 from relive.core.request import DrawRequest
 from relive.core.turns import Turn, held
-from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed
-from relive.over.mixed_draws import LEAVE_S, Mixed, MixedDraws
+from relive.errors import InvalidConfig, ReliveError, TableClosed
+from relive.over.in_flight import LEAVE_S, give_back, lack_of
+from relive.over.mixed_draws import Mixed, MixedDraws
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
-from relive.reading.holds import HeldDraws, LentHold, Returned, Taken
+from relive.reading.holds import LentHold, Returned, Taken
 
 __all__ = ["MixedSource"]
 
@@ -83,23 +85,27 @@ class MixedSource:
             self._give_back([one for one in self._lent if one.is_lost], SLICE_S)
             while True:
                 with mixed.alone(SLICE_S):
-                    mixed.open.add(self)
+                    mixed.open[self] = None
                     parts, after = mixed.shares.parts(mixed.at, self._num_items)
                     numbers = mixed.numbers
                     arrives = time.monotonic() + max(self._timeout_s, _REPLY_S)
                     drawn = mixed.attempt(self._draws, self._requests, parts, mixed.ordered(parts), 0.0, arrives)
                     if isinstance(drawn, dict):
-                        return self._made(mixed.counted(parts, drawn, after, numbers))
+                        return self._made(mixed.counted(parts, drawn, after, numbers), arrives)
                 waited_s = time.monotonic() - start
                 lacking = self._draws[drawn.number], self._requests[drawn.number], parts[drawn.number]
-                if waited_s >= SLICE_S or not _has_come(*lacking, SLICE_S - waited_s):
+                if waited_s >= SLICE_S or lack_of(*lacking, SLICE_S - waited_s) is not None:
                     raise mixed.worded(drawn, time.monotonic() - start)
 
-    def _made(self, mixed: Mixed) -> Taken:
+    def at_rest(self, seconds: float) -> AbstractContextManager[None]:
+        """Keeps take() from drawing for the block. Waits for it at most `seconds`, at least two slices."""
+        return held(self._alone, _DRAWS, max(seconds, 2.0 * SLICE_S))
+
+    def _made(self, mixed: Mixed, ends: float) -> Taken:
         try:
-            batch = self._mixed.batch(mixed, self._columns)
+            batch = self._mixed.batch(mixed, self._columns, ends)
         except BaseException:
-            self._mixed.give_back(mixed.drawn, LEAVE_S)
+            give_back(mixed.drawn, LEAVE_S)
             self._mixed.go_back(mixed)
             raise
         hold = _MixedHold(self, mixed)
@@ -120,7 +126,7 @@ class MixedSource:
         if mixed.closed or any(one.table.closed for one in mixed.sources):
             raise TableClosed()
         ends = time.monotonic() + self._timeout_s
-        with held(self._alone, _DRAWS, max(self._timeout_s, 2.0 * SLICE_S)):
+        with self.at_rest(self._timeout_s):
             if not hold.is_lost and not hold.is_over and hold.is_gone():
                 self._lose_all()
             if hold.is_lost:  # before is_over: take() has given it back
@@ -149,7 +155,7 @@ class MixedSource:
             with self._mixed.alone(timeout_s, when_closed=True):
                 for one in reversed(left):
                     one.is_over = True
-                    self._mixed.give_back(one.mixed.drawn, LEAVE_S)
+                    give_back(one.mixed.drawn, LEAVE_S)
                     self._mixed.go_back(one.mixed)
 
     def ask(self, num_batches: int) -> None:
@@ -165,16 +171,6 @@ class MixedSource:
         with held(self._alone, _DRAWS, math.inf):
             self._give_back(self._lent, math.inf)
             with self._mixed.alone(math.inf, when_closed=True):
-                self._mixed.open.discard(self)
+                self._mixed.open.pop(self, None)
                 for draws in self._draws:
                     draws.close()
-
-
-def _has_come(draws: HeldDraws, request: DrawRequest, num_items: int, timeout_s: float) -> bool:
-    """Whether a source has its part before the deadline. The draw that finds out is given back."""
-    try:
-        drawn = draws.draw(request.keys_only._replace(num_items=num_items), timeout_s)
-    except DeadlineExceeded:
-        return False
-    drawn.hold.give_back()
-    return True

@@ -120,7 +120,7 @@ class Mixture(Closing):
         requests = self._requests(selections, where)
         with self._draws.drawing(self._seconds(timeout_s)) as ends:
             mixed = self._draws.take(requests, count, ends)
-            batch = self._draws.batch(mixed, selections[0].columns)
+            batch = self._draws.batch(mixed, selections[0].columns, ends)
             self._draws.commit(mixed, ends)  # last: a lack of memory before it counts nothing
         return batch if rewarded is None else rewarded(batch)
 
@@ -138,7 +138,7 @@ class Mixture(Closing):
             for number, drawn in mixed.drawn.items():
                 keys[places[number]] = drawn.item_keys
                 probabilities[places[number]] = drawn.probabilities * self._shares.shares[number]
-            made = Draw(keys, probabilities, self._draws.num_live(mixed), "").of_sources(source, self.names)
+            made = Draw(keys, probabilities, self._draws.num_live(mixed, ends), "").of_sources(source, self.names)
             self._draws.commit(mixed, ends)
             return made
 
@@ -255,8 +255,10 @@ class Mixture(Closing):
         """The position after the last batch that was handed out: of the shares, and of the draws of each source.
 
         Batches that batches() drew ahead come after it: a mixture that goes on from there draws them again.
+
+        Blocks: for a call of another thread, and for a draw of batches() that is under way.
         """
-        with self._draws.alone(self._timeout_s):
+        with self._draws.at_rest(self._timeout_s):
             return state_of(self._draws)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from relive.core.request import DrawRequest
 from relive.reading.batch import Batch
 
-__all__ = ["BatchSource", "HeldDraw", "HeldDraws", "Hold", "LentHold", "Returned", "Taken", "TimedHold"]
+__all__ = ["BatchSource", "HeldDraw", "HeldDraws", "Hold", "LentHold", "Returned", "Taken", "TimedDraws", "TimedHold"]
 
 
 class Returned(Exception):
@@ -85,6 +85,15 @@ class HeldDraws(Protocol):
 
     def close(self) -> None:
         """Gives back all draws in flight. Closing twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class TimedDraws(Protocol):
+    """Held draws of a table on a server, which may not answer."""
+
+    def num_live_within(self, index: int, timeout_s: float) -> int:
+        """The live items of an index. Raises ServiceUnavailable after timeout_s, at least a second."""
         ...
 
 

@@ -14,13 +14,13 @@ import math
 import struct
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 from relive import _core
+from relive.core.forks import computed_once
 from relive.core.limiter_words import NO_WORDS, LimiterWords
 from relive.errors import FormatMismatch, InvalidConfig
 
@@ -99,7 +99,7 @@ class Roots:
         """The same roots with these shards dead. All probabilities refer to the remaining shards."""
         return Roots(tuple(replace(root, is_dead=root.is_dead or root.shard in shards) for root in self.shards))
 
-    @cached_property
+    @computed_once
     def bounds(self) -> tuple[float, ...]:
         """[S] The fraction of the total mass in the shards up to and including each one.
 
@@ -113,12 +113,12 @@ class Roots:
         sums = list(itertools.accumulate(mass / largest for mass in masses))
         return tuple(some / sums[-1] for some in sums)
 
-    @cached_property
+    @computed_once
     def shares(self) -> tuple[float, ...]:
         """[S] The fraction of the total mass in each shard."""
         return tuple(bound - before for before, bound in zip((0.0, *self.bounds), self.bounds, strict=False))
 
-    @cached_property
+    @computed_once
     def num_items(self) -> int:
         """N: number of live items in all shards that are not dead."""
         return sum(root.num_items for root in self.shards if not root.is_dead)

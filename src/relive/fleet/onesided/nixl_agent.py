@@ -320,3 +320,11 @@ def shared_agent() -> Agent:
             _agents.append(Agent(_bindings()))  # a parent's agent is kept, for its connections
         _agents[-1].num_users += 1
         return _agents[-1]
+
+
+def _note_fork() -> None:
+    global _making
+    _making = threading.Lock()  # the copy may be taken
+
+
+os.register_at_fork(after_in_child=_note_fork)

@@ -387,7 +387,8 @@ class Lines:
                 self._idle.remove(line)
             except ValueError:
                 continue  # another thread uses it now
-            if not line.acquire(ends):  # a thread cannot send the tickets: the stream ends, and its draws go back
+            # If a thread cannot send the tickets, the stream ends, and its draws go back.
+            if line.is_over or not line.acquire(ends):
                 line.drop()
                 continue
             try:

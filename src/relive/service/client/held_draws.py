@@ -18,6 +18,7 @@ from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_core import RemoteCore, RemoteSelection
 from relive.service.wire import framing
 from relive.service.wire.packing import DRAWN
+from relive.service.wire.verbs import VERBS, asking
 
 __all__ = ["RemoteDraws"]
 
@@ -116,6 +117,12 @@ class RemoteDraws:
         self._num_drawn += 1
         self._in_flight.append(self._num_drawn)
         return HeldDraw(arrays, keys, probabilities, told["live"], _Lent(self, stream, self._num_drawn))
+
+    def num_live_within(self, index: int, timeout_s: float) -> int:
+        """Asks for the live items of an index. Waits at most timeout_s, at least a second, for the answer."""
+        header, _ = asking(VERBS["num_items"], (index,))
+        told = self._core.tell(header, min(timeout_s, self._core.timeout_s), waits_for_steps=True)
+        return int(told["value"])
 
     def hurry(self) -> None:
         """Lets the answer that is awaited, and each later one, come within a second. Any thread may call it."""

@@ -23,7 +23,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -34,6 +33,7 @@ from numpy.typing import NDArray
 from relive.agents.agent import Spaces
 from relive.agents.config import AgentConfig
 from relive.agents.functional import source_files
+from relive.core.forks import computed_once
 from relive.train.learners.numerics import learner_numerics
 
 _OTHER_COMPILES = 75  # exit status: another process compiles the same package
@@ -81,7 +81,7 @@ class PackageRequest:
     num_threads: int
     steps: tuple[str, ...]
 
-    @cached_property
+    @computed_once
     def key(self) -> str:
         """The key of everything that the packages depend on."""
         parts = [path.read_text(encoding="utf-8") for path in source_files()]
