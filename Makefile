@@ -102,7 +102,7 @@ study-scaling: setup ## actors and learners on the cores of this machine, and th
 	@$(RUN) -m benchmarks.study_scaling
 
 curves: setup ## the examples at length, with the curves of their pages: NAMES="sac ppo" for some (hours; continues after a stop)
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt jax minigrid mpe2 optax pettingzoo scipy
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "gymnasium[box2d]" jax MinAtar minigrid mpe2 optax pettingzoo scipy
 	@$(RUN) examples/curves.py $(NAMES)
 
 bench-report: setup ## rewrites the table of README.md from benchmarks/results

@@ -2,7 +2,7 @@
 
 Papers: Horgan et al. 2018 (Distributed Prioritized Experience Replay), Nair et al. 2015 (GORILA).
 
-    epsilon_i = epsilon^(1 + alpha i / (N - 1))                       for actor i of N; epsilon = 0.4, alpha = 7
+    epsilon_i = epsilon^(1 + alpha i / (N - 1))               for environment i of all N; epsilon = 0.4, alpha = 7
     initial priority = |R + discount * max_a Q(s', a) - Q(s, a)|      computed by the actor, with its own copy of Q
     loss = mean_i w_i * huber(R + discount * Q_target(s', argmax_a Q(s', a)) - Q(s, a))
            w_i = (N p_i)^-beta / max_j w_j
@@ -10,6 +10,8 @@ Papers: Horgan et al. 2018 (Distributed Prioritized Experience Replay), Nair et 
 Data flow: actor i writes to shard i mod 2. The learner draws from both shards by one handle (`relive.fleet.attach`):
 the roots of both trees give each shard its share of the batch. Priorities go back to the shard that each key names.
 `SamplesPerInsert` keeps the replay ratio: actors wait if they are ahead, and the learner waits if it is ahead.
+
+One process for comparison: `--num-actors 0` acts and learns in turn, with one shard and the same replay ratio.
 
 GORILA: `--learners 2` starts further learner processes. Each draws its own batches and adds its gradient to the shared
 parameters without waiting for the others (`torch.multiprocessing` shared tensors, Hogwild).
@@ -26,6 +28,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import environments
 import frame
 import gymnasium
 import numpy as np
@@ -42,18 +45,19 @@ from relive.adapters.gymnasium import record
 class Settings(frame.Settings):
     """The settings of Ape-X."""
 
-    env: str = "CartPole-v1"
-    steps: int = 120_000
-    eval_every: int = 5_000
+    env: str = "LunarLander-v3"
+    steps: int = 240_000
+    eval_every: int = 10_000
+    eval_episodes: int = 10
     hidden: int = 128
-    num_actors: int = 2
+    num_actors: int = frame.at_least(0, 2)  # 0: one process acts and learns in turn
     envs_per_actor: int = 4
     learners: int = 1  # above 1: GORILA
     capacity: int = 100_000  # of each shard
     min_size: int = 1_000
     batch_size: int = 128
-    samples_per_insert: float = 32.0
-    learning_rate: float = 3e-4
+    samples_per_insert: float = 16.0
+    learning_rate: float = 5e-4
     gamma: float = 0.99
     priority_exponent: float = 0.6
     beta: float = 0.4
@@ -64,8 +68,8 @@ class Settings(frame.Settings):
 
 def make_network(settings: Settings) -> torch.nn.Sequential:
     """The Q-network for the environment."""
-    env = gymnasium.make(settings.env)
-    num_actions = frame.num_actions(env.action_space, settings.env)
+    env = environments.make_env(settings.env)
+    num_actions = environments.num_actions(env.action_space, settings.env)
     return frame.mlp(env.observation_space.shape[0], settings.hidden, settings.hidden, num_actions)
 
 
@@ -80,35 +84,51 @@ def td_error(
     return q(rows["observation"]).gather(1, rows["action"][:, None])[:, 0], wanted
 
 
-def act(number: int, settings: Settings, names: list[str], shared: torch.nn.Module) -> None:
-    """The body of an actor process. Its exploration rate and its shard follow from its number."""
-    rng = np.random.default_rng([settings.seed, number, os.getpid()])
-    exponent = 1.0 + settings.alpha * number / max(1, settings.num_actors - 1)
-    epsilon = settings.epsilon**exponent
-    envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(settings.env)] * settings.envs_per_actor)
-    network = deepcopy(shared)
+class Player:
+    """Acts in environments, each with its own exploration rate, and records their steps with own priorities."""
 
-    def own_priorities(columns: dict[str, np.ndarray]) -> np.ndarray:
+    def __init__(
+        self, number: int, settings: Settings, table: relive.fleet.ShardedTable, shared: torch.nn.Module
+    ) -> None:
+        self.shared, self.network = shared, deepcopy(shared)
+        self.rng = np.random.default_rng([settings.seed, number, os.getpid()])
+        num_envs = settings.envs_per_actor * max(1, settings.num_actors)
+        rungs = number * settings.envs_per_actor + np.arange(settings.envs_per_actor)
+        self.epsilons = settings.epsilon ** (1.0 + settings.alpha * rungs / max(1, num_envs - 1))
+        self.envs = gymnasium.vector.SyncVectorEnv(
+            [lambda: environments.make_env(settings.env)] * settings.envs_per_actor
+        )
+        self.gamma, self.num_steps = settings.gamma, 0
+        self.recorded = record(self.envs, table, priority=self.own_priorities, timeout_s=600.0)
+        self.observations, _ = self.recorded.reset(seed=int(self.rng.integers(1 << 31)))
+
+    def own_priorities(self, columns: dict[str, np.ndarray]) -> np.ndarray:
+        """The absolute TD errors of finished steps, by this player's copy of Q."""
         rows = {name: torch.as_tensor(column) for name, column in columns.items()}
-        rows["discount"] = settings.gamma * (1.0 - rows["terminated"].float())
+        rows["discount"] = self.gamma * (1.0 - rows["terminated"].float())
         with torch.no_grad():
-            value, wanted = td_error(network, network, rows)
+            value, wanted = td_error(self.network, self.network, rows)
         return (wanted - value).abs().numpy() + 1e-6
 
+    def step(self) -> None:
+        """One step of every environment. Waits while the actors are ahead of the learner."""
+        if self.num_steps % 50 == 0:  # a copy may mix two updates: one more or less does not matter to an actor
+            self.network.load_state_dict(self.shared.state_dict())
+        with torch.no_grad():
+            actions = self.network(torch.as_tensor(self.observations)).argmax(1).numpy()
+        num_actions = self.envs.single_action_space.n
+        random = self.rng.integers(num_actions, size=len(actions))
+        explores = self.rng.random(len(actions)) < self.epsilons
+        self.observations, *_ = self.recorded.step(np.where(explores, random, actions))
+        self.num_steps += 1
+
+
+def act(number: int, settings: Settings, names: list[str], shared: torch.nn.Module) -> None:
+    """The body of an actor process. Its shard follows from its number."""
     with relive.fleet.attach(names, local=number % len(names)) as table:
-        recorded = record(envs, table, priority=own_priorities, timeout_s=600.0)
-        observations, _ = recorded.reset(seed=int(rng.integers(1 << 31)))
-        t = 0
+        player = Player(number, settings, table, shared)
         while True:
-            if t % 50 == 0:  # a copy may mix two updates: one update more or less does not matter to an actor
-                network.load_state_dict(shared.state_dict())
-            with torch.no_grad():
-                actions = network(torch.as_tensor(observations)).argmax(1).numpy()
-            explores = rng.random(len(actions)) < epsilon
-            observations, *_ = recorded.step(
-                np.where(explores, rng.integers(envs.single_action_space.n, size=len(actions)), actions)
-            )
-            t += 1
+            player.step()
 
 
 class Learner:
@@ -151,15 +171,15 @@ def learn(number: int, settings: Settings, names: list[str], shared: torch.nn.Mo
 
 
 def make_owners(settings: Settings, run: frame.Run) -> tuple[list[str], list[relive.fleet.ShardOwner]]:
-    """Two shards in shared memory. Their owner is this process."""
-    env = gymnasium.make(settings.env)
+    """Two shards in shared memory, or one without actor processes. Their owner is this process."""
+    env = environments.make_env(settings.env)
     spec = relive.StepSpec.from_spaces(env.observation_space, env.action_space)
     index = relive.Index(
         relive.Transitions(gamma=settings.gamma),
         relive.Prioritized(settings.priority_exponent, initial="given"),
         relive.SamplesPerInsert(settings.samples_per_insert, min_size=settings.min_size),
     )
-    names = [f"ape-x-{os.getpid()}-{number}" for number in (0, 1)]
+    names = [f"ape-x-{os.getpid()}-{number}" for number in range(2 if settings.num_actors else 1)]
     owners = []
     for number, name in enumerate(names):
         config = relive.TableConfig(spec, settings.capacity, index, relive.SharedMemory(name), seed=settings.seed)
@@ -181,9 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
 
     def evaluate() -> None:
         if run.evaluation_is_due(step):
-            run.evaluated(frame.evaluate(greedy, lambda: gymnasium.make(settings.env), settings.eval_episodes))
+            run.evaluated(frame.evaluate(greedy, lambda: environments.make_env(settings.env), settings.eval_episodes))
 
-    run.result.random_return = frame.random_return(lambda: gymnasium.make(settings.env))
+    run.result.random_return = frame.random_return(lambda: environments.make_env(settings.env))
     with relive.fleet.attach(names) as table:
         learner = Learner(settings, table, shared)
         if saved:
@@ -191,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                 getattr(learner, name).load_state_dict(state)
             learner.num_updates = int(run.result.facts.get("updates", 0))
         before = run.step - table.stats().appended
+        player = None if settings.num_actors else Player(0, settings, table, shared)
         with (
             Actors(act, settings.num_actors, (settings, names, shared)) as actors,
             Actors(learn, settings.learners - 1, (settings, names, shared)) as learners,
@@ -200,9 +221,11 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                 actors.watch()
                 learners.watch()
                 try:
-                    run.log(loss=learner.update(timeout_s=1.0))
-                except relive.DeadlineExceeded:
-                    continue  # too few steps for another batch: the actors are starting, or are slower
+                    run.log(loss=learner.update(timeout_s=0.0 if player else 1.0))
+                except relive.DeadlineExceeded:  # too few steps for another batch
+                    if player:
+                        player.step()
+                    continue
                 evaluate()
             evaluate()  # the actors may pass the last step
             sizes = [shard.num_steps for shard in table.stats().shards or ()]

@@ -11,7 +11,7 @@ Papers: Bellemare et al. 2017 (C51), Dabney et al. 2018 (IQN).
 `R` and `discount` are the table's n-step return, so termination needs no case of its own: discount 0 collapses the
 target to R.
 
-Deviations from the papers: three-step returns; small networks of vectors; 8 samples of tau for the loss; actions by the
+Deviations from the papers: three-step returns; small networks; 8 samples of tau for the loss; actions by the
 mean over 16 evenly spaced levels (IQN: 32 samples); the target network follows by a moving average.
 """
 
@@ -21,8 +21,10 @@ import math
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import environments
 import frame
 import gymnasium
 import numpy as np
@@ -60,9 +62,10 @@ class Settings(frame.Settings):
 class Dqn(torch.nn.Module):
     """Values, and the loss of DQN."""
 
-    def __init__(self, num_inputs: int, num_actions: int, settings: Settings) -> None:
+    def __init__(self, space: gymnasium.Space[Any], num_actions: int, settings: Settings) -> None:
         super().__init__()
-        self.body = frame.mlp(num_inputs, settings.hidden, settings.hidden, num_actions)
+        body = environments.make_body(space, settings.hidden, settings.hidden)
+        self.body = torch.nn.Sequential(body, torch.nn.Linear(settings.hidden, num_actions))
 
     def q(self, observations: torch.Tensor) -> torch.Tensor:
         """The values [B, A]."""
@@ -79,10 +82,11 @@ class Dqn(torch.nn.Module):
 class C51(torch.nn.Module):
     """Probabilities of fixed atoms."""
 
-    def __init__(self, num_inputs: int, num_actions: int, settings: Settings) -> None:
+    def __init__(self, space: gymnasium.Space[Any], num_actions: int, settings: Settings) -> None:
         super().__init__()
         self.num_atoms, self.low, self.high = settings.num_atoms, settings.low, settings.high
-        self.body = frame.mlp(num_inputs, settings.hidden, settings.hidden, num_actions * settings.num_atoms)
+        body = environments.make_body(space, settings.hidden, settings.hidden)
+        self.body = torch.nn.Sequential(body, torch.nn.Linear(settings.hidden, num_actions * self.num_atoms))
         self.register_buffer("atoms", torch.linspace(self.low, self.high, self.num_atoms))
 
     def log_probabilities(self, observations: torch.Tensor) -> torch.Tensor:
@@ -110,10 +114,10 @@ class C51(torch.nn.Module):
 class Iqn(torch.nn.Module):
     """Quantiles of the return at random levels."""
 
-    def __init__(self, num_inputs: int, num_actions: int, settings: Settings) -> None:
+    def __init__(self, space: gymnasium.Space[Any], num_actions: int, settings: Settings) -> None:
         super().__init__()
         self.num_taus = settings.num_taus
-        self.features = frame.mlp(num_inputs, settings.hidden, last=torch.nn.ReLU())
+        self.features = environments.make_body(space, settings.hidden)
         self.embedding = frame.mlp(32, settings.hidden, last=torch.nn.ReLU())
         self.head = frame.mlp(settings.hidden, settings.hidden, num_actions)
         self.register_buffer("frequencies", math.pi * torch.arange(32.0))
@@ -150,11 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     run = frame.Run("c51_iqn", settings)
     saved = run.load()
 
-    def make_env() -> gymnasium.Env[Any, Any]:
-        return gymnasium.make(settings.env)
-
-    envs = gymnasium.vector.SyncVectorEnv([make_env] * settings.num_envs)
-    num_actions = frame.num_actions(envs.single_action_space, settings.env)
+    make = partial(environments.make_env, settings.env)
+    envs = gymnasium.vector.SyncVectorEnv([make] * settings.num_envs)
+    num_actions = environments.num_actions(envs.single_action_space, settings.env)
     if saved:
         table = saved.table
     else:
@@ -162,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         items = relive.Transitions(n_step=settings.n_step, gamma=settings.gamma)
         index = relive.Index(items, limiter=relive.MinSize(settings.min_size))
         table = relive.Table(spec, settings.capacity, index, seed=settings.seed)
-    network = ALGORITHMS[settings.algorithm](envs.single_observation_space.shape[0], num_actions, settings)
+    network = ALGORITHMS[settings.algorithm](envs.single_observation_space, num_actions, settings)
     target = deepcopy(network)
     optimizer = torch.optim.Adam(network.parameters(), settings.learning_rate)
     parts: dict[str, Any] = {"network": network, "target": target, "optimizer": optimizer}
@@ -174,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     def greedy(observations: np.ndarray) -> np.ndarray:
         return network.q(torch.as_tensor(observations)).argmax(1).numpy()
 
-    run.result.random_return = frame.random_return(make_env)
+    run.result.random_return = frame.random_return(make)
     recorded = record(envs, table)
     rng = np.random.default_rng([settings.seed, run.step])
     observations, _ = recorded.reset(seed=int(rng.integers(1 << 31)))
@@ -201,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                     torch._foreach_lerp_(slow, fast, weight=settings.target_rate)
                 run.log(loss=loss.item(), epsilon=epsilon)
             if run.evaluation_is_due(step):
-                run.evaluated(frame.evaluate(greedy, make_env, settings.eval_episodes))
+                run.evaluated(frame.evaluate(greedy, make, settings.eval_episodes))
     recorded.close()
     table.close()
     return run.result

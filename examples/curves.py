@@ -42,13 +42,23 @@ class Study:
         mark: the return that the example should reach, in words.
         seeds: number of runs of each variant.
         by: "steps" or "seconds", the horizontal axis.
+        threshold: a return; the table has the median of the seconds up to the first evaluation that reaches it.
+        example: the example, if the study has another name. Its page has one block for each of its studies.
     """
 
     variants: dict[str, str]
     mark: str
     seeds: int = 5
     by: str = "steps"
+    threshold: float | None = None
+    example: str = ""
 
+
+BREAKOUT = "--env MinAtar/Breakout-v1 --eval-episodes 10"
+C51_IQN_BREAKOUT = (
+    f"{BREAKOUT} --steps 200000 --eval-every 10000 --capacity 100000 --batch-size 32 --updates-per-step 0.25"
+    " --learning-rate 5e-4 --high 15"
+)
 
 STUDIES = {
     "sac": Study({"sac": "--steps 3000"}, "-200"),
@@ -58,6 +68,11 @@ STUDIES = {
     "qmix": Study({"qmix": "--eval-every 500", "vdn": "--eval-every 500 --mixer vdn"}, "8"),
     "dqn_per": Study({"priorities": "--steps 50000", "uniform": "--steps 50000 --priority-exponent 0"}, "475"),
     "c51_iqn": Study({name: f"--steps 50000 --algorithm {name}" for name in ("iqn", "c51", "dqn")}, "475"),
+    "c51_iqn_minatar": Study(
+        {name: f"{C51_IQN_BREAKOUT} --algorithm {name}" for name in ("iqn", "c51", "dqn")},
+        "IQN's curve next to DQN's",
+        example="c51_iqn",
+    ),
     "her_sac": Study(
         {"hindsight": "--steps 20000", "SAC alone": "--steps 20000 --no-hindsight"}, "0.9, where SAC alone is at 0"
     ),
@@ -70,7 +85,17 @@ STUDIES = {
         "1, and above the network without memory",
     ),
     "impala": Study({"impala": "--steps 300000 --eval-every 15000"}, "475"),
-    "ape_x": Study({"two actors": "--steps 120000 --eval-every 6000"}, "475", by="seconds"),
+    "impala_minatar": Study(
+        {"impala": f"{BREAKOUT} --steps 1000000 --eval-every 50000 --hidden 128 --learning-rate 2e-3 --entropy 0.03"},
+        "8",
+        example="impala",
+    ),
+    "ape_x": Study(
+        {"two actors": "--steps 240000", "one process": "--steps 240000 --num-actors 0 --envs-per-actor 8"},
+        "200 in fewer seconds than one process",
+        by="seconds",
+        threshold=200.0,
+    ),
     "offline": Study({"iql": "--steps 4000 --eval-every 500"}, "the mean return of the data"),
     "masac": Study(
         {"masac": "--steps 12000", "independent": "--steps 12000 --independent"}, "above independent learners"
@@ -94,9 +119,14 @@ STUDIES = {
 }
 
 
-def command_of(name: str, arguments: str, seed: int) -> str:
-    """The command that reproduces one run."""
-    return f"python examples/{name}.py {arguments} --seed {seed}"
+def example_of(name: str) -> str:
+    """The example of a study."""
+    return STUDIES[name].example or name
+
+
+def command_of(name: str, label: str, seed: int) -> str:
+    """The command that reproduces one run of a study."""
+    return f"python examples/{example_of(name)}.py {STUDIES[name].variants[label]} --seed {seed}"
 
 
 @contextlib.contextmanager
@@ -116,7 +146,7 @@ def run(name: str, label: str, seed: int) -> None:
     if target.exists():
         return
     folder = ROOT / "runs" / "curves" / name / f"{label.replace(' ', '_')}-{seed}"
-    command = command_of(name, STUDIES[name].variants[label], seed)
+    command = command_of(name, label, seed)
     options = ["--no-bar", "--run-dir", str(folder)]
     if any((folder / save).exists() for save in ("save/CURRENT", "shards/CURRENT", "learner.pt")):
         options.append("--resume")
@@ -165,12 +195,22 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def seconds_to(threshold: float, results: list[dict[str, Any]]) -> str:
+    """Median and range over seeds of the seconds up to the first evaluation that reaches a return."""
+    found = [min((point[1] for point in r["curve"] if point[2] >= threshold), default=np.inf) for r in results]
+    low, middle, high = (number(float(value)) for value in np.quantile(found, (0.0, 0.5, 1.0), method="lower"))
+    return f"{middle} ({low} to {high})".replace("inf", "not reached")
+
+
 def table(name: str) -> list[str]:
     """The rows of the page's table: one for each variant that has results."""
     rows = [
         "| variant | seeds | steps | seconds a run | last evaluations, mean | 95% interval | best evaluation, mean |"
     ]
     rows.append("|---|---:|---:|---:|---:|---:|---:|")
+    threshold = STUDIES[name].threshold
+    if threshold is not None:
+        rows = [rows[0] + f" seconds to {number(threshold)}, median (range) |", rows[1] + "---:|"]
     for label in STUDIES[name].variants:
         results = results_of(name, label)
         if not results:
@@ -181,6 +221,7 @@ def table(name: str) -> list[str]:
         steps, seconds = (round(float(np.mean([r[key] for r in results]))) for key in ("steps", "seconds"))
         best = np.mean([max(point[2] for point in result["curve"]) for result in results])
         cells = (label, len(results), f"{steps:,}", f"{seconds:,}", number(finals.mean()), between, number(float(best)))
+        cells += (seconds_to(threshold, results),) if threshold is not None else ()
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     return rows
 
@@ -226,8 +267,8 @@ def report(name: str) -> None:
         *table(name),
     ]
     lines += ["", f"The mark is {STUDIES[name].mark}. Machine: {machines}, shared with other programs.", "", "```sh"]
-    lines += [command_of(name, STUDIES[name].variants[label], 0) for label in labels] + ["```"]
-    page = PAGES / f"{name}.md"
+    lines += [command_of(name, label, 0) for label in labels] + ["```"]
+    page = PAGES / f"{example_of(name)}.md"
     block = f"<!-- curve {name}: this block is written by `make curves`; do not edit -->\n"
     text, found = re.subn(
         rf"<!-- curve {name}:.*?-->\n.*?<!-- /curve -->",

@@ -17,6 +17,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import environments
 import frame
 import gymnasium
 import numpy as np
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         return gymnasium.make(settings.env)
 
     envs = gymnasium.vector.SyncVectorEnv([make_env] * settings.num_envs)
-    num_actions = frame.num_actions(envs.single_action_space, settings.env)
+    num_actions = environments.num_actions(envs.single_action_space, settings.env)
     table = saved.table if saved else make_table(settings, envs)
     learner = Learner(settings, envs.single_observation_space.shape[0], num_actions)
     if saved:

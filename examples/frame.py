@@ -159,21 +159,6 @@ def package(module: str, distribution: str, install: str = "'.[examples]'") -> A
         raise SystemExit(f"This example needs {distribution}. Run: pip install {install}") from None
 
 
-def num_actions(space: gymnasium.Space[Any], env: str) -> int:
-    """The number of actions of an environment. Other than discrete actions end the program with a sentence."""
-    if not isinstance(space, gymnasium.spaces.Discrete):
-        raise SystemExit(f"{env} has actions {space}. This example needs discrete actions.")
-    return int(space.n)
-
-
-def make_bounded(env: str) -> gymnasium.Env[Any, Any]:
-    """Makes an environment with actions in [-1, 1]. Other than bounded Box actions end the program with a sentence."""
-    made = gymnasium.make(env)
-    if not (isinstance(made.action_space, gymnasium.spaces.Box) and made.action_space.is_bounded()):
-        raise SystemExit(f"{env} has actions {made.action_space}. This example needs a bounded Box of actions.")
-    return gymnasium.wrappers.RescaleAction(made, np.float32(-1.0), np.float32(1.0))
-
-
 def mlp(*sizes: int, last: torch.nn.Module | None = None) -> torch.nn.Sequential:
     """A network of linear layers with ReLU between them. `last` follows the last layer."""
     layers: list[torch.nn.Module] = []
@@ -242,9 +227,9 @@ class Run:
     def load(self, storage: relive.SharedMemory | relive.Tiered | None = None, data: str = "") -> Saved | None:
         """Loads table and learner of the run that `--resume` continues. None: this run starts from its beginning.
 
-        Without `--resume`, the files of an earlier run are removed; other files of its folder stay. A table over
-        shards is not loaded here: its ShardOwners take `load=run.shards`. The program ends with a sentence if another
-        run uses the folder, or if the removal would include `data`, the folder of a save that this run reads.
+        A table over shards is not loaded here: its ShardOwners take `load=run.shards`. The program ends with a
+        sentence if another run uses the folder, or if `begin` would remove `data`, the folder of a save that this
+        run reads.
         """
         if not self.settings.resume:
             folders.check(self.folder, data)
@@ -252,7 +237,6 @@ class Run:
         if self._locks and self.folder.is_dir():
             self._unlock = folders.lock(self.folder, self)
         if not self.settings.resume:
-            folders.remove_earlier_run(self.folder)
             return None
         if (self.folder / "save" / "CURRENT").exists():
             checkpoint = relive.checkpoint.load(self.folder / "save", storage=storage)
@@ -277,11 +261,20 @@ class Run:
         path = self.folder / "shards"
         return path if self.settings.resume and (path / "CURRENT").exists() else None
 
+    def begin(self) -> None:
+        """Removes the files of an earlier run, without `--resume`; other files of its folder stay.
+
+        `course` calls it. A run that ends before that, as by a mistyped `--env`, leaves the earlier run as it was.
+        """
+        if self._locks and not self.settings.resume:
+            folders.remove_earlier_run(self.folder)
+
     @contextlib.contextmanager
     def course(self, state: State) -> Iterator[None]:
         """The body of the run. `state` returns the table and the learner's state; its end saves both."""
         from torch.utils.tensorboard import SummaryWriter
 
+        self.begin()
         self._state = state
         limit = self.settings.steps
         columns = [TextColumn(self.result.name), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}")]

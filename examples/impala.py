@@ -21,8 +21,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import environments
 import frame
 import gymnasium
 import numpy as np
@@ -57,10 +59,12 @@ class Settings(frame.Settings):
 class Network(torch.nn.Module):
     """Policy and value."""
 
-    def __init__(self, num_inputs: int, num_actions: int, hidden: int) -> None:
+    def __init__(self, space: gymnasium.Space[Any], num_actions: int, hidden: int) -> None:
         super().__init__()
-        self.policy = frame.mlp(num_inputs, hidden, hidden, num_actions)
-        self.value = frame.mlp(num_inputs, hidden, hidden, 1)
+        self.policy = torch.nn.Sequential(
+            environments.make_body(space, hidden, hidden), torch.nn.Linear(hidden, num_actions)
+        )
+        self.value = torch.nn.Sequential(environments.make_body(space, hidden, hidden), torch.nn.Linear(hidden, 1))
 
     @torch.no_grad()
     def act(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -77,13 +81,13 @@ class Network(torch.nn.Module):
 
 def make_envs(settings: Settings, num: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     """A vector of environments."""
-    return gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(settings.env)] * num)
+    return gymnasium.vector.SyncVectorEnv([partial(environments.make_env, settings.env)] * num)
 
 
 def make_network(settings: Settings, envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> Network:
     """The network for these environments."""
-    num_actions = frame.num_actions(envs.single_action_space, settings.env)
-    return Network(envs.single_observation_space.shape[0], num_actions, settings.hidden)
+    num_actions = environments.num_actions(envs.single_action_space, settings.env)
+    return Network(envs.single_observation_space, num_actions, settings.hidden)
 
 
 def act(number: int, settings: Settings, name: str, parameters: Parameters) -> None:
@@ -148,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     run = frame.Run("impala", settings)
     name = f"impala-{os.getpid()}"
     saved = run.load(relive.SharedMemory(name))
+    make = partial(environments.make_env, settings.env)
     envs = make_envs(settings, 1)
     spec = relive.StepSpec.from_spaces(
         envs.single_observation_space,
@@ -165,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         for part, state in saved.learner.items():
             parts[part].load_state_dict(state)
     table.set_policy_version(version)
-    run.result.random_return = frame.random_return(lambda: gymnasium.make(settings.env))
+    run.result.random_return = frame.random_return(make)
     parameters = Parameters(network)
     parameters.publish(network, version)
     columns = ["observation", "next_observation", "action", "log_prob", "reward", "discount", "terminated", "truncated"]
@@ -198,9 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
             staleness.append(float(batch["staleness"].mean()))
             run.log(value_loss=value_loss.item(), staleness=staleness[-1])
             if run.evaluation_is_due(step):
-                run.evaluated(
-                    frame.evaluate(network.best, lambda: gymnasium.make(settings.env), settings.eval_episodes)
-                )
+                run.evaluated(frame.evaluate(network.best, make, settings.eval_episodes))
         run.result.facts |= {"staleness": float(np.mean(staleness or [0])), "restarts": actors.num_restarts}
     print(f"impala: mean staleness of a batch {run.result.facts['staleness']:.2f} versions")
     return run.result

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import environments
 import frame
 import gymnasium
 import numpy as np
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     saved = run.load()
 
     def make_env() -> gymnasium.Env[Any, Any]:
-        return frame.make_bounded(settings.env)
+        return environments.make_bounded(settings.env)
 
     env = make_env()
     num_inputs, num_actions = env.observation_space.shape[0], env.action_space.shape[0]

@@ -240,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     settings = frame.parse(Settings, arguments, __doc__)
     run = frame.Run("mat", settings)
     run.load()
+    run.begin()
     with ExitStack() as stack:
         run_ranks(settings.ranks, learn, settings, own_shards(settings, run.shards, stack), folder=run.folder)
     return frame.Result(**json.loads((run.folder / "result.json").read_text()))

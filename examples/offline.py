@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import environments
 import episodes
 import frame
 import numpy as np
@@ -67,7 +68,7 @@ def record_data(settings: Settings) -> relive.Table:
     """A table with episodes of the controller."""
     if settings.env != "Pendulum-v1":
         raise SystemExit(f"The recorded controller is for Pendulum-v1. Give the data of {settings.env}: --data FOLDER.")
-    env = frame.make_bounded(settings.env)
+    env = environments.make_bounded(settings.env)
     spec = relive.StepSpec.from_spaces(env.observation_space, env.action_space, float64_as="float32")
     index = relive.Index(relive.Transitions(gamma=settings.gamma))
     table = relive.Table(spec, 250 * settings.data_episodes, index, seed=settings.seed)
@@ -141,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         table.set_limiter(relive.MinSize())  # the run's own limiter would wait for new rows
     else:
         table = record_data(settings)
-    made = partial(frame.make_bounded, settings.env)
+    made = partial(environments.make_bounded, settings.env)
     env = made()
     found = episodes.whole(table, ["action", "reward"], env.spec.max_episode_steps)
     returns = np.array([episode["reward"].sum() for episode in found])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -76,6 +77,7 @@ def _rank(rank: int, world: int, meeting: str, work: Callable[..., None], argume
     except relive.ReliveError as error:
         sys.exit(f"Rank {rank}: {error}")
     distributed.destroy_process_group()
+    gc.collect()  # a model in a cycle is the last owner of its group; Python aborts if torch ends it as Python ends
 
 
 def _end_with_owner(rank: int) -> None:

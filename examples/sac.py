@@ -18,6 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import environments
 import frame
 import gymnasium
 import numpy as np
@@ -137,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     saved = run.load()
 
     def make_env() -> gymnasium.Env[Any, Any]:
-        return frame.make_bounded(settings.env)
+        return environments.make_bounded(settings.env)
 
     env = make_env()
     if saved:

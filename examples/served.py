@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dqn_per
+import environments
 import frame
 import gymnasium
 import numpy as np
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         return gymnasium.make(settings.env)
 
     env = make_env()
-    num_actions = frame.num_actions(env.action_space, settings.env)
+    num_actions = environments.num_actions(env.action_space, settings.env)
     table = saved.table if saved else make_table(settings)
     learner = dqn_per.Learner(settings, env.observation_space.shape[0], num_actions)
     if saved:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # The modules in examples/ that are no examples.
-HELPERS = {"actors", "curves", "episodes", "folders", "frame", "ranks", "sums", "transformer"}
+HELPERS = {"actors", "curves", "environments", "episodes", "folders", "frame", "ranks", "sums", "transformer"}
 SHORTEST, LONGEST = 120, 250  # lines of an example
 
 
@@ -46,7 +46,11 @@ CASES = {
         above=8.0,
         needs=("minigrid",),
     ),
-    "ape_x": Case("--steps 6000 --eval-every 500 --hidden 64 --learning-rate 0.001", above=50.0),
+    "ape_x": Case(
+        "--env CartPole-v1 --steps 6000 --eval-every 500 --eval-episodes 5 --hidden 64 --learning-rate 0.001"
+        " --samples-per-insert 32",
+        above=50.0,
+    ),
     "c51_iqn": Case("--steps 2400 --eval-every 600 --hidden 64 --algorithm c51", above=60.0),
     "dqn_per": Case("--steps 2600 --eval-every 500", above=60.0),
     "her_sac": Case("--steps 4000 --eval-every 1000 --radius 0.15", above=0.3),
@@ -75,4 +79,13 @@ CASES = {
         "--steps 3000 --eval-every 500 --lanes 64 --groups 4 --width 32 --layers 1 --learning-rate 3e-3", above=0.07
     ),
     "mat": Case("--steps 2400 --eval-every 800", above=-27.0, needs=("mpe2",), more=200),
+}
+
+# Short runs on MinAtar Breakout, which test_environments.py continues: {name of the case: example and command line}.
+_C51_IQN = "c51_iqn --steps 160 --min-size 64 --batch-size 8 --hidden 16 --eval-every 160 --eval-episodes 1"
+MINATAR_CASES = {
+    "iqn": f"{_C51_IQN} --algorithm iqn",
+    "c51": f"{_C51_IQN} --algorithm c51",
+    "dqn": f"{_C51_IQN} --algorithm dqn",
+    "impala": "impala --steps 320 --hidden 16 --num-actors 1 --eval-every 320 --eval-episodes 1",
 }

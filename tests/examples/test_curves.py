@@ -47,6 +47,65 @@ def test_a_page_gets_mean_interval_and_command(curves: Any, tmp_path: Path) -> N
     assert (tmp_path / "sac.md").read_text() == page
 
 
+def test_a_page_has_one_block_for_each_study_of_its_example(curves: Any, tmp_path: Path) -> None:
+    curves.STUDIES["sac_hopper"] = curves.Study({"hop": "--env Hopper-v5"}, "900", seeds=2, example="sac")
+    (tmp_path / "results" / "sac_hopper").mkdir()
+    result = (tmp_path / "results" / "sac" / "one_two-0.json").read_text()
+    (tmp_path / "results" / "sac_hopper" / "hop-0.json").write_text(result)
+    with (tmp_path / "sac.md").open("a") as page:
+        page.write("<!-- curve sac_hopper: not yet written -->\n<!-- /curve -->\nend\n")
+    before = (tmp_path / "sac.md").read_text()
+    curves.report("sac_hopper")
+    after = (tmp_path / "sac.md").read_text()
+    first, second = after.split("<!-- curve sac_hopper:")
+    assert first == before.split("<!-- curve sac_hopper:")[0] and second.endswith("\nend\n")
+    assert "| hop | 1 |" in second and "(curves/sac_hopper.png)" in second
+    assert "python examples/sac.py --env Hopper-v5 --seed 0" in second
+    assert (tmp_path / "curves" / "sac_hopper.png").stat().st_size > 0
+    curves.report("sac")
+    assert (tmp_path / "sac.md").read_text().split("<!-- curve sac_hopper:")[1] == second
+    assert "| one two | 2 |" in (tmp_path / "sac.md").read_text().split("<!-- curve sac_hopper:")[0]
+
+
+def test_a_study_runs_its_example_and_keeps_its_results_under_its_own_name(
+    curves: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(curves, "ROOT", tmp_path)
+    curves.STUDIES["sac_hopper"] = curves.Study({"hop": "--env Hopper-v5"}, "900", example="sac")
+    folder = tmp_path / "runs" / "curves" / "sac_hopper" / "hop-0"
+
+    def finish(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[1:4] == ["examples/sac.py", "--env", "Hopper-v5"] and str(folder) in command
+        folder.mkdir(parents=True)
+        told = {"ending": "steps", "steps": 12, "settings": {"run_dir": "", "resume": False}}
+        (folder / "result.json").write_text(json.dumps(told))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", finish)
+    curves.run("sac_hopper", "hop", 0)
+    told = json.loads((tmp_path / "results" / "sac_hopper" / "hop-0.json").read_text())
+    assert told["command"] == "python examples/sac.py --env Hopper-v5 --seed 0"
+
+
+def test_the_page_of_each_study_has_its_block() -> None:
+    module = importlib.import_module("curves")
+    for name in module.STUDIES:
+        page = (module.PAGES / f"{module.example_of(name)}.md").read_text()
+        assert page.count(f"<!-- curve {name}: ") == 1, f"{name} has no block in its page"
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [(-900.0, "1 (1 to 1)"), (-880.0, "1 (1 to 2)"), (-280.0, "2 (2 to not reached)"), (0.0, "not reached (not ")],
+)
+def test_a_study_with_a_threshold_tells_the_seconds_up_to_it(curves: Any, threshold: float, expected: str) -> None:
+    curves.STUDIES["sac"] = curves.Study({"one two": "--steps 20"}, "-200", seeds=2, threshold=threshold)
+    head, line, row = curves.table("sac")
+    assert head.endswith(f"| seconds to {curves.number(threshold)}, median (range) |")
+    assert row.split(" | ")[-1].startswith(expected)
+    assert head.count("|") == line.count("|") == row.count("|")
+
+
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
 def test_a_page_is_written_although_a_result_lacks_the_return_of_random_actions(
     curves: Any, tmp_path: Path, seeds: tuple[int, ...]

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-for _module in ("torch", "gymnasium", "rich", "tensorboard", "matplotlib"):
+gymnasium = pytest.importorskip("gymnasium", reason="the examples need gymnasium")
+for _module in ("torch", "rich", "tensorboard", "matplotlib"):
     pytest.importorskip(_module, reason=f"the examples need {_module}")
 
 
@@ -42,8 +43,20 @@ def test_a_new_run_removes_the_files_of_an_earlier_run_alone(frame: Any, tmp_pat
         (tmp_path / folder / "content").write_text("of the earlier run")
     for name in ("result.json", "curve.png", "learner.pt", "learner.tmp", "ranks", "notes.txt"):
         (tmp_path / name).write_text("of the earlier run")
-    frame.Run("dqn_per", frame.Settings(run_dir=str(tmp_path))).load()
+    run = frame.Run("dqn_per", frame.Settings(run_dir=str(tmp_path)))
+    run.load()
+    run.begin()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_ends_before_its_course_leaves_the_earlier_run(frame: Any, tmp_path: Path) -> None:
+    (tmp_path / "save").mkdir()
+    (tmp_path / "result.json").write_text("of the earlier run")
+    for name in ("dqn_per", "decision_transformer"):
+        main = importlib.import_module(name).main
+        with pytest.raises(gymnasium.error.NameNotFound):
+            main(["--env", "CartPoll-v1", "--no-bar", "--run-dir", str(tmp_path)])
+        assert {path.name for path in tmp_path.iterdir()} == {"save", "result.json"}
 
 
 @pytest.mark.parametrize("names", [(), ("ranks",)])
@@ -52,7 +65,9 @@ def test_a_run_takes_an_empty_folder_and_one_in_which_a_run_only_began(
 ) -> None:
     for name in names:
         (tmp_path / name).write_text("")
-    assert frame.Run("mat", frame.Settings(run_dir=str(tmp_path))).load() is None
+    run = frame.Run("mat", frame.Settings(run_dir=str(tmp_path)))
+    assert run.load() is None
+    run.begin()
     assert not list(tmp_path.iterdir())
 
 
