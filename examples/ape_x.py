@@ -88,10 +88,15 @@ class Player:
     """Acts in environments, each with its own exploration rate, and records their steps with own priorities."""
 
     def __init__(
-        self, number: int, settings: Settings, table: relive.fleet.ShardedTable, shared: torch.nn.Module
+        self,
+        seed: list[int],
+        number: int,
+        settings: Settings,
+        table: relive.fleet.ShardedTable,
+        shared: torch.nn.Module,
     ) -> None:
         self.shared, self.network = shared, deepcopy(shared)
-        self.rng = np.random.default_rng([settings.seed, number, os.getpid()])
+        self.rng = np.random.default_rng(seed)
         num_envs = settings.envs_per_actor * max(1, settings.num_actors)
         rungs = number * settings.envs_per_actor + np.arange(settings.envs_per_actor)
         self.epsilons = settings.epsilon ** (1.0 + settings.alpha * rungs / max(1, num_envs - 1))
@@ -126,7 +131,7 @@ class Player:
 def act(number: int, settings: Settings, names: list[str], shared: torch.nn.Module) -> None:
     """The body of an actor process. Its shard follows from its number."""
     with relive.fleet.attach(names, local=number % len(names)) as table:
-        player = Player(number, settings, table, shared)
+        player = Player([settings.seed, number, os.getpid()], number, settings, table, shared)
         while True:
             player.step()
 
@@ -192,7 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     settings = frame.parse(Settings, arguments, __doc__)
     run = frame.Run("ape_x", settings)
     saved = run.load()
-    names, owners = make_owners(settings, run)
+    try:
+        names, owners = make_owners(settings, run)
+    except relive.fleet.OtherShards as error:  # `--resume` with actors continues a run with actors
+        raise SystemExit(f"{run.folder}: {error}") from None
     shared = make_network(settings).share_memory()
 
     @torch.no_grad()
@@ -211,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
                 getattr(learner, name).load_state_dict(state)
             learner.num_updates = int(run.result.facts.get("updates", 0))
         before = run.step - table.stats().appended
-        player = None if settings.num_actors else Player(0, settings, table, shared)
+        player = None if settings.num_actors else Player([settings.seed, run.step], 0, settings, table, shared)
         with (
             Actors(act, settings.num_actors, (settings, names, shared)) as actors,
             Actors(learn, settings.learners - 1, (settings, names, shared)) as learners,

@@ -91,7 +91,10 @@ STUDIES = {
         example="impala",
     ),
     "ape_x": Study(
-        {"two actors": "--steps 240000", "one process": "--steps 240000 --num-actors 0 --envs-per-actor 8"},
+        {
+            "two actors": "--steps 240000",
+            "one process": "--steps 240000 --num-actors 0 --envs-per-actor 8 --capacity 200000",
+        },
         "200 in fewer seconds than one process",
         by="seconds",
         threshold=200.0,

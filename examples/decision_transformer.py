@@ -238,8 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     run.load(data=settings.data)
     with ExitStack() as stack:
         names, task = make_shards(settings, run.shards, stack)
-        run.begin()
-        run_ranks(settings.ranks, learn, settings, names, task, folder=run.folder)
+        run_ranks(settings.ranks, learn, settings, names, task, run=run)
     return frame.Result(**json.loads((run.folder / "result.json").read_text()))
 
 

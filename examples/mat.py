@@ -240,9 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     settings = frame.parse(Settings, arguments, __doc__)
     run = frame.Run("mat", settings)
     run.load()
-    run.begin()
     with ExitStack() as stack:
-        run_ranks(settings.ranks, learn, settings, own_shards(settings, run.shards, stack), folder=run.folder)
+        names = own_shards(settings, run.shards, stack)
+        run_ranks(settings.ranks, learn, settings, names, run=run)
     return frame.Result(**json.loads((run.folder / "result.json").read_text()))
 
 

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
+import frame
 import torch
 from torch import distributed
 
@@ -23,14 +23,15 @@ import relive
 UPDATE, STATE, END = range(3)  # the next thing that all ranks do, as rank 0 decides
 
 
-def run_ranks(world: int, work: Callable[..., None], *arguments: Any, folder: Path) -> None:
-    """Runs `work(rank, *arguments)` in `world` processes that are one gloo group. Returns when all have ended.
+def run_ranks(world: int, work: Callable[..., None], *arguments: Any, run: frame.Run) -> None:
+    """Begins a run: `work(rank, *arguments)` in `world` processes that are one gloo group. Returns when all have ended.
 
     If a rank ends with an error or is killed, the others are ended, and the program ends with a sentence. Ctrl-C is
     for rank 0, which decides when the run ends. While rank 0 starts, Ctrl-C waits for the course of its run.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    meeting = folder / "ranks"
+    run.begin()
+    run.folder.mkdir(parents=True, exist_ok=True)
+    meeting = run.folder / "ranks"
     meeting.unlink(missing_ok=True)
     context = multiprocessing.get_context("spawn")
     told = (world, str(meeting.absolute()), work, arguments)
@@ -72,12 +73,15 @@ def _rank(rank: int, world: int, meeting: str, work: Callable[..., None], argume
     threading.Thread(target=_end_with_owner, args=(rank,), daemon=True).start()
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    problem = ""
     try:
         work(rank, *arguments)
     except relive.ReliveError as error:
-        sys.exit(f"Rank {rank}: {error}")
+        problem = f"Rank {rank}: {error}"
     distributed.destroy_process_group()
     gc.collect()  # a model in a cycle is the last owner of its group; Python aborts if torch ends it as Python ends
+    if problem:
+        sys.exit(problem)
 
 
 def _end_with_owner(rank: int) -> None:

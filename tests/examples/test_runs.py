@@ -67,6 +67,19 @@ def test_dqn_runs_with_steps_that_no_update_follows(arguments: str, tmp_path: Pa
     assert result.ending == "steps"
 
 
+def test_ape_x_in_one_process_repeats_and_refuses_the_shards_of_another_run(tmp_path: Path) -> None:
+    main = importlib.import_module("ape_x").main
+    short = "--env CartPole-v1 --steps 600 --min-size 100 --batch-size 16 --hidden 8 --eval-every 200 --no-bar"
+    alone = [*short.split(), "--num-actors", "0", "--run-dir"]
+    first, second = (main([*alone, str(tmp_path / name)]) for name in ("first", "second"))
+    assert first.curve and [point[::2] for point in first.curve] == [point[::2] for point in second.curve]
+    assert first.facts["updates"] > 0 and first.facts == second.facts
+    further = main([*alone, str(tmp_path / "first"), "--resume", "--steps", "800"])
+    assert further.curve[: len(first.curve)] == first.curve and further.facts["updates"] > first.facts["updates"]
+    with pytest.raises(SystemExit, match="first: "):
+        main([*short.split(), "--run-dir", str(tmp_path / "first"), "--resume"])
+
+
 class DoubleObservations(gymnasium.Env[np.ndarray, np.ndarray]):
     """Observations of float64 and actions in a box, as the environments of MuJoCo have them. An episode has 9 steps."""
 
