@@ -101,6 +101,29 @@ def test_what_a_rank_does_not_find_is_drawn_anew(monkeypatch: pytest.MonkeyPatch
     assert [key - min(told[0][1]) for key in told[0][1]] == [number - min(told[0][2]) for number in told[0][2]]
 
 
+def test_no_rank_gathers_longer_than_the_leader_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that calls later than the leader has more time left. Its message would come too late for the leader."""
+    table = made()
+    plain, lock = table.gather_arrays, threading.Lock()
+    given: list[float] = []
+
+    def gather(selection: Any, keys: np.ndarray, timeout_s: float) -> Any:
+        with lock:
+            if not given:
+                table.delete(keys[:2])
+            given.append(timeout_s)
+        return plain(selection, keys)
+
+    monkeypatch.setattr(table, "gather_arrays", gather)
+
+    def work(rank: int, exchange: Any) -> Any:
+        return bits(GroupReader(table, exchange, "keys").sample(16, timeout_s=500.0 if rank else 100.0))
+
+    told = in_threads(work, 3)
+    assert told[0] == told[1] == told[2]
+    assert len(given) >= 6 and max(given) <= 100.0
+
+
 def test_what_goes_wrong_is_heard_by_all_and_the_group_goes_on() -> None:
     table = made(steps=0)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from contract.tools import plain_spec, write_steps
 from processes.shm import needs_shared_memory
 
 import relive
+from fleet.test_ranks_in_step import Posts, disagrees, gives_up, sources
 from fleet.tools import config_of, fails_once, fill, in_threads
 from relive import errors
 from relive.fleet import ShardOwner, attach
@@ -106,6 +108,117 @@ def test_a_batch_that_the_ranks_did_not_agree_on_comes_again(places: list[str]) 
             return parts_of(mixture.sample(10))
 
     assert in_threads(work, 2) == [[8, 2]] * 2
+
+
+Ranks = list[tuple[Any, relive.Mixture]]
+
+
+@contextlib.contextmanager
+def late_ranks(places: list[str]) -> Iterator[Ranks]:
+    """The table and the mixture of two ranks. A rank that calls first gives up, as if the other rank were late."""
+    posts = Posts(2)
+    gives_up(lambda: attach(places, exchange=posts.rank(0), timeout_s=60.0))
+    tables = [attach(places, exchange=posts.rank(rank), timeout_s=60.0) for rank in (1, 0)][::-1]
+    with tables[0], tables[1], mixture_of(tables[0]) as mine, mixture_of(tables[1]) as theirs:
+        yield [(tables[0], mine), (tables[1], theirs)]
+
+
+@pytest.fixture
+def late(places: list[str]) -> Iterator[Ranks]:
+    with late_ranks(places) as ranks:
+        yield ranks
+
+
+def position_of(mixture: relive.Mixture) -> Any:
+    state = mixture.state_dict()
+    return state["num_items"], state["of_source"]
+
+
+def check_in_step(mine: relive.Mixture, theirs: relive.Mixture, expected: list[int]) -> None:
+    """The next batches of both ranks have the expected parts, and so have the batches after them."""
+    for _ in range(2):
+        gives_up(lambda: mine.sample(10))
+        assert parts_of(theirs.sample(10)) == parts_of(mine.sample(10)) == expected
+        assert position_of(mine) == position_of(theirs)
+        expected = [15 - expected[0], 5 - expected[1]]
+
+
+def draws_of_the_tables(table: Any, other: Any) -> None:
+    gives_up(lambda: table.sample(16))
+    other.sample(16)
+    table.sample(16)
+
+
+def test_a_mixture_counts_no_batch_for_a_draw_of_its_table_that_was_given_up(late: Ranks) -> None:
+    (table, mine), (other, theirs) = late
+    gives_up(lambda: table.sample(16))
+    gives_up(lambda: mine.sample(10))
+    other.sample(16)
+    disagrees(lambda: mine.sample(10))
+    assert position_of(mine) == position_of(theirs)
+    check_in_step(mine, theirs, [8, 2])
+
+
+@pytest.mark.parametrize("then", ["a larger batch", "an unlike draw", "an equal draw"])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_batch_that_was_given_up_counts_with_its_size_if_the_other_ranks_made_it(
+    late: Ranks, then: str, retries: int
+) -> None:
+    """The next call has other arguments, or is one of the table."""
+    (table, mine), (_, theirs) = late
+    calls: dict[str, Callable[[], Any]] = {
+        "a larger batch": lambda: mine.sample(21),
+        "an unlike draw": lambda: table.sample(16),
+        "an equal draw": lambda: table.sample(8),
+    }
+    gives_up(lambda: mine.sample(10))
+    for _ in range(retries):
+        gives_up(calls[then])
+    assert parts_of(theirs.sample(10)) == [8, 2]
+    if then == "an equal draw":  # it takes up the draw that was given up
+        assert calls[then]().num_items == 8
+    else:
+        disagrees(calls[then])
+    assert position_of(mine) == position_of(theirs) == (2, [2, 0])
+    check_in_step(mine, theirs, [7, 3])
+
+
+@pytest.mark.parametrize("call", ["a close", "an unlike draw", "a number"])
+@pytest.mark.parametrize("then", ["a retry", "a close"])
+def test_a_batch_that_was_given_up_does_not_count_if_it_met_another_call(late: Ranks, call: str, then: str) -> None:
+    """Later draws of the table change nothing."""
+    (table, mine), (other, theirs) = late
+    gives_up(lambda: mine.sample(10))
+    if call == "a close":
+        sources([other])[0].close()
+    elif call == "a number":
+        disagrees(lambda: other.number_draws(5))
+    else:
+        disagrees(lambda: other.sample(16))
+    if then == "a close":
+        sources([table])[0].close()
+    else:
+        disagrees(lambda: mine.sample(10))
+    draws_of_the_tables(table, other)
+    check_in_step(mine, theirs, [8, 2])
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_batch_that_was_given_up_does_not_count_if_the_limiter_refused_it(shm_name: Any, is_changed: bool) -> None:
+    """is_changed: the next call of this rank is another one."""
+    name = shm_name()
+    config = config_of(name, relive.Index(limiter=relive.MinSize(60)))
+    with ShardOwner(0, config), attach([name]) as whole, late_ranks([name]) as ((table, mine), (other, theirs)):
+        fill(whole, 0, 0, 59)
+        for one in (mine, theirs):
+            gives_up(lambda one=one: one.sample(10, timeout_s=0.0))
+        if is_changed:
+            disagrees(lambda: table.sample(16, timeout_s=0.0))
+        else:
+            gives_up(lambda: mine.sample(10, timeout_s=0.0))
+        fill(whole, 0, 59, 1)
+        draws_of_the_tables(table, other)
+        check_in_step(mine, theirs, [8, 2])
 
 
 def test_ranks_that_share_an_epoch_draw_each_item_once(shm_name: Any) -> None:

@@ -291,6 +291,42 @@ def test_a_damaged_save_leaves_the_memory_that_overwrite_would_replace(
     assert shared_files(names[0]) == []
 
 
+@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_shard_that_fits_only_without_the_one_that_it_replaces_is_made(
+    whole: relive.fleet.ShardedTable,
+    tmp_path: Path,
+    names: tuple[str, str],
+    owned: bool,
+    loads: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """owned: this process owns the old shard. Else its owner was killed."""
+    whole.save(tmp_path)
+    if not owned:
+        owner = next(one for one in relive.fleet.owner._owners if one.number == 0)
+        owner.let_go()
+    makes = {name: getattr(relive.fleet.owner, name) for name in ("make_shard", "load_shard")}
+
+    def full_with_both(make: Any) -> Any:
+        def made(*arguments: Any) -> relive.Table:
+            if shared_files(names[0]):
+                raise errors.StorageFull(f"/dev/shm/relive-{names[0]}", 2, 1)
+            table: relive.Table = make(*arguments)
+            return table
+
+        return made
+
+    for name, make in makes.items():
+        monkeypatch.setattr(relive.fleet.owner, name, full_with_both(make))
+    config = config_of(names[0])
+    storage = relive.SharedMemory(names[0], overwrite=True)
+    replacing = relive.TableConfig(config.spec, config.capacity, config.index, storage)
+    with ShardOwner(0, replacing, load=tmp_path if loads else None) as made:
+        assert not made.is_restored and len(made.table) == (60 if loads else 0)
+    assert shared_files(names[0]) == []
+
+
 def test_a_shard_that_is_dead_is_not_saved(whole: relive.fleet.ShardedTable, tmp_path: Path) -> None:
     whole.save(tmp_path)
     owner = next(one for one in relive.fleet.owner._owners if one.number == 1)

@@ -22,6 +22,7 @@ import relive
 from relive import errors
 from relive.core.request import DrawRequest
 from relive.core.turns import held
+from relive.over.in_flight import lack_of
 from relive.over.mixed_draws import MixedDraws
 from relive.service import RemoteTable, connect
 from relive.service.client.connection import server_wait
@@ -218,6 +219,24 @@ def test_a_sample_keeps_its_deadline_while_a_server_hangs(stopped: Any, monkeypa
     with pytest.raises(errors.ServiceUnavailable):
         mixture.sample(2, timeout_s=0.5)
     assert time.monotonic() - began < 6.0
+
+
+def test_a_draw_that_only_finds_out_whether_a_part_is_there_goes_back_within_a_second(stopped: Any) -> None:
+    """The server hangs as soon as the part has come."""
+    mixture, stop = stopped
+    draws = mixture._draws._draws[0]
+
+    class Stopping:
+        """The draws of a source, which stop the server after each draw."""
+
+        def draw(self, *arguments: Any) -> Any:
+            drawn = draws.draw(*arguments)
+            stop()
+            return drawn
+
+    began = time.monotonic()
+    lack_of(Stopping(), DrawRequest(0, 0), 1, 0.5)  # type: ignore[arg-type]
+    assert time.monotonic() - began < 6.0, "a second, and not the ten of the handle"
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,18 +21,10 @@ from relive.service.client.blocks import Part
 from relive.service.client.streamed_core import _Message
 from relive.train.acting.links import StreamedLanes
 from service.gates import until
+from service.refused import LOOPBACK, NOT_HELD, fails, served
+from service.refused import patient as patient
 
-NOT_HELD = Streaming(linger_s=30.0, held_s=0.0)  # a step that the limiter does not let in at once is refused
 ROOM = 20  # steps that the limiter of `paced` lets in before the first draw
-LOOPBACK = "grpc://127.0.0.1:0"
-
-
-@contextlib.contextmanager
-def served(index: relive.Index | None = None, max_lanes: int = 1) -> Iterator[RemoteTable]:
-    """A table with room for the lanes of one writer and no more."""
-    table = relive.Table(plain_spec(), 1000, index or relive.Index(), max_lanes=max_lanes)
-    with table, serve({"t": table}, LOOPBACK) as server, connect(server.address + "/t") as remote:
-        yield remote
 
 
 def paced(items: Any = None) -> relive.Index:
@@ -45,13 +36,6 @@ def paced(items: Any = None) -> relive.Index:
 def alone(number: float) -> dict[str, Any]:
     """One step without its next state, which the following step brings."""
     return {"observation": state(number), "action": int(number), "reward": 0.0}
-
-
-def fails(call: Callable[[], Any], cause: type[errors.ReliveError]) -> errors.Unacknowledged:
-    with pytest.raises(errors.Unacknowledged) as caught:
-        call()
-    assert isinstance(caught.value.__cause__, cause)
-    return caught.value
 
 
 def draw_all(remote: RemoteTable) -> None:
@@ -274,3 +258,32 @@ def test_a_stream_that_was_opened_for_steps_that_are_given_up_waits_for_no_answe
         assert stream.deadline == float("inf")
         writer.append(**step(9, 10))
         assert len(remote) == 2 and core._stream is stream
+
+
+def test_a_pattern_makes_no_item_of_steps_around_a_refused_step() -> None:
+    """Its pairs have steps t and t + 2 of one episode. Each way to be told of the refused step ends the episode."""
+    pairs = relive.Index(relive.Explicit({"a": relive.Window(1), "b": relive.Window(1)}))
+    table = relive.Table(plain_spec(), 1000, {"steps": relive.Index(), "pairs": pairs}, max_lanes=1)
+    with table, serve({"t": table}, LOOPBACK) as server, connect(server.address + "/t") as remote:
+        pattern = relive.Pattern({"a": slice(-3, -2), "b": slice(-1, None)}, index="pairs")
+        with relive.PatternWriter(remote, remote.writer(streaming=Streaming(linger_s=0.0)), [pattern]) as writer:
+            stream: Any = writer._writer
+            tells = [
+                lambda: writer.append(**step(50, 51)),  # the read of its keys
+                lambda: writer.set_policy_version(1),
+                lambda: writer.end_episode(truncated=True),
+                lambda: writer.append(**step(50, 51)),
+            ]
+            for first, tell in zip(range(100, 500, 100), tells, strict=True):
+                for t in range(first, first + 5):
+                    writer.append(**step(t, t + 1))
+                if first > 100:
+                    stream.append(**step(50, 51))
+                    until(lambda: stream._core._failure is not None)
+                fails(tell, errors.SeamMismatch)
+                if first == 100:
+                    fails(stream.flush, errors.SeamMismatch)  # the writer's own word of it
+            batch = table.sample(256, index="pairs")
+            drawn = zip(batch["a/action"].ravel().tolist(), batch["b/action"].ravel().tolist(), strict=True)
+            assert set(drawn) == {(t, t + 2) for first in range(100, 500, 100) for t in range(first, first + 3)}
+            assert writer.num_dropped == 0

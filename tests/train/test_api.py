@@ -191,6 +191,19 @@ def test_what_a_callback_raises_comes_out_and_leaves_nothing(what: str, tmp_path
     assert has_checkpoint(tmp_path / "run") == (what != "start") == (tmp_path / "run").exists()
 
 
+def test_files_that_a_callback_wrote_before_it_raised_stay_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    class Writes(Callback):
+        def on_start(self, config: TrainConfig, run_dir: Path) -> None:
+            (run_dir / "log.csv").write_text("of the callback")
+            raise RuntimeError("no more")
+
+    folder = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="no more"):
+        relive.train.train(small(topology="inline"), folder, callbacks=[Writes()])
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "log.csv"]
+    assert relive.train.train(run_dir=folder, resume=True).num_sessions == 1
+
+
 def test_a_resumed_run_stays_if_a_callback_raises_at_its_start(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import relive.train.learners.meeting as meetings  # noqa: E402
 import train.test_hosts as of_hosts  # noqa: E402
 from relive.cli.training import _resumed  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
-from relive.train import train  # noqa: E402
+from relive.train import HostsDiffer, train  # noqa: E402
 from relive.train.config import TrainConfig  # noqa: E402
 from relive.train.learners.meeting import HostMeeting, HostOptions  # noqa: E402
 from relive.train.resuming import options_of_run  # noqa: E402
@@ -51,6 +52,8 @@ def test_a_process_in_which_torch_still_waits_is_refused_at_another_address(host
     (heard, refused), _ = answers(hosts(waits_elsewhere))
     assert heard[0] == "KeyboardInterrupt" and refused[0] == "InvalidConfig"
     assert "a new process" in refused[1] and "127.0.0.1:1," in refused[1], refused
+    (wait_s,) = map(int, re.findall(r"or a wait of (\d+) s", refused[1]))
+    assert 0 < wait_s <= 300
 
 
 # ---- the process of a host ends --------------------------------------------------------------------------------------
@@ -142,3 +145,57 @@ def test_a_host_reads_its_own_options_first(
         assert read(run).environment.seed == number
     monkeypatch.setenv("RANK", "0")
     assert read(run).environment.seed == 0
+
+
+READERS: list[Callable[[Path], TrainConfig]] = [options_of_run, lambda run: _resumed("dqn", run, None, {})]
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(("has_save", "newer", "seed"), [(True, 1, 0), (True, 0, 0), (False, 0, 0), (False, 1, 1)])
+def test_the_options_of_the_first_host_count_if_it_saves_there_or_they_are_newer(
+    has_save: bool,
+    newer: int,
+    seed: int,
+    read: Callable[[Path], TrainConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy of its options, for a new host, counts until the host has options of its own."""
+    run, other = tmp_path / "run", tmp_path / "run-host1"
+    for number, folder in enumerate((run, other)):
+        folder.mkdir()
+        of_host = {"environment.seed": number, "environment.num_envs_per_actor": 1 + number, "threads": 1 + number}
+        inline(**of_host).save(folder / "config.json")
+        os.utime(folder / "config.json", (1000 + (number == newer),) * 2)
+    if has_save:
+        (run / "checkpoint.pt").touch()
+    monkeypatch.setenv("RANK", "1")
+    found = read(run)
+    assert found.environment.seed == seed, "an option that is equal on all hosts"
+    assert found.environment.num_envs_per_actor == 2 and found.threads == 2, "options of this host alone"
+
+
+def on_a_shared_disk(number: int, run: Path, settings: dict[str, object]) -> Any:
+    """A session of a run on a shared disk, begun or resumed as the command does."""
+    own = {"environment.num_envs_per_actor": 1 + number}
+    resume = run.exists()
+    config = _resumed("dqn", run, None, settings) if resume else inline(**own)
+    result = train(config, run, resume=resume, stop_when=lambda steps, updates: updates >= 10 + 10 * resume)
+    kept = TrainConfig.load(Path(result.run_dir) / "config.json")
+    return result.num_updates, kept.agent.batch_size, kept.environment.num_envs_per_actor
+
+
+def test_hosts_on_a_shared_disk_go_on_after_a_session_of_the_first_one_alone(hosts: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    size = inline().agent.batch_size
+    assert answers(hosts(on_a_shared_disk, run, {})) == [(10, size, 1), (10, size, 2)]
+    alone = _resumed(
+        "dqn", run, None, {"topology": "inline", "agent.batch_size": 2 * size, "checkpoint.table": "never"}
+    )
+    assert train(alone, run, resume=True, stop_when=lambda steps, updates: updates >= 12).num_updates >= 12
+    again = answers(hosts(on_a_shared_disk, run, {"topology": f"hosts({HOSTS})"}))
+    assert again == [(20, 2 * size, 1), (20, 2 * size, 2)]
+
+
+def test_a_host_that_differs_names_the_file_of_its_options() -> None:
+    assert "RUN_DIR-host2/config.json" in str(HostsDiffer("agent.gamma", 0.9, 0.8, 2))

@@ -131,6 +131,43 @@ def test_without_a_login_of_wandb_the_run_is_refused_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("error", ["Error", KeyboardInterrupt, ArithmeticError])
+def test_a_run_that_ends_while_wandb_begins_leaves_nothing(
+    error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """wandb makes its folder before it asks its server."""
+    wandb_or_skip(monkeypatch)
+    from relive.train.watching import wandb_logger
+
+    raised, expected = (wandb_logger.wandb.errors.Error, InvalidConfig) if error == "Error" else (error, error)
+
+    def init(dir: str, **named: Any) -> None:
+        (Path(dir) / "wandb" / "run-x" / "files").mkdir(parents=True)
+        raise raised("of the test")
+
+    monkeypatch.setattr(wandb_logger.wandb, "init", init)
+    for _ in range(2):
+        with pytest.raises(expected, match="of the test"):
+            train(preset("dqn", "CartPole-v1", {**SMALL, "logging.wandb": True}), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_earlier_files_of_wandb_stay_if_it_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb_or_skip(monkeypatch)
+    from relive.train.watching import wandb_logger
+
+    def init(**named: Any) -> None:
+        raise wandb_logger.wandb.errors.Error("of the test")
+
+    monkeypatch.setattr(wandb_logger.wandb, "init", init)
+    (tmp_path / "wandb").mkdir()
+    for left in (["wandb"], ["wandb", "wandb-id.txt"]):
+        with pytest.raises(InvalidConfig):
+            wandb_logger.WandbLogger().on_start(preset("dqn", "CartPole-v1"), tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == left
+        (tmp_path / "wandb-id.txt").write_text("known")
+
+
 def test_without_wandb_the_run_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.delitem(sys.modules, "relive.train.watching.wandb_logger", raising=False)

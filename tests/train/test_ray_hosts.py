@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 pytest.importorskip("torch", reason="learners are written in torch")
 pytest.importorskip("ray", reason="hosts on nodes of a cluster need Ray")
 
+from relive.errors import InvalidConfig  # noqa: E402
 from relive.train.config import preset  # noqa: E402
 from relive.train.errors import HostGone  # noqa: E402
-from relive.train.learners import ray_hosts  # noqa: E402
+from relive.train.learners import meeting, ray_hosts  # noqa: E402
 from relive.train.learners.ray_hosts import OtherHosts, with_other_hosts  # noqa: E402
 from relive.train.run import _hosts_started  # noqa: E402
 from relive.train.watching.saves import LAST_SAVE_S  # noqa: E402
@@ -113,6 +115,23 @@ def test_hosts_that_have_not_met_have_nothing_to_save_and_are_ended_at_once(
             raise error
     assert cluster.told == ["host 1 is killed", "removed"]
     assert cluster.now_s == 0.0 and len(said) == 1
+
+
+def test_no_host_is_started_while_torch_still_waits_for_those_of_an_earlier_run(
+    begun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, said, block = begun(60.0)
+    ends = threading.Event()
+    call = meeting._Apart(ends.wait)
+    ends_s = call.began_s + 300.0
+    monkeypatch.setattr(meeting, "_joining", meeting._Joining("here:1, as host 0 of 2", call, ends_s))
+    with pytest.raises(InvalidConfig, match=r"here:1.*a wait of \d+ s"), block:
+        pass
+    assert cluster.told == [] and said == []
+    ends.set()
+    call.wait(60.0)
+    with begun(60.0)[2]:
+        assert meeting._joining is None
 
 
 def test_hosts_that_have_met_are_waited_for(begun: Any, tmp_path: Path) -> None:

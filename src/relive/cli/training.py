@@ -171,17 +171,17 @@ def _require_free(settings: Mapping[str, object], resume: Path | None) -> None:
 def _resumed(agent: str, run_dir: Path, file: Path | None, settings: Mapping[str, object]) -> TrainConfig:
     """The configuration of the run in a directory, with the options of the file and then the settings."""
     from relive.train.config import file_settings
-    from relive.train.resuming import options_of_run
+    from relive.train.resuming import options_and_own
     from relive.train.settings import changed
 
-    config = options_of_run(run_dir)
+    config, own = options_and_own(run_dir)
     if file is not None:
         given = file_settings(file, agent)
         settings = {path: value for path, value in {**given, **settings}.items() if path != "agent.name"}
     if config.agent.name != agent:
         right = f"one of {agent}; `relive train {config.agent.name} --resume {run_dir}` goes on with this one"
         raise InvalidConfig(f"run in {run_dir}", right, config.agent.name)
-    return changed(config, settings)
+    return changed(config, {**own, **settings})
 
 
 def run_training(config: TrainConfig, run_dir: Path | None, resume: Path | None, auto: bool) -> int:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
-__all__ = ["Loadable"]
+__all__ = ["GivenUp", "Loadable"]
+
+
+@final
+class GivenUp:
+    """A draw that this rank gave up, because another rank was late."""
+
+    is_used: bool | None = None  # whether the ranks then made the draw, or skipped it as made; None: not known yet
 
 
 class Loadable:
@@ -22,6 +29,16 @@ class Loadable:
 
         Ranks that agreed on a draw never make it again: its number is used up on each rank, also on one that failed.
         """
+        return None
+
+    @property
+    def num_shared_draws(self) -> int:
+        """Number of draws of all ranks on which this handle has gone on. Draws that this rank skipped do not count."""
+        return 0
+
+    @property
+    def given_up_draw(self) -> GivenUp | None:
+        """The draw that this rank gave up and whose outcome it does not know; None if there is none."""
         return None
 
     def reopens(self) -> Callable[[int], Any] | None:

@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, final
 from weakref import WeakKeyDictionary
 
-from relive.errors import FormatMismatch
+from relive.core.loadable import GivenUp
+from relive.errors import DeadlineExceeded, FormatMismatch
 from relive.fleet.draws.pace import Pace, Wait
 from relive.fleet.draws.placement import ROOT_BYTES, Root, Roots
 from relive.fleet.errors import RanksDisagree
@@ -145,6 +146,7 @@ class Agreement:
         self._exchange = exchange
         self.root_age = root_age
         self.number = 0  # of the next draw; ranks agree on it
+        self.given_up: GivenUp | None = None  # until the ranks have met in it, and its outcome is known
         self.while_waiting: WhileWaiting = lambda index, roots, left_s: None
         self._agreed: dict[int, _Agreed] = {}  # by index
         self._table = bytes(8)
@@ -231,10 +233,12 @@ class Agreement:
         while True:
             roots, is_over = self._exchanged(self._head(_DRAW, wait.is_over, index, num_items), wait)
             if roots.bounds[-1] > 0.0 and pace.can_sample(roots, asked):
+                self._end_given_up(is_used=True)
                 return roots
             mine = roots.shards[self._exchange.rank :: self._exchange.world]
             self.while_waiting(index, mine, 0.0 if is_over else wait.left_s)
             if is_over:
+                self._end_given_up(is_used=False)
                 if all(root.is_dead for root in roots.shards):
                     raise wait.exceeded("a shard that answers", f"{len(roots.shards)} that do not")
                 raise wait.exceeded(pace.needs(asked), roots.num_items)
@@ -267,11 +271,18 @@ class Agreement:
         """
         ends = time.monotonic() + max(timeout_s, LEAST_S)
         _end(self._closing, ends)
-        heard = self._exchange.all_gather(replace(head, number=self.number).pack() + mine, _left_s(ends))
+        try:
+            heard = self._exchange.all_gather(replace(head, number=self.number).pack() + mine, _left_s(ends))
+        except DeadlineExceeded:
+            if head.call == _DRAW and self.given_up is None:
+                self.given_up = GivenUp()
+            raise
         heads = [_Head.unpack(one) for one in heard]
         own = heads[self._exchange.rank]
         if own is not None and own.asked != head.asked:
             self._skip(own, heard)
+        if any(one is None or one.asked != head.asked for one in heads):
+            self._end_given_up(is_used=False)  # unless this rank has skipped it
         self._note_end(heads)
         self._compare(head, heads)
         self.number = max([self.number, *(one.number for one in heads if one is not None)])
@@ -283,11 +294,12 @@ class Agreement:
             head = self._head(_CLOSE)
             heard = self._exchange.all_gather(head.pack(), _left_s(ends))
             heads = [_Head.unpack(one) for one in heard]
-            if self._note_end(heads):
-                return
             own = heads[self._exchange.rank]
-            if own is None or not self._skip(own, heard):
-                return  # the other ranks raise RanksDisagree
+            is_end = self._note_end(heads)
+            has_met = not is_end and own is not None and self._skip(own, heard)
+            self._end_given_up(is_used=False)  # unless this rank has skipped it
+            if not has_met:
+                return  # if it is not the end, the other ranks raise RanksDisagree
             self._agreed.clear()
 
     def _note_end(self, heads: list[_Head | None]) -> bool:
@@ -298,6 +310,11 @@ class Agreement:
         self.number = max(one.number for one in known)
         self._agreed.clear()
         return True
+
+    def _end_given_up(self, is_used: bool) -> None:
+        """Tells the outcome of a draw that this rank gave up. Further calls have no effect."""
+        if self.given_up is not None:
+            self.given_up.is_used, self.given_up = is_used, None
 
     def _skip(self, given_up: _Head, heard: list[bytes]) -> bool:
         """Whether the ranks have met in the call that this rank gave up. A draw counts as the other ranks count it."""
@@ -311,6 +328,7 @@ class Agreement:
             if roots.bounds[-1] > 0.0 and pace.can_sample(roots, self._served(given_up.num_items)):
                 self._agreed[index] = _Agreed(roots, self.root_age - 1, given_up.num_items)
                 self.number += 1
+                self._end_given_up(is_used=True)
         return True
 
     def _compare(self, head: _Head, heads: list[_Head | None]) -> None:

@@ -81,6 +81,7 @@ class Drawing:
         self._shards, self._calls, self._exchange = shards, calls, exchange
         self._lock = threading.Lock()  # protects the agreement of ranks
         self._numbers = renewed_in_children(self, "_numbers", threading.Lock)  # protects the count of draws
+        self.num_begun = 0  # draws that have taken a number
         self.agreement = Agreement(shards, exchange, root_age)
         self.agreement.while_waiting = calls.drop_overdue  # a dropped item gives its room to a writer
         config = shards[0].table.config
@@ -351,6 +352,7 @@ class Drawing:
         with self._numbers:
             call = self.agreement.number
             self.agreement.number += 1
+            self.num_begun += 1
         return call
 
     def _placed(

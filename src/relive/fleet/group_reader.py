@@ -5,7 +5,8 @@ Protocol of one call:
 1. The leader draws, and its draw stays in flight.
 2. *Ask*: one all_gather of 36 bytes a rank: the digest of the arguments, the state of the call, and the number of bytes
    that follow.
-3. *Send*: the leader broadcasts the batch, or the keys. By keys, each rank then gathers the rows itself.
+3. *Send*: the leader broadcasts the batch, or the keys. By keys, each rank then gathers the rows itself. No rank
+   gathers longer than the leader, whose time left comes with the keys.
 4. *Confirm*: one all_gather of 36 bytes a rank: the rank has the batch. By keys, a rank adds which rows were gone. If
    rows were gone on any rank, the leader draws replacements for them, and steps 2 to 4 follow again, until no row is
    gone or the deadline of a rank has passed.
@@ -51,7 +52,17 @@ from relive.checks.values import integer, timeout
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, ReliveError, TableClosed
 from relive.fleet.agreement import Exchange, end_closes
-from relive.fleet.draws.messages import FAILED, LATE, Keys, Message, packed, packed_keys, unpacked, unpacked_keys
+from relive.fleet.draws.messages import (
+    FAILED,
+    LATE,
+    Keys,
+    Message,
+    packed,
+    packed_keys,
+    tell_left,
+    unpacked,
+    unpacked_keys,
+)
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import RankFailed, RankLost, RanksDisagree
 from relive.fleet.shards import SILENCE_S
@@ -246,6 +257,8 @@ class GroupReader:
 
     def _gives(self, call: _Call, given: Bytes) -> None:
         self._exchanged(call, len(given))
+        if self._by_keys:
+            tell_left(given, call.wait.left_s)  # now: the leader may have waited for ranks that came later
         self._in_step(self._exchange.broadcast, given, len(given), self._leader, self._patience(call.wait))
 
     # ---- the others ------------------------------------------------------------------------------------------------
@@ -285,7 +298,7 @@ class GroupReader:
         """Gathers the rows of the keys. The leader draws a replacement for each item that is gone on any rank."""
         while True:
             with self._telling(call):
-                arrays, present = held.rows(keys, call.wait)
+                arrays, present = held.rows(keys, min(call.wait.left_s, keys.left_s))
             gone = np.zeros(len(keys.item_keys), np.bool_)
             heard = self._exchanged(call, held.count_may_fail, np.packbits(~present).tobytes())
             for message in heard:
@@ -293,9 +306,10 @@ class GroupReader:
             if not gone.any():
                 if heard[self._leader].number and not self.is_leader:
                     self._exchanged(call)  # the leader has counted the draws
-                return Batch(held.selection.columns, arrays, *keys)
+                return Batch(held.selection.columns, arrays, *keys[:3])
             others = self._replacements(call, held, int(gone.sum()))
             keys.item_keys[gone], keys.probabilities[gone] = others.item_keys, others.probabilities
+            keys = keys._replace(left_s=others.left_s)
 
     def _replacements(self, call: _Call, held: _Held, num_items: int) -> Keys:
         with self._telling(call):
@@ -392,13 +406,13 @@ class _Held:
         where, number = self.asked.where, self.selection.number
         condition = None if where is None else self._table.condition(number, where)
         request = DrawRequest(number, num_items, None if keys_only else self.selection.core, condition)
-        drawn = self._draws.draw(request, _without_telling(wait))
+        drawn = self._draws.draw(request, _without_telling(wait.left_s))
         self._holds.append(drawn.hold)
         return drawn
 
-    def rows(self, keys: Keys, wait: Wait) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
-        """The rows of the keys, and which rows were present. Waits for a server until the deadline."""
-        return self._table.gather_arrays(self.selection, keys.item_keys, _without_telling(wait))
+    def rows(self, keys: Keys, left_s: float) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
+        """The rows of the keys, and which rows were present. left_s: seconds for the gather and the telling."""
+        return self._table.gather_arrays(self.selection, keys.item_keys, _without_telling(left_s))
 
     @property
     def count_may_fail(self) -> bool:
@@ -415,9 +429,9 @@ class _Held:
                 hold.commit()
 
 
-def _without_telling(wait: Wait) -> float:
+def _without_telling(left_s: float) -> float:
     """The seconds until the deadline, without a part for telling the others: they give up if they hear of no error."""
-    return wait.left_s - min(_LEAST_S, wait.left_s / 4)
+    return left_s - min(_LEAST_S, left_s / 4)
 
 
 def _keys_of(drawn: HeldDraw) -> Bytes:

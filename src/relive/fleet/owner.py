@@ -27,6 +27,7 @@ from relive.errors import (
     NameTaken,
     NoSuchTable,
     ReliveError,
+    StorageFull,
     SystemFailure,
     TableClosed,
 )
@@ -195,7 +196,8 @@ class ShardOwner(Closing):
         number: number of the shard, 0 to 4095, unique in its fleet.
         config: the table's configuration. Its storage is SharedMemory(name). With overwrite=True a new shard replaces
             the region that was left, and handles and owners of this process on the region are closed first. If the
-            new shard cannot be made after that, such as from a damaged save, the region stays for the next owner.
+            new shard cannot be made after that, such as from a damaged save, the region stays for the next owner. If
+            there is no room for both, the old region is removed before the new shard is made.
         epoch: where the keys of a new region begin, 0 to 2**62 - 1. None: at random, so that keys of a lost region are
             gone in the region that takes its number. Give a number if keys must be the same in every run. Only as many
             of the lower bits count as keys have room for (22 with ten million rows).
@@ -239,8 +241,7 @@ class ShardOwner(Closing):
         with ExitStack() as undo:
             self.is_restored = not config.storage.overwrite and self._takes_over(path, config)
             if not self.is_restored:
-                made = make_shard(self.number, config, epoch) if load is None else load_shard(self.number, config, load)
-                self.table = made
+                self.table = _made(self.number, config, epoch, load)
                 undo.callback(self.table.close)
                 self._ownership = _Ownership(path)
             undo.callback(self._ownership.let_go)
@@ -378,6 +379,25 @@ def outlive(path: str, pause: Callable[[], bool]) -> bool:
             return True
         if not pause():
             return False
+
+
+def _made(
+    number: int, config: TableConfig, epoch: int | None, load: str | os.PathLike[str] | SavedShards | None
+) -> Table:
+    """Makes a new shard. If its memory lacks room, removes the region that the shard replaces, and tries once more."""
+    make = partial(make_shard, number, config, epoch) if load is None else partial(load_shard, number, config, load)
+    storage = config.storage
+    if not isinstance(storage, SharedMemory) or not storage.overwrite:
+        return make()
+    try:
+        return make()
+    except StorageFull as problem:
+        if problem.path != storage.path:  # the machine lacks memory for the state of the save
+            raise
+    # After the except block, which keeps the memory of the first try.
+    with suppress(ReliveError):  # the second try raises the reason
+        _core.remove(storage.path)
+    return make()
 
 
 def _checked(epoch: int) -> int:

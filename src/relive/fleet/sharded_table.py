@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 from relive.checks.names import names_arguments
 from relive.checks.values import integer, timeout
 from relive.config.storage import SharedMemory
+from relive.core.loadable import GivenUp
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
 from relive.core.table_core import Normalise, WriterCore
@@ -265,6 +266,16 @@ class ShardedTable(SavesShards):
     def next_shared_draw(self) -> int | None:
         """The number of the next draw of all ranks; None without an exchange."""
         return self._fleet.agreement.number if self.num_ranks > 1 else None
+
+    @property
+    def num_shared_draws(self) -> int:
+        """Number of draws of all ranks on which this handle has gone on; 0 without an exchange."""
+        return self._fleet.drawing.num_begun if self.num_ranks > 1 else 0
+
+    @property
+    def given_up_draw(self) -> GivenUp | None:
+        """The draw that this rank gave up, until the ranks have met in it."""
+        return self._fleet.agreement.given_up
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the arithmetic of the limiter, and of the draws that one read of the roots serves."""

@@ -55,7 +55,7 @@ def lack_of(draws: HeldDraws, request: DrawRequest, num_items: int, timeout_s: f
         drawn = draws.draw(request.keys_only._replace(num_items=num_items), timeout_s)
     except DeadlineExceeded as problem:
         return problem
-    drawn.hold.give_back()
+    give_back({0: drawn}, LEAVE_S)
     return None
 
 

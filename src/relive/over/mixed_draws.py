@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.config.samplers import Shuffle
+from relive.core.loadable import GivenUp
 from relive.core.request import DrawRequest
 from relive.core.turns import Turn, held
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed, WaitsForItself
@@ -53,6 +54,13 @@ class Mixed(NamedTuple):
     drawn: dict[int, HeldDraw]  # of the sources that gave some
     before: Position
     numbers: Numbers  # after it
+
+
+class Left(NamedTuple):
+    """A batch that a call gave up, because another rank was late. The other ranks may make it."""
+
+    draw: GivenUp
+    after: Counted  # the position after it
 
 
 class Ahead(Protocol):
@@ -99,6 +107,7 @@ class MixedDraws:
         # Ranks that draw together make their draws in one order, each once: a draw of theirs is never made again.
         self._together = [number for number, one in enumerate(sources) if one.table.num_ranks > 1]
         self._together.sort(key=lambda number: sources[number].name)
+        self._left: Left | None = None
         self._num_live: dict[int, int] = {}  # of each source, when it was drawn from or asked last
         self._epochs = [number for number, one in enumerate(sources) if _is_shuffled(one)]
         self._ahead: list[Ahead] = []  # batches that were drawn ahead, the oldest first
@@ -127,6 +136,7 @@ class MixedDraws:
         with held(self._turn, "the mixture", max(seconds, _LEAST_WAIT_S)):
             if self.closed and not when_closed:
                 raise TableClosed()
+            self._end_left()
             yield ends
 
     @contextmanager
@@ -150,6 +160,7 @@ class MixedDraws:
         """The fork copied the locks of the turn and of the generator, which a thread of the parent may have taken."""
         self._pid = os.getpid()
         self._turn, self._draws, self._making, self._ahead, self.open = Turn(), self.held_draws(), None, [], {}
+        self._left = None
         self._rng = np.random.Generator(np.random.PCG64([self._seed, self._pid]))
 
     @contextmanager
@@ -175,18 +186,35 @@ class MixedDraws:
         While it waits it has nothing in flight: it waits for the source that refused, alone. A source whose ranks draw
         together is the exception: its draw is the last one, and is made once. If the call fails after the ranks agreed
         on that draw, the position goes on: the draw is used up on every rank, so each rank's next batch is one later.
+        So it does if the call gave up the draw, and the other ranks made it.
         """
         parts, after = self.shares.parts(self.at, num_items)
-        shared = self._shared
+        shared, given_up = self._num_shared, self._given_up
         try:
             numbers, drawn = self._taken(requests, parts, ends)
-            self._making = self.counted(parts, drawn, after, numbers)
+            self._making, self._left = self.counted(parts, drawn, after, numbers), None
             return self._making
         except BaseException:
-            if self._making is None and self._shared != shared:
-                self.at = after
-                self._num_batches += 1
+            if self._making is None and self._num_shared != shared:
+                self._lose(after)
+            else:
+                self._end_left()
+                for draw in self._given_up:
+                    if draw is not None and draw not in given_up:
+                        self._left = Left(draw, after)
             raise
+
+    def _end_left(self) -> None:
+        """Counts the batch that a call gave up, if its draw was used up on all ranks since."""
+        if self._left is not None and self._left.draw.is_used is not None:
+            left, self._left = self._left, None
+            if left.draw.is_used:
+                self._lose(left.after)
+
+    def _lose(self, after: Counted) -> None:
+        """Goes on to the position after a batch that this rank has lost and other ranks may have made."""
+        self.at, self._left = after, None
+        self._num_batches += 1
 
     def _taken(
         self, requests: list[DrawRequest], parts: Sequence[int], ends: float
@@ -258,9 +286,14 @@ class MixedDraws:
         return tuple(one.table.next_draw for one in self.sources)
 
     @property
-    def _shared(self) -> Numbers:
-        """The numbers of the next draws of the sources whose ranks draw together."""
-        return tuple(self.sources[number].table.next_shared_draw for number in self._together)
+    def _num_shared(self) -> list[int]:
+        """Number of draws that this rank has begun of each source whose ranks draw together."""
+        return [self.sources[number].table.num_shared_draws for number in self._together]
+
+    @property
+    def _given_up(self) -> list[GivenUp | None]:
+        """The draws that this rank gave up, of the same sources."""
+        return [self.sources[number].table.given_up_draw for number in self._together]
 
     @property
     def _here(self) -> Position:
@@ -291,7 +324,7 @@ class MixedDraws:
         if self.open:
             raise InvalidConfig("load_state_dict of a Mixture", "a call before its batches() begin", "one that is open")
         self._rng.bit_generator.state = position.random
-        self.at = position.counted
+        self.at, self._left = position.counted, None
         for one, number in zip(self.sources, position.numbers, strict=True):
             if number is not None:
                 one.table.number_draws(number)

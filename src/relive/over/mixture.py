@@ -107,7 +107,8 @@ class Mixture(Closing):
                 Each source's function gets the items of this source alone.
 
         Raises:
-            DeadlineExceeded: a source, which the error names, did not have its part in time. Nothing is counted.
+            DeadlineExceeded: a source, which the error names, did not have its part in time. No source counts an
+                item. The shares count the batch if the ranks of a table with an exchange agreed on its draw.
             ServiceUnavailable: a remote table does not answer. If this happens while a batch is counted, the parts of
                 the other sources are counted.
             ReliveError: the other errors of a table's sample.

@@ -25,6 +25,7 @@ from relive.errors import (
     RowGone,
     RowsApart,
     ServiceUnavailable,
+    Unacknowledged,
     UnknownColumn,
     stored_before,
 )
@@ -46,6 +47,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 _MAX_BACK = 4096
 _ENDS = ("terminated", "truncated")
+_CUTS = (ServiceUnavailable, Unacknowledged)  # after these errors of a writer its lanes are new
 
 
 @names_arguments
@@ -264,11 +266,12 @@ class PatternWriter(Closing):
     that call, others do not. If a limiter does not let items in before the deadline, DeadlineExceeded has `stored` rows
     and their keys: the steps are stored, and the next call or flush() makes their items. An item is dropped and counted
     in num_dropped if its rows are gone or of two episodes (the lane was cut). A lost server cuts all lanes of a remote
-    writer: after ServiceUnavailable the next step of each lane begins an episode.
+    writer: after ServiceUnavailable the next step of each lane begins an episode. The same holds after Unacknowledged
+    of a writer that streams.
 
     Args:
         table: the table of the items.
-        writer: a Writer of the same table. A writer that streams has its keys too late.
+        writer: a Writer of the same table. If it streams, each append waits for its keys.
         patterns: any number, of one or several indexes.
 
     Raises:
@@ -308,15 +311,17 @@ class PatternWriter(Closing):
 
     def append(self, *, lanes: Any = None, timeout_s: float | None = None, **columns: Any) -> Any:
         """Writer.append, then the items that are due. Returns the keys of the steps."""
+        keys = None
         try:
             keys = self._writer.append(lanes=lanes, timeout_s=timeout_s, **columns)
+            came = np.atleast_1d(np.asarray(keys, np.int64))  # those of a writer that streams are waited for
         except BaseException as problem:
             if len(came := stored_before(problem)):  # the first lanes have stored their step
                 self._came(lanes, came, columns)
-            if isinstance(problem, ServiceUnavailable):
+            if keys is not None or isinstance(problem, _CUTS):  # the step may be stored, but its keys are not known
                 self._steps[:] = 0
             raise
-        self._came(lanes, np.atleast_1d(np.asarray(keys, np.int64)), columns)
+        self._came(lanes, came, columns)
         self._make(keys, timeout_s)
         return keys
 
@@ -458,10 +463,10 @@ class PatternWriter(Closing):
 
     @contextmanager
     def _noting_cuts(self) -> Iterator[None]:
-        """Around a call of the writer, and written out in append: a server that is lost has cut the lanes."""
+        """Around a call of the writer, and written out in append: notes that the lanes of the writer are new."""
         try:
             yield
-        except ServiceUnavailable:
+        except _CUTS:
             self._steps[:] = 0
             raise
 

@@ -110,8 +110,9 @@ class Bound(Closing, Loadable):
         Args:
             selection: the columns.
             keys: int64[n], the keys.
-            timeout_s: how long to wait for the answer of a server, in seconds; None: the handle's timeout. A core
-                without a server does not wait.
+            timeout_s: how long a handle of relive.connect() waits for its server, in seconds; None: the handle's
+                timeout. A handle over shards waits for each served shard as long as the handle's timeout, whatever
+                timeout_s is. A table of this machine does not wait.
         """
         core, rows = self._core, np.ascontiguousarray(keys)
         if timeout_s is not None and isinstance(core, _AsksServer):

@@ -210,5 +210,6 @@ class HostsDiffer(ReliveError, ValueError):
         self.host = host
         super().__init__(
             f"option {option!r} of host {host}: expected {expected!r}, as on host 0, got {got!r}; the hosts of a run"
-            " learn one policy: start all of them with the same options"
+            f" learn one policy: start all of them with the same options (host {host} resumes with those in"
+            f" RUN_DIR-host{host}/config.json, if that file is there and the directory of host 0 is not)"
         )

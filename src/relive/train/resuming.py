@@ -9,6 +9,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,50 @@ from relive.agents.agent import Agent, Spaces
 from relive.errors import InvalidConfig, ReliveError
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig
-from relive.train.learners.meeting import number_told
-from relive.train.run_directory import CONFIG_FILE, folder_of_host
-from relive.train.settings import options
+from relive.train.learners.meeting import MAY_DIFFER, number_told
+from relive.train.run_directory import CHECKPOINT_FILE, CONFIG_FILE, SAVE_FOLDER, folder_of_host
+from relive.train.settings import changed, flat, options
 from relive.train.setup import limiter_of, table_config
 from relive.train.watching.checkpoint import Found
 
 
 def options_of_run(run_dir: Path) -> TrainConfig:
-    """Returns the options of a run. Those of a host that is not the first one are in its own directory, if it has any.
+    """Returns the options of a run on this host: see `options_and_own`."""
+    config, own = options_and_own(run_dir)
+    return config if config.topology.num_hosts == 1 else changed(config, own)
+
+
+def options_and_own(run_dir: Path) -> tuple[TrainConfig, dict[str, object]]:
+    """Returns the options of a run, and the settings of this host that replace some of them.
+
+    A host that is not the first one has a directory and a file of options of its own. The file of the first host counts
+    if that host saves there, or if its file is newer: then the host keeps those of its own options that may differ
+    between hosts. Else the file of the first host is an old copy, and the host keeps all of its own options.
 
     Args:
         run_dir: The directory of the run; of several hosts, that of the first one.
 
+    Returns:
+        The options, and {path: value}.
+
     Raises:
-        InvalidConfig: The file cannot be read, or no run wrote it.
+        InvalidConfig: A file cannot be read, or no run wrote it.
     """
     first, number = run_dir / CONFIG_FILE, number_told()
-    if not number:
-        return TrainConfig.load(first)
     own = folder_of_host(Path(os.path.abspath(run_dir)), number) / CONFIG_FILE
-    if own.exists():
-        return TrainConfig.load(own)
+    if not number or not own.exists():
+        if number and not first.exists():
+            raise InvalidConfig(f"run configuration of host {number}", f"{own}, or {first}", "neither file")
+        return TrainConfig.load(first), {}
+    mine = TrainConfig.load(own)
     if not first.exists():
-        raise InvalidConfig(f"run configuration of host {number}", f"{own}, or {first}", "neither file")
-    return TrainConfig.load(first)
+        return mine, {}
+    saves_here = any((run_dir / name).exists() for name in (SAVE_FOLDER, CHECKPOINT_FILE))
+    if saves_here or first.stat().st_mtime_ns > own.stat().st_mtime_ns:
+        own_values = flat(mine.to_tree()).items()
+        kept = {path: value for path, value in own_values if any(fnmatchcase(path, one) for one in MAY_DIFFER)}
+        return TrainConfig.load(first), kept
+    return mine, {}
 
 
 def check_environment(spaces: Spaces, before: str) -> None:

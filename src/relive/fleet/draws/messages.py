@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import struct
 from itertools import accumulate
@@ -12,7 +13,18 @@ import numpy.typing as npt
 
 from relive.errors import DeadlineExceeded
 
-__all__ = ["FAILED", "GOOD", "LATE", "Keys", "Message", "packed", "packed_keys", "unpacked", "unpacked_keys"]
+__all__ = [
+    "FAILED",
+    "GOOD",
+    "LATE",
+    "Keys",
+    "Message",
+    "packed",
+    "packed_keys",
+    "tell_left",
+    "unpacked",
+    "unpacked_keys",
+]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -65,24 +77,31 @@ class Message(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The keys and probabilities from which a rank gathers a batch."""
+    """The keys and probabilities from which a rank gathers a batch, and the seconds that the leader had left."""
 
     item_keys: npt.NDArray[np.int64]
     probabilities: npt.NDArray[np.float64]
     num_live_items: int
+    left_s: float = math.inf
 
 
 def packed_keys(keys: Keys) -> Bytes:
-    """The keys as bytes: 16 an item, and 8."""
-    parts = [np.array([keys.num_live_items], np.int64), keys.item_keys, keys.probabilities.view(np.int64)]
-    return np.concatenate(parts).view(np.uint8)
+    """The keys as bytes: 16 an item, and 16."""
+    heads = np.array([keys.num_live_items], np.int64), np.array([keys.left_s]).view(np.int64)
+    return np.concatenate([*heads, keys.item_keys, keys.probabilities.view(np.int64)]).view(np.uint8)
+
+
+def tell_left(packed: Bytes, left_s: float) -> None:
+    """Writes the seconds that the leader has left into the bytes of keys."""
+    packed.view(np.float64)[1] = left_s
 
 
 def unpacked_keys(told: Bytes) -> Keys:
     """The keys in these bytes."""
     numbers = told.view(np.int64)
-    count = (len(numbers) - 1) // 2
-    return Keys(numbers[1 : count + 1], numbers[count + 1 :].view(np.float64), int(numbers[0]))
+    count = len(numbers) // 2 - 1
+    item_keys, probabilities = numbers[2 : count + 2], numbers[count + 2 :].view(np.float64)
+    return Keys(item_keys, probabilities, int(numbers[0]), float(numbers.view(np.float64)[1]))
 
 
 def packed(batch: Any) -> Bytes:

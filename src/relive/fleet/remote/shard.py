@@ -344,7 +344,7 @@ class RemoteShard(Shard):
 
         def ask() -> tuple[Pending, Any]:
             packing = DRAWN if selection is None else selection.resolved.sampled
-            after = self.core.after()
+            after = self.core.after(asked.left_s)
             message = header | ({"after": after} if after else {})
             expects = packing, asked.request.num_items
             return self._lines.ask(message, cutoff(asked.left_s), expects=expects, turns=turns), packing

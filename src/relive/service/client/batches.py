@@ -174,7 +174,7 @@ class RemoteSource:
         num_wanted = self._depth - sum(not lent.is_handed_out for lent in self._lent)
         try:
             for _ in range(max(min(num_wanted, most), 1) - self._num_sent):
-                after = self._core.after()
+                after = self._core.after(self._timeout_s)
                 more = {"after": after} if after else {}
                 stream.send(framing.encode({**self._header, **more, "handed_out": self._num_handed_out()}))
                 self._num_sent += 1

@@ -94,11 +94,12 @@ class RemoteDraws:
         Raises ServiceUnavailable, too; then all draws in flight are given back.
         """
         began = time.monotonic()
-        stream = self._stream or self._open(max(timeout_s, min(arrives_s, _REPLY_S)))
+        longest_s = max(timeout_s, min(arrives_s, _REPLY_S))
+        stream = self._stream or self._open(longest_s)
+        after = self._core.after(longest_s)
         timeout_s, arrives_s = (max(seconds - time.monotonic() + began, 0.0) for seconds in (timeout_s, arrives_s))
         selection: RemoteSelection | None = request.selection
         op, packing = ("draw", DRAWN) if selection is None else ("sample", selection.sampled)
-        after = self._core.after()
         header = {"op": op, **request.to_header(), "claims": True, "timeout_s": server_wait(timeout_s)}
         header |= {"after": after} if after else {}
         stream.silence_s = timeout_s + _REPLY_S

@@ -14,8 +14,8 @@ from relive.config.table_config import TableConfig
 from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, SimpleCalls, TableCore
 from relive.errors import TableClosed, Unacknowledged
-from relive.service.client.connection import MIN_REPLY_S, Answer, Asking, Connection, cutoff, server_wait
-from relive.service.client.remote_writer import CLOSE_S, RemoteWriterCore, SyncWriterCore
+from relive.service.client.connection import Answer, Asking, Connection, cutoff, server_wait
+from relive.service.client.remote_writer import CLOSE_S, LANES_S, RemoteWriterCore, SyncWriterCore
 from relive.service.wire import framing
 from relive.service.wire.encoding import RowEncoder
 from relive.service.wire.packing import CREATED, DRAWN, LISTED, PRESENT, PackedArray, Packing, gathered, sampled
@@ -27,6 +27,7 @@ Keys = npt.NDArray[np.int64]
 Arrays = list[npt.NDArray[Any]]
 
 _MAX_MESSAGES = 16  # most encoded messages that a selection remembers
+_NO_WAIT_S = 0.05  # a call whose steps were found in less time keeps its timeout, and with it its encoded message
 
 
 class RemoteSelection(NamedTuple):
@@ -99,14 +100,14 @@ class RemoteCore(SimpleCalls):
         """Draws one batch, or keys and probabilities alone."""
         selection: RemoteSelection | None = request.selection
         op, packing = ("draw", DRAWN) if selection is None else ("sample", selection.sampled)
-        message = self._draw_message(op, request, timeout_s)
+        after, timeout_s = self._after(timeout_s)
+        message = self._draw_message(op, request, timeout_s, after)
         told, block = self.connection.call(op, message, cutoff(timeout_s), packing, request.num_items)
         assert block is not None
         *arrays, keys, probabilities = packing.arrays(block, request.num_items, packing.num_rows(told))
         return arrays, keys, probabilities, told["live"]
 
-    def _draw_message(self, op: str, request: DrawRequest, timeout_s: float) -> bytes:
-        after = self._after()
+    def _draw_message(self, op: str, request: DrawRequest, timeout_s: float, after: list[tuple[int, int]]) -> bytes:
         known = None if after or request.selection is None else request.selection.messages
         asked = request.all_but_columns, timeout_s
         message = None if known is None else known.get(asked)
@@ -260,13 +261,14 @@ class RemoteCore(SimpleCalls):
         if failure is not None:
             raise failure
 
-    def after(self) -> list[tuple[int, int]]:
+    def after(self, timeout_s: float) -> list[tuple[int, int]]:
         """Returns the messages that the server must apply before a call of this handle.
 
-        The call then sees the steps that the handle wrote before.
+        The call then sees the steps that the handle wrote before. Waits for the lanes that a streaming writer opens
+        again after a failure: at most timeout_s and at most a second, once for each lost stream.
         """
         pairs = []
-        ends = time.monotonic() + MIN_REPLY_S
+        ends = time.monotonic() + min(LANES_S, timeout_s)
         for reference in list(self._writers):
             writer = reference()
             if writer is None or writer.closed:
@@ -287,7 +289,7 @@ class RemoteCore(SimpleCalls):
 
         waits_for_steps: the server answers after it has applied the steps that this handle sent before.
         """
-        after = self._after() if waits_for_steps else []
+        after, timeout_s = self._after(timeout_s) if waits_for_steps else ([], timeout_s)
         message = self._encode(header, parts, timeout_s, after)
         return self.connection.call(header["op"], message, cutoff(timeout_s), None, 0).header
 
@@ -312,15 +314,20 @@ class RemoteCore(SimpleCalls):
         packing: Packing | None = None,
         count: int = 0,
     ) -> Asking:
-        after = self._after()
-        seconds = self.timeout_s if timeout_s is None else timeout_s
+        after, seconds = self._after(self.timeout_s if timeout_s is None else timeout_s)
         message = self._encode(header, parts, seconds, after)
         return Asking(self.connection, header["op"], message, cutoff(seconds), packing, count)
 
-    def _after(self) -> list[tuple[int, int]]:
+    def _after(self, timeout_s: float) -> tuple[list[tuple[int, int]], float]:
+        """Returns after(), and the seconds that the call has left."""
         if self.connection.closed:
             raise TableClosed()
-        return self.after() if self._writers else []
+        if not self._writers:
+            return [], timeout_s
+        began = time.monotonic()
+        after = self.after(timeout_s)
+        waited_s = time.monotonic() - began
+        return after, timeout_s if waited_s < _NO_WAIT_S else max(timeout_s - waited_s, 0.0)
 
     @staticmethod
     def _encode(

@@ -25,12 +25,13 @@ from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.wire import framing
 from relive.service.wire.encoding import Operation, RowEncoder
 
-__all__ = ["SyncWriterCore", "RemoteWriterCore"]
+__all__ = ["LANES_S", "SyncWriterCore", "RemoteWriterCore"]
 
 Keys = npt.NDArray[np.int64]
 Lanes = npt.NDArray[np.int32]
 
 CLOSE_S = 10.0
+LANES_S = 1.0  # how long other calls of the handle wait for the new lanes of a writer, once for each lost stream
 
 
 class RemoteWriterCore(ABC):

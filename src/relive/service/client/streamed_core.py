@@ -24,7 +24,7 @@ from relive.errors import (
 from relive.service.client.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
 from relive.service.client.connection import MIN_REPLY_S, Connection, cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
-from relive.service.client.remote_writer import CLOSE_S, RemoteWriterCore
+from relive.service.client.remote_writer import CLOSE_S, LANES_S, RemoteWriterCore
 from relive.service.wire import encoding, framing
 from relive.service.wire.encoding import Operation, RowEncoder, given
 from relive.service.wire.options import Streaming
@@ -82,6 +82,7 @@ class StreamedWriterCore(RemoteWriterCore):
         self._epoch = 0
         self._failure: Unacknowledged | None = None
         self._version: int | None = None
+        self._lanes_by: float | None = None  # until when calls wait for new lanes; None: no call has
         self._stopping = False
         self._has_sender = True
         self._sender: threading.Thread | None = None
@@ -182,9 +183,12 @@ class StreamedWriterCore(RemoteWriterCore):
         with self._changed:
             self._seal()
             if self._session is None:  # new lanes are being opened; if the server is gone, the call learns it itself
-                with contextlib.suppress(DeadlineExceeded):
-                    left_s = max(ends - time.monotonic(), 0.0)
-                    self._wait(lambda: self._session is not None or not (self._outbox or self._sent), left_s)
+                if self._lanes_by is None and time.monotonic() < ends:
+                    self._lanes_by = time.monotonic() + LANES_S
+                left_s = min(ends, self._lanes_by or ends) - time.monotonic()
+                if left_s > 0.0:
+                    with contextlib.suppress(DeadlineExceeded):
+                        self._wait(lambda: self._session is not None or not (self._outbox or self._sent), left_s)
             waiting = self._outbox or self._sent
             if not waiting or self._session is None:
                 return None
@@ -358,8 +362,8 @@ class StreamedWriterCore(RemoteWriterCore):
     # ---- the sending thread ----------------------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        while (message := self._next_message()) is not None:
-            stream, start = self._stream, time.monotonic()
+        while (taken := self._next_message()) is not None:
+            (message, stream), start = taken, time.monotonic()
             try:
                 if stream is None:
                     stream = self._open_again(message)
@@ -377,7 +381,8 @@ class StreamedWriterCore(RemoteWriterCore):
                     self._sends_on = None
                     self._changed.notify_all()
 
-    def _next_message(self) -> _Message | None:
+    def _next_message(self) -> tuple[_Message, Exchange | None] | None:
+        """Returns the next message and its stream (None: it opens one). None: there will be no message."""
         with self._changed:
             while True:
                 if self._stopping:
@@ -387,7 +392,7 @@ class StreamedWriterCore(RemoteWriterCore):
                     self._sent.append(message)
                     if len(self._sent) == 1 and self._stream is not None:
                         _await(self._stream, message)
-                    return message
+                    return message, self._stream
                 if self._connection.closed and (self._block is None or not self._block.num_rows):
                     self._has_sender = False
                     return None
@@ -415,8 +420,11 @@ class StreamedWriterCore(RemoteWriterCore):
         operation.arrays = []  # a part lives as long as its keys, but its rows are no longer needed
 
     def _open_again(self, message: _Message) -> Exchange:
-        """Opens the stream on which this message is the first."""
-        start, ends = time.monotonic(), cutoff(message.timeout_s)
+        """Opens the stream on which this message is the first.
+
+        The message's timeout is for the limiter. The cut of the old lanes and the handshake may take longer.
+        """
+        start, ends = time.monotonic(), cutoff(max(message.timeout_s, self.timeout_s))
         if self._receiver is not None:
             self._receiver.join(min(ends - start, CLOSE_S))  # until the old lanes are cut: the table may have no others
         stream, session = self._open(ends, lambda: not self._stopping, pulses=True)
@@ -429,7 +437,7 @@ class StreamedWriterCore(RemoteWriterCore):
         with self._changed:
             closed = self._stopping
             if not closed:
-                self._stream, self._session = stream, session
+                self._stream, self._session, self._lanes_by = stream, session, None
                 if message in self._sent:  # else it was given up meanwhile, and no answer will end the wait for one
                     _await(stream, message)
                 self._changed.notify_all()

@@ -38,14 +38,15 @@ class StreamingWriter(Closing):
       server that is gone. A later call raises such an error as Unacknowledged.
     - After Unacknowledged, the steps before the failed step are stored. The failed step and all steps sent after it
       are not stored, and are not sent again. The call that raises it stores nothing of its own: call again.
-    - The writer is then usable again, on new lanes. The server has cut all of its old lanes, also if it refused a step
-      of one lane alone: the lost steps would be a hole in the episodes. The next step of each lane begins an episode.
-      An end_episode or abandon before that step has no effect. The policy version stays.
+    - The writer is then usable again, on new lanes. The server cuts all of its old lanes before the writer's next step
+      is stored, also if it refused a step of one lane alone: the lost steps would be a hole in the episodes. The next
+      step of each lane begins an episode. An end_episode or abandon before that step has no effect. The policy version
+      stays.
     - A step is acknowledged when the server has stored it. flush() waits for the acknowledgement, and so does a read of
       a call's keys.
     - If a signal's handler calls the writer or the handle in the middle of an append, the call raises WaitsForItself.
     - Other calls of the same table handle see every step appended before them, unless this writer waits for the
-      limiter.
+      limiter or for new lanes. A call waits for new lanes at most one second, and never longer than its timeout.
 
     Close the writer. The close waits for the sent steps and cuts the lanes. A writer that is collected is closed, too,
     but nothing reports steps that were not stored.

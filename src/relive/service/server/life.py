@@ -79,10 +79,15 @@ class Life:
             hosted.parameters.close()
         start_thread(self._cut_later, "relive-server-drop", name, never_writes=True)
 
-    def is_in_use(self, name: str) -> bool:
-        """Whether the table is served, or a stream or a save of it goes on after drop()."""
+    def is_in_use(self, name: str, serves: bool = True) -> bool:
+        """Whether the table is served, or a stream or a save of it goes on after drop() or the end of the server.
+
+        serves: False: the server is closed.
+        """
+        if name in self._hosted and (serves or self._hosted[name].saves.is_busy):
+            return True
         is_saved = name in self.saves and self.saves[name].is_busy
-        return name in self._hosted or is_saved or any(one.table == name for one in self._guard.permits())
+        return is_saved or any(one.table == name for one in self._guard.permits())
 
     def _cut_later(self, name: str) -> None:
         self._guard.ends.wait(_ANSWER_S)

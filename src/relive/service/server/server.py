@@ -181,13 +181,13 @@ class Server(Closing):
     def is_in_use(self, table: str) -> bool:
         """Whether the server uses a table: it serves the table, or a stream or a save of a removed table goes on.
 
-        A client with the role admin may remove a table. The program that serves the table still has it open, and its
-        memory stays until the program closes it. Close it when it is no longer in use: a closed server uses none.
+        A client with the role admin may remove a table. Its memory stays until the program that serves it closes it.
+        Close it when it is no longer in use. After close(), calls that close() gave up on may still use a table.
 
         Args:
             table: Name of the table.
         """
-        return not self._closed and self._life.is_in_use(table)
+        return self._life.is_in_use(table, serves=not self._closed)
 
     @property
     def num_streams(self) -> int:
@@ -264,7 +264,7 @@ class Server(Closing):
     def drain(self) -> None:
         """Takes no new stream from now on: a client that opens one gets Draining, and waits for the next server.
 
-        The streams that are open go on. close() ends them after the calls under way.
+        Open streams go on. close() ends them after the calls under way. A refused step ends that of a streaming writer.
         """
         self._counts.drains = True
         self._life.drained.set()

@@ -20,6 +20,7 @@ import atexit
 import contextlib
 import datetime
 import json
+import math
 import os
 import threading
 import time
@@ -271,18 +272,15 @@ class HostMeeting:
     def _join(self, stopping: Callable[[], bool]) -> None:
         """Joins the process group that torchrun names, unless this process is in one."""
         global _joining
-        if _joining is not None and _joining.call.is_over:
-            _joining = None
         if dist.is_initialized():
             return
         where = _meeting_place()
+        check_place(where)
         if _joining is None:
             atexit.register(_leave_process_group)
             timeout = datetime.timedelta(seconds=min(_JOIN_S, self._deadline_s))
-            _joining = _Joining(where, _Apart(lambda: dist.init_process_group("gloo", timeout=timeout)))
-        if _joining.where != where:
-            expected = f"{_joining.where}, where torch still waits for other hosts; or a new process"
-            raise InvalidConfig("meeting of the hosts", expected, where)
+            call = _Apart(lambda: dist.init_process_group("gloo", timeout=timeout))
+            _joining = _Joining(where, call, call.began_s + timeout.total_seconds())
         self._result(_joining.call, stopping)
 
     def _made(self, backend: str, stopping: Callable[[], bool]) -> Any:
@@ -357,9 +355,21 @@ class _Joining:
 
     where: str
     call: _Apart
+    ends_s: float  # on time.monotonic(), when torch gives up
 
 
 _joining: _Joining | None = None  # the last one; after a signal has ended a meeting, torch goes on joining
+
+
+def check_place(where: str) -> None:
+    """Raises InvalidConfig if torch still waits for hosts at another place, after a signal ended that meeting."""
+    global _joining
+    if _joining is not None and _joining.call.is_over:
+        _joining = None
+    if _joining is not None and _joining.where != where:
+        ways = f"or a wait of {max(1, math.ceil(_joining.ends_s - time.monotonic()))} s, or a new process"
+        expected = f"{_joining.where}, where torch still waits for other hosts; {ways}"
+        raise InvalidConfig("meeting of the hosts", expected, where)
 
 
 def _meeting_place() -> str:

@@ -40,6 +40,7 @@ from relive.fleet.draws.pace import Wait
 from relive.fleet.ray import explained, join, reason
 from relive.train.config import TrainConfig
 from relive.train.errors import HostGone
+from relive.train.learners.meeting import check_place
 from relive.train.signals import in_a_hurry, uninterrupted
 from relive.train.watching.saves import LAST_SAVE_S
 
@@ -203,12 +204,13 @@ def with_other_hosts(
         say: Gets lines for people.
 
     Raises:
-        InvalidConfig: No cluster was found.
+        InvalidConfig: No cluster was found, or torch still waits for hosts of an earlier run in this process.
         DeadlineExceeded: The cluster had no room for the hosts for two minutes.
         ClusterFailed: Ray could not do a call.
         KeyboardInterrupt: A signal asked the run to end while it waited for the nodes.
         HostGone: The block ended well, and another host did not: rule N5.
     """
+    check_place("a free port, for another run on the Ray cluster")  # before a host is started
     with explained("train()"):
         join(config.cluster.address, Wait(_JOIN_S))
         group = _placed(config, stopping)

@@ -27,7 +27,9 @@ class Callback:
     """
 
     def on_start(self, config: TrainConfig, run_dir: Path) -> None:
-        """Called once, before the first actor starts. If it raises an error, a new run leaves no directory.
+        """Called once, before the first actor starts.
+
+        If it raises an error, a new run leaves no directory, unless a callback wrote files there.
 
         Args:
             config: Options of the run.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import shutil
 import time
 from pathlib import Path
 from typing import Any, final
@@ -42,16 +43,18 @@ class WandbLogger(Callback):
     def on_start(self, config: TrainConfig, run_dir: Path) -> None:
         """Begins the wandb run, or resumes it. Blocks for seconds; without a network, until wandb gives up.
 
+        After an error of a new wandb run, the directory is as it was before.
+
         Raises:
             InvalidConfig: wandb refuses the run: there is no login, or no network.
         """
-        path = run_dir / _ID_FILE
+        path, files = run_dir / _ID_FILE, run_dir / "wandb"
         known = path.read_text(encoding="ascii").strip() if path.exists() else ""
-        is_new = not known
-        if is_new:
-            known = secrets.token_hex(8)
-            write_whole(path, f"{known}\n".encode())
+        is_new, had_files = not known, files.exists()
         try:
+            if is_new:
+                known = secrets.token_hex(8)
+                write_whole(path, f"{known}\n".encode())
             self._run = wandb.init(
                 project=config.logging.project,
                 id=known,
@@ -61,9 +64,13 @@ class WandbLogger(Callback):
                 resume="allow",
                 settings=wandb.Settings(console="off", silent=True),
             )
-        except wandb.errors.Error as problem:
+        except BaseException as problem:
             if is_new:
                 path.unlink(missing_ok=True)
+            if is_new and not had_files:  # wandb makes the folder before it asks its server
+                shutil.rmtree(files, ignore_errors=True)
+            if not isinstance(problem, wandb.errors.Error):
+                raise
             expected = "a login of wandb (wandb login) and a network, or WANDB_MODE=offline"
             raise InvalidConfig("logging.wandb", expected, f"True ({problem})") from None
 
