@@ -291,6 +291,18 @@ def test_a_damaged_save_leaves_the_memory_that_overwrite_would_replace(
     assert shared_files(names[0]) == []
 
 
+def test_a_shard_that_does_not_fit_at_all_removes_nothing(
+    whole: relive.fleet.ShardedTable, names: tuple[str, str]
+) -> None:
+    """Such as by a mistyped capacity."""
+    config = config_of(names[0])
+    storage = relive.SharedMemory(names[0], overwrite=True)
+    with pytest.raises(errors.StorageFull):
+        ShardOwner(0, relive.TableConfig(config.spec, 4_000_000_000, config.index, storage))
+    with ShardOwner(0, config) as owner:
+        assert owner.is_restored and len(owner.table) == 60
+
+
 @pytest.mark.parametrize("loads", [False, True])
 @pytest.mark.parametrize("owned", [False, True])
 def test_a_shard_that_fits_only_without_the_one_that_it_replaces_is_made(

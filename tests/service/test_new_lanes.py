@@ -26,6 +26,7 @@ from service.refused import patient as patient
 def test_calls_wait_once_for_new_lanes_and_never_past_their_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that drains opens no stream: the writer waits for the next server, and the other calls go on."""
     monkeypatch.setattr(streamed_core, "LANES_S", 1.0)
+    monkeypatch.setattr(remote_core, "_NO_WAIT_S", 0.4)  # a busy machine pauses a call that does not wait
     waits: list[float] = []
     cutoffs: list[float] = []
     table = relive.Table(plain_spec(), 1000, relive.Index(), max_lanes=1)
@@ -69,6 +70,19 @@ def test_a_handle_waits_for_the_new_lanes_of_each_lost_stream(monkeypatch: pytes
             assert core._lanes_by is None and len(remote) == stored + 2
             writer.append(**step(9, 8))
             fails(writer.flush, errors.SeamMismatch)
+
+
+def test_a_call_before_the_next_step_takes_nothing_from_the_wait_for_its_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no step waits for new lanes, no lanes are being opened."""
+    with served() as remote, remote.writer(streaming=Streaming(linger_s=30.0)) as writer:
+        writer.append(**step(0, 1))
+        writer.append(**step(7, 8))
+        fails(writer.flush, errors.SeamMismatch)
+        monkeypatch.setattr(streamed_core, "LANES_S", 0.0)
+        assert len(remote) == 1
+        monkeypatch.setattr(streamed_core, "LANES_S", 600.0)
+        writer.append(**step(3, 4))
+        assert len(remote) == 2
 
 
 def test_new_lanes_are_opened_until_the_deadline_of_the_handle(monkeypatch: pytest.MonkeyPatch) -> None:

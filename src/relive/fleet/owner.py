@@ -392,12 +392,20 @@ def _made(
     try:
         return make()
     except StorageFull as problem:
-        if problem.path != storage.path:  # the machine lacks memory for the state of the save
-            raise
+        if problem.path != storage.path or problem.needs_bytes > problem.has_bytes + _size_of(storage.path):
+            raise  # the machine lacks memory for the state of the save, or there is no room for the new shard alone
     # After the except block, which keeps the memory of the first try.
     with suppress(ReliveError):  # the second try raises the reason
         _core.remove(storage.path)
     return make()
+
+
+def _size_of(path: str) -> int:
+    """The bytes of memory that a region takes; 0: there is none."""
+    try:
+        return os.stat(path).st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def _checked(epoch: int) -> int:

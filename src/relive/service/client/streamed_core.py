@@ -182,7 +182,8 @@ class StreamedWriterCore(RemoteWriterCore):
         self._check_free()
         with self._changed:
             self._seal()
-            if self._session is None:  # new lanes are being opened; if the server is gone, the call learns it itself
+            # New lanes are being opened. If the server is gone, the call learns it itself.
+            if self._session is None and (self._outbox or self._sent):
                 if self._lanes_by is None and time.monotonic() < ends:
                     self._lanes_by = time.monotonic() + LANES_S
                 left_s = min(ends, self._lanes_by or ends) - time.monotonic()
