@@ -12,7 +12,7 @@ from contract.tools import plain_spec, write_steps
 from processes.shm import needs_shared_memory
 
 import relive
-from fleet.test_ranks_in_step import Posts, disagrees, gives_up, sources
+from fleet.test_ranks_in_step import PostingRank, Posts, disagrees, gives_up, sources
 from fleet.tools import config_of, fails_once, fill, in_threads
 from relive import errors
 from relive.fleet import ShardOwner, attach
@@ -114,9 +114,9 @@ Ranks = list[tuple[Any, relive.Mixture]]
 
 
 @contextlib.contextmanager
-def late_ranks(places: list[str]) -> Iterator[Ranks]:
+def late_ranks(places: list[str], posts: Posts | None = None) -> Iterator[Ranks]:
     """The table and the mixture of two ranks. A rank that calls first gives up, as if the other rank were late."""
-    posts = Posts(2)
+    posts = Posts(2) if posts is None else posts
     gives_up(lambda: attach(places, exchange=posts.rank(0), timeout_s=60.0))
     tables = [attach(places, exchange=posts.rank(rank), timeout_s=60.0) for rank in (1, 0)][::-1]
     with tables[0], tables[1], mixture_of(tables[0]) as mine, mixture_of(tables[1]) as theirs:
@@ -181,6 +181,62 @@ def test_a_batch_that_was_given_up_counts_with_its_size_if_the_other_ranks_made_
         disagrees(calls[then])
     assert position_of(mine) == position_of(theirs) == (2, [2, 0])
     check_in_step(mine, theirs, [7, 3])
+
+
+def test_a_batch_whose_wait_was_interrupted_counts_if_the_other_ranks_made_it(
+    late: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exchange keeps the bytes of this rank, as after a deadline."""
+    (_, mine), (_, theirs) = late
+    gather = PostingRank.all_gather
+
+    def interrupted(exchange: PostingRank, given: bytes, timeout_s: float) -> list[bytes]:
+        gives_up(lambda: gather(exchange, given, timeout_s))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PostingRank, "all_gather", interrupted)
+        mine.sample(10)
+    assert parts_of(theirs.sample(10)) == [8, 2]
+    disagrees(lambda: mine.sample(21))
+    assert position_of(mine) == position_of(theirs) == (2, [2, 0])
+    check_in_step(mine, theirs, [7, 3])
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+@pytest.mark.parametrize("then", ["a draw", "a close", "a number"])
+def test_a_batch_that_was_given_up_has_its_outcome_from_a_call_of_another_table(
+    shm_name: Any, is_made: bool, then: str
+) -> None:
+    """is_made: the other rank makes the batch before its call of the other table."""
+    names, posts = [shm_name(), shm_name()], Posts(2)
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(ShardOwner(0, config_of(name)))
+            with attach([name]) as whole:
+                fill(whole, 0, 0, 60)
+        (table, mine), (other, theirs) = stack.enter_context(late_ranks(names[:1], posts))
+        near, far = (one for one, _ in stack.enter_context(late_ranks(names[1:], posts)))
+        calls: dict[str, Callable[[Any], Any]] = {
+            "a draw": lambda one: disagrees(lambda: one.sample(16)),
+            "a number": lambda one: disagrees(lambda: one.number_draws(5)),
+            "a close": lambda one: sources([one])[0].close(),
+        }
+        gives_up(lambda: mine.sample(10))
+        if is_made:
+            assert parts_of(theirs.sample(10)) == [8, 2]
+            if then == "a close":
+                gives_up(lambda: calls[then](near))  # after the batch: the close itself waits for the other rank
+                calls[then](far)
+            else:
+                calls[then](near)
+        else:
+            calls[then](far)
+            calls[then](near)
+            draws_of_the_tables(table, other)
+        check_in_step(mine, theirs, [7, 3] if is_made else [8, 2])
+        draws_of_the_tables(near, far)
+        assert near.next_draw == far.next_draw == 1
 
 
 @pytest.mark.parametrize("call", ["a close", "an unlike draw", "a number"])

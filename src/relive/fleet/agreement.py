@@ -2,12 +2,12 @@
 
 Protocol:
 
-- A message begins with a head (`_Head`): the call that the rank is in, the table, and the number of the rank's next
+- A message begins with a head (`Head`): the call that the rank is in, the table, and the number of the rank's next
   draw. If the heads name different calls, every rank raises RanksDisagree. The draw gets the largest of the numbers.
 - An exchange answers a call with the bytes of an earlier call if that call was given up (`Exchange.all_gather`). If
   these bytes name the call that the rank makes now, the call is the retry.
 - If the other ranks made the draw that this rank gave up, this rank skips its part of that draw: the draw's number and
-  its roots count as used, so that the ranks stay in step.
+  its roots count as used, so that the ranks stay in step. It may learn of it by a call of another table.
 - Draws ahead of batches() end together: close() is a call of its own. A rank that draws ahead while another rank closes
   draws no more. A close() that has not met all ranks in time goes on before the next call over the same group.
 """
@@ -15,15 +15,15 @@ Protocol:
 from __future__ import annotations
 
 import hashlib
-import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from relive.core.loadable import GivenUp
-from relive.errors import DeadlineExceeded, FormatMismatch
+from relive.errors import FormatMismatch
+from relive.fleet.draws.heads import ATTACH, CLOSE, DRAW, HEAD_BYTES, NUMBER, Head
 from relive.fleet.draws.pace import Pace, Wait
 from relive.fleet.draws.placement import ROOT_BYTES, Root, Roots
 from relive.fleet.errors import RanksDisagree
@@ -31,47 +31,12 @@ from relive.fleet.shards import Shards
 
 __all__ = ["BATCHES_CLOSED", "HEAD_BYTES", "LEAST_S", "Agreement", "Alone", "Exchange", "calls_of", "end_closes"]
 
-_HEAD = struct.Struct("<4sBBHIQ8s")
-HEAD_BYTES = _HEAD.size  # sent before the roots of a draw
-_MAGIC = b"rlv1"
-_ATTACH, _NUMBER, _DRAW, _CLOSE = range(4)
 BATCHES_CLOSED = "close() of batches()"
 _CALLS = ("attach()", "number_draws()", "a draw", BATCHES_CLOSED)
 _OTHER = "a call of another kind, such as GroupReader.sample()"
 LEAST_S = 1.0  # the shortest wait of ranks for each other
 # A call with an index, its roots in some shards, and the seconds that are left of the wait.
 WhileWaiting: TypeAlias = Callable[[int, Sequence[Root], float], object]
-
-
-@final
-@dataclass(frozen=True)
-class _Head:
-    """The call that a rank is in."""
-
-    call: int
-    is_over: bool = False  # the rank's deadline has passed
-    index: int = 0
-    num_items: int = 0
-    number: int = 0  # of the rank's next draw
-    table: bytes = bytes(8)  # digest of spec, indexes and shards; zeros in attach(), which compares them in full
-
-    def pack(self) -> bytes:
-        return _HEAD.pack(_MAGIC, self.call, self.is_over, self.index, self.num_items, self.number, self.table)
-
-    @classmethod
-    def unpack(cls, told: bytes) -> _Head | None:
-        """The head of a message; None if the message is of another kind."""
-        if len(told) < HEAD_BYTES:
-            return None
-        magic, call, is_over, index, num_items, number, table = _HEAD.unpack_from(told)
-        if magic != _MAGIC or call >= len(_CALLS):
-            return None
-        return cls(call, bool(is_over), index, num_items, number, table)
-
-    @property
-    def asked(self) -> tuple[int, bytes, int, int]:
-        """The part that must be alike on all ranks."""
-        return self.call, self.table, self.index, self.num_items
 
 
 class Exchange(Protocol):
@@ -152,6 +117,7 @@ class Agreement:
         self._table = bytes(8)
         # Agreements over the same calls, with a close_batches() that has not met all ranks.
         self._closing = _closing_over(exchange)
+        self._giving_up = _giving_up_over(exchange)  # the agreement over the same calls that has a given_up
         self.bytes_sent = 0
         self.bytes_received = 0
 
@@ -163,7 +129,7 @@ class Agreement:
         tables = repr((config.spec, dict(config.index), config.seed)).encode()
         regions = b"".join(shard.number.to_bytes(2, "little") + shard.uuid for shard in self._shards)
         mine = hashlib.sha256(tables).digest() + hashlib.sha256(regions).digest() + self.root_age.to_bytes(8, "little")
-        for rank, theirs in enumerate(self._gathered(_Head(_ATTACH), mine, timeout_s)):
+        for rank, theirs in enumerate(self._gathered(Head(ATTACH), mine, timeout_s)):
             if theirs[HEAD_BYTES : HEAD_BYTES + 32] != mine[:32]:
                 raise RanksDisagree(rank, "a spec or indexes")
             if theirs[HEAD_BYTES : HEAD_BYTES + 64] != mine[:64]:
@@ -181,7 +147,7 @@ class Agreement:
         if self._exchange.world == 1:
             return
         mine = number.to_bytes(8, "little")
-        for rank, theirs in enumerate(self._gathered(self._head(_NUMBER), mine, timeout_s)):
+        for rank, theirs in enumerate(self._gathered(self._head(NUMBER), mine, timeout_s)):
             if theirs[HEAD_BYTES:] != mine:
                 given = int.from_bytes(theirs[HEAD_BYTES:], "little")
                 raise RanksDisagree(rank, "a number of its next draw", number, given)
@@ -231,7 +197,7 @@ class Agreement:
     def _wait(self, index: int, num_items: int, pace: Pace, wait: Wait) -> Roots:
         asked = self._served(num_items)
         while True:
-            roots, is_over = self._exchanged(self._head(_DRAW, wait.is_over, index, num_items), wait)
+            roots, is_over = self._exchanged(self._head(DRAW, wait.is_over, index, num_items), wait)
             if roots.bounds[-1] > 0.0 and pace.can_sample(roots, asked):
                 self._end_given_up(is_used=True)
                 return roots
@@ -248,7 +214,7 @@ class Agreement:
         """Number of items that one read of the roots serves."""
         return num_items * self._exchange.world * self.root_age
 
-    def _exchanged(self, head: _Head, wait: Wait) -> tuple[Roots, bool]:
+    def _exchanged(self, head: Head, wait: Wait) -> tuple[Roots, bool]:
         exchange = self._exchange
         if exchange.world == 1:
             return self.read(head.index, wait.arrives_s), head.is_over
@@ -257,14 +223,14 @@ class Agreement:
         self.bytes_sent += HEAD_BYTES + len(mine)
         heard = self._gathered(head, mine, wait.left_s)
         self.bytes_received += sum(map(len, heard)) - len(heard[exchange.rank])
-        return _roots_of(heard), any(one.is_over for one in map(_Head.unpack, heard) if one is not None)
+        return _roots_of(heard), any(one.is_over for one in map(Head.unpack, heard) if one is not None)
 
     # ---- calls of all ranks ----------------------------------------------------------------------------------------
 
-    def _head(self, call: int, is_over: bool = False, index: int = 0, num_items: int = 0) -> _Head:
-        return _Head(call, is_over, index, num_items, self.number, self._table)
+    def _head(self, call: int, is_over: bool = False, index: int = 0, num_items: int = 0) -> Head:
+        return Head(call, is_over, index, num_items, self.number, self._table)
 
-    def _gathered(self, head: _Head, mine: bytes, timeout_s: float) -> list[bytes]:
+    def _gathered(self, head: Head, mine: bytes, timeout_s: float) -> list[bytes]:
         """Exchanges bytes with a head in front. Raises RanksDisagree if a rank is in another call.
 
         The bytes of this rank are compared, too: they may be those of a call that it gave up.
@@ -273,16 +239,18 @@ class Agreement:
         _end(self._closing, ends)
         try:
             heard = self._exchange.all_gather(replace(head, number=self.number).pack() + mine, _left_s(ends))
-        except DeadlineExceeded:
-            if head.call == _DRAW and self.given_up is None:
+        except BaseException:  # the exchange keeps the bytes of this rank also after Ctrl-C
+            if head.call == DRAW and not self._giving_up:
                 self.given_up = GivenUp()
+                self._giving_up.add(self)
             raise
-        heads = [_Head.unpack(one) for one in heard]
+        heads = [Head.unpack(one) for one in heard]
         own = heads[self._exchange.rank]
         if own is not None and own.asked != head.asked:
             self._skip(own, heard)
-        if any(one is None or one.asked != head.asked for one in heads):
-            self._end_given_up(is_used=False)  # unless this rank has skipped it
+        is_met = all(one is not None and one.asked == head.asked for one in heads)
+        if not is_met or head.call != DRAW or self.given_up is None:  # this call is not the retry of the draw
+            self._tell_given_up(own, heads, heard)
         self._note_end(heads)
         self._compare(head, heads)
         self.number = max([self.number, *(one.number for one in heads if one is not None)])
@@ -291,37 +259,46 @@ class Agreement:
     def meet_close(self, ends: float) -> None:
         """Makes one close of batches(), after the draw ahead that this rank may have given up. See close_batches()."""
         while True:
-            head = self._head(_CLOSE)
+            head = self._head(CLOSE)
             heard = self._exchange.all_gather(head.pack(), _left_s(ends))
-            heads = [_Head.unpack(one) for one in heard]
+            heads = [Head.unpack(one) for one in heard]
             own = heads[self._exchange.rank]
             is_end = self._note_end(heads)
             has_met = not is_end and own is not None and self._skip(own, heard)
-            self._end_given_up(is_used=False)  # unless this rank has skipped it
+            self._tell_given_up(own, heads, heard)
             if not has_met:
                 return  # if it is not the end, the other ranks raise RanksDisagree
             self._agreed.clear()
 
-    def _note_end(self, heads: list[_Head | None]) -> bool:
+    def _note_end(self, heads: list[Head | None]) -> bool:
         """Returns whether a rank closes batches(), while the others close, too, or draw. Takes their number."""
-        known = [one for one in heads if one is not None and one.call in (_DRAW, _CLOSE) and one.table == self._table]
-        if len(known) < len(heads) or all(one.call == _DRAW for one in known):
+        known = [one for one in heads if one is not None and one.call in (DRAW, CLOSE) and one.table == self._table]
+        if len(known) < len(heads) or all(one.call == DRAW for one in known):
             return False
         self.number = max(one.number for one in known)
         self._agreed.clear()
         return True
 
+    def _tell_given_up(self, own: Head | None, heads: list[Head | None], heard: list[bytes]) -> None:
+        """Tells the outcome of the draw that this rank gave up over the same calls, of this table or of another."""
+        for one in [*self._giving_up]:
+            if own is not None:
+                one._skip(own, heard)
+            one._note_end(heads)
+            one._end_given_up(is_used=False)  # unless it has skipped the draw
+
     def _end_given_up(self, is_used: bool) -> None:
         """Tells the outcome of a draw that this rank gave up. Further calls have no effect."""
         if self.given_up is not None:
             self.given_up.is_used, self.given_up = is_used, None
+        self._giving_up.discard(self)
 
-    def _skip(self, given_up: _Head, heard: list[bytes]) -> bool:
+    def _skip(self, given_up: Head, heard: list[bytes]) -> bool:
         """Whether the ranks have met in the call that this rank gave up. A draw counts as the other ranks count it."""
-        heads = [one for one in map(_Head.unpack, heard) if one is not None and one.asked == given_up.asked]
+        heads = [one for one in map(Head.unpack, heard) if one is not None and one.asked == given_up.asked]
         if len(heads) < len(heard):
             return False
-        if given_up.call == _DRAW and given_up.table == self._table:
+        if given_up.call == DRAW and given_up.table == self._table:
             self.number = max(one.number for one in heads)
             roots, index = _roots_of(heard), given_up.index
             pace: Pace = list(self._shards[0].table.config.index.values())[index].limiter
@@ -331,7 +308,7 @@ class Agreement:
                 self._end_given_up(is_used=True)
         return True
 
-    def _compare(self, head: _Head, heads: list[_Head | None]) -> None:
+    def _compare(self, head: Head, heads: list[Head | None]) -> None:
         for rank, theirs in enumerate(heads):
             if theirs is None or theirs.call != head.call:
                 raise RanksDisagree(
@@ -352,6 +329,7 @@ class Agreement:
 
 # By the calls of a group, or by exchange if its calls are its own.
 _closing: WeakKeyDictionary[Any, list[Agreement]] = WeakKeyDictionary()
+_giving_up: WeakKeyDictionary[Any, WeakSet[Agreement]] = WeakKeyDictionary()  # one at most, until it has its outcome
 
 
 def calls_of(exchange: Exchange) -> object:
@@ -384,6 +362,15 @@ def _closing_over(exchange: Exchange) -> list[Agreement]:
         return _closing.setdefault(calls_of(exchange), [])
     except TypeError:  # an exchange without a hash or weak references
         return []
+
+
+def _giving_up_over(exchange: Exchange) -> WeakSet[Agreement]:
+    if exchange.world == 1:
+        return WeakSet()
+    try:
+        return _giving_up.setdefault(calls_of(exchange), WeakSet())
+    except TypeError:  # as in _closing_over
+        return WeakSet()
 
 
 def _left_s(ends: float) -> float:
