@@ -34,10 +34,11 @@ def rows_of(num_real: int, num_padded: int) -> dict[str, Any]:
 
 def test_padding_changes_no_loss_of_impala() -> None:
     import torch
+    from gymnasium.spaces import Box
 
     impala = importlib.import_module("impala")
     torch.manual_seed(0)
-    network, padded = impala.Network(3, 2, 8), rows_of(5, 3)
+    network, padded = impala.Network(Box(-1.0, 1.0, (3,)), 2, 8), rows_of(5, 3)
     real = {name: values[:, :5] for name, values in padded.items()}
     _, *expected = impala.v_trace(network, real, impala.Settings())
     _, *losses = impala.v_trace(network, padded, impala.Settings())
