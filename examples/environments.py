@@ -70,7 +70,11 @@ class Convolution(torch.nn.Module):
 
 
 def make_body(space: gymnasium.Space[Any], *hidden: int) -> torch.nn.Module:
-    """A network from observations to `hidden[-1]` features. Vectors pass layers of `hidden` units, with ReLU."""
+    """A network from observations to features [..., hidden[-1]].
+
+    Vectors pass layers of `hidden` units, with ReLU. Images [height, width, channels] pass `Convolution`, and only the
+    last number of `hidden` counts.
+    """
     assert space.shape is not None
     if len(space.shape) == 3:
         return Convolution(*space.shape, hidden[-1])

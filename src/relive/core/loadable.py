@@ -10,7 +10,7 @@ __all__ = ["GivenUp", "Loadable"]
 
 @final
 class GivenUp:
-    """A draw that this rank gave up, because another rank was late."""
+    """A draw that this rank gave up, because another rank was late or a signal ended the call."""
 
     is_used: bool | None = None  # whether the ranks then made the draw, or skipped it as made; None: not known yet
 

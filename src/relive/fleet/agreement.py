@@ -291,7 +291,7 @@ class Agreement:
         """Tells the outcome of a draw that this rank gave up. Further calls have no effect."""
         if self.given_up is not None:
             self.given_up.is_used, self.given_up = is_used, None
-        self._giving_up.discard(self)
+            self._giving_up.discard(self)
 
     def _skip(self, given_up: Head, heard: list[bytes]) -> bool:
         """Whether the ranks have met in the call that this rank gave up. A draw counts as the other ranks count it."""

@@ -57,7 +57,7 @@ class Mixed(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A batch that a call gave up, because another rank was late. The other ranks may make it."""
+    """A batch that a call gave up in its wait for the other ranks. The other ranks may make it."""
 
     draw: GivenUp
     after: Counted  # the position after it
