@@ -67,6 +67,18 @@ def _uses_cached_property(path: Path) -> bool:
     return any(getattr(node, part, None) == "cached_property" for node in nodes for part in ("id", "attr", "name"))
 
 
+def test_a_lock_of_a_module_or_a_class_is_new_in_a_forked_child() -> None:
+    """See core/forks.py."""
+    found = [path for path in library_files() if _has_shared_lock(ast.parse(path.read_text(), str(path)).body)]
+    assert not [str(path.relative_to(SOURCE)) for path in found if "register_at_fork" not in path.read_text()]
+
+
+def _has_shared_lock(body: list[ast.stmt]) -> bool:
+    inner = [node for one in body if isinstance(one, ast.ClassDef) for node in one.body]
+    values = [node.value for node in body + inner if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value]
+    return any(ast.unparse(value) in ("threading.Lock()", "threading.RLock()") for value in values)
+
+
 @pytest.mark.parametrize("path", library_files(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_habits_of_the_library(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(), str(path))):

@@ -27,6 +27,7 @@ from relive.adapters.errors import GoneValues, NotOffered
 from relive.adapters.rollouts.blocks import BLOCK_BYTES, Blocks
 from relive.adapters.rollouts.entries import describe, entries_of, place_of
 from relive.checks.names import names_arguments
+from relive.core.forks import renewed_in_children
 from relive.errors import InvalidConfig, MissingPackage
 from relive.errors.extras import install_command
 
@@ -105,7 +106,7 @@ def make_store(conf: Any) -> dict[str, Any]:
 class _Stores:
     """The stores of this process, one for each name, with the number of managers that use each."""
 
-    _lock = threading.Lock()
+    _lock: threading.Lock
     _open: dict[str, Blocks] = {}
     _users: dict[str, int] = {}
 
@@ -129,6 +130,9 @@ class _Stores:
             cls._users[name] -= 1
             if cls._users[name] == 0:
                 cls._open.pop(name).close()
+
+
+_Stores._lock = renewed_in_children(_Stores, "_lock", threading.Lock)
 
 
 @StorageManagerFactory.register(BACKEND)

@@ -29,6 +29,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,6 +38,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, final
 
+from relive.core.forks import renewed_in_children
 from relive.errors import InvalidConfig
 from relive.train.signals import STOP_SIGNALS, in_a_hurry, uninterrupted
 
@@ -240,7 +242,7 @@ def signals_masked() -> Iterator[None]:
 
 
 _THREAD_NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_limiting = threading.Lock()  # of the next two
+_limiting = renewed_in_children(sys.modules[__name__], "_limiting", threading.Lock)  # of the next two
 _num_limited = 0  # open blocks of one_thread_for_numerics
 _unlimited: dict[str, str | None] = {}  # the variables before the first of them
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 import threading
 import time
@@ -18,6 +19,7 @@ from rich.table import Table as Grid
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from relive.core.forks import renewed_in_children
 from relive.train.run_directory import naming
 
 _TERMINAL_PERIOD_S = 0.5
@@ -142,7 +144,7 @@ def _line(now: Snapshot) -> str:
 
 
 _Hook = Callable[[threading.ExceptHookArgs], object]
-_hooking = threading.Lock()  # of the next two
+_hooking = renewed_in_children(sys.modules[__name__], "_hooking", threading.Lock)  # of the next two
 _num_hooked = 0  # open blocks of _tensorboard_raises_once
 _hooks: tuple[_Hook, _Hook]  # of the first of them: its hook, and the one before
 
