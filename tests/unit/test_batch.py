@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +113,46 @@ def test_tensors_that_name_no_rows() -> None:
     for which in (torch.zeros(2, requires_grad=True), torch.zeros(2, dtype=torch.int64, device="meta")):
         with pytest.raises(InvalidConfig, match="rows"):
             make_batch().rows(which)
+
+
+class OnDevice:
+    """Row numbers as a tensor of another device has them: numpy gets them by cpu() only."""
+
+    def __init__(self, numbers: list[Any]) -> None:
+        self._numbers = np.array(numbers)
+
+    def cpu(self) -> np.ndarray:
+        return self._numbers
+
+    def __array__(self, *arguments: object, **options: object) -> np.ndarray:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+@pytest.mark.parametrize("which", [[3, -3], [False, True, False, True]])
+def test_rows_are_named_by_a_tensor_of_another_device(which: list[Any], as_tensors: bool) -> None:
+    batch = make_batch(("reward",), gathered_by_keys=True)
+    if as_tensors:
+        pytest.importorskip("torch", reason="torch is not installed here")
+        batch = batch.to_torch()
+    some, same = batch.rows(OnDevice(which)), batch.rows(which)
+    assert some.item_keys.tolist() == same.item_keys.tolist() == batch.item_keys[which].tolist()
+    assert some.present.tolist() == same.present.tolist()
+    assert some["reward"].tolist() == same["reward"].tolist()
+    draw = Draw(batch.item_keys, np.ones(4), 4, "default")
+    assert draw.rows(OnDevice(which)).item_keys.tolist() == same.item_keys.tolist()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint64", "int16"])
+def test_row_numbers_have_any_kind_of_integer_and_may_be_read_only(kind: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed here")
+    which = np.array([2, 0], kind)
+    which.flags.writeable = False
+    batch = make_batch(("reward",))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        some = batch.to_torch().rows(which)
+    assert some["reward"].tolist() == batch["reward"][[2, 0]].tolist()
 
 
 def test_weights() -> None:

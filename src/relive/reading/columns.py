@@ -20,7 +20,9 @@ __all__ = ["ColumnViews", "Columns", "Selection", "TimeAxis", "chosen"]
 
 
 def chosen(which: Any, num_items: int) -> Any:
-    """The slice or index array of items, checked. A slice that goes backwards becomes an index array: torch has none.
+    """The slice of items, or their numbers as int64[K] or bool[B] of numpy, checked.
+
+    A slice that goes backwards becomes an array: torch has no such slice. torch takes uint8 for bools.
 
     Raises InvalidConfig.
     """
@@ -42,9 +44,7 @@ def chosen(which: Any, num_items: int) -> Any:
             raise _refused(which, num_items)
     elif numbers.size and not (-num_items <= int(numbers.min()) and int(numbers.max()) < num_items):
         raise _refused(which, num_items)
-    if hasattr(which, "cpu"):
-        return which  # a tensor
-    return np.ascontiguousarray(numbers if numbers.size else numbers.astype(np.int64))
+    return np.array(numbers, np.bool_ if numbers.dtype.kind == "b" else np.int64)  # torch needs one that it may write
 
 
 def _refused(which: Any, num_items: int) -> InvalidConfig:
@@ -177,7 +177,8 @@ class Columns:
         """The arrays of some of the items."""
         if self.is_ragged:
             return self._ragged_rows(arrays, which)
-        return [a[:, which] if axis else a[which] for a, axis in zip(arrays, self.item_axes, strict=True)]
+        pairs = [(array, beside(which, array), axis) for array, axis in zip(arrays, self.item_axes, strict=True)]
+        return [array[:, rows] if axis else array[rows] for array, rows, axis in pairs]
 
     def _ragged_rows(self, arrays: list[Any], which: Any) -> list[Any]:
         offsets = np.asarray(on_host(arrays[self.positions["offsets"]]))
@@ -187,7 +188,7 @@ class Columns:
             rows: Any = slice(int(offsets[first]), int(offsets[end]))
             moved = offsets[first : end + 1] - offsets[first]
         else:
-            chosen = np.arange(len(offsets) - 1)[on_host(which)]
+            chosen = np.arange(len(offsets) - 1)[which]
             lengths = np.diff(offsets)[chosen]
             moved = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
             rows = np.repeat(offsets[chosen] - moved[:-1], lengths) + np.arange(moved[-1])
