@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import pickle
+import socket
 import time
 import traceback
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from relive.core.table_core import SimpleCalls
 from relive.service import Server, connect, serve
 from relive.service.server.streams import KINDS
 from relive.service.wire import tokens as token_file
+from relive.service.wire.access import OPEN
 from relive.service.wire.tokens import add_token, read_tokens, remove_token
 from service.doors import Stream, tokens_for
 
@@ -195,6 +197,22 @@ def test_a_token_is_found_in_the_environment(
         connect(address, token=file)
     with pytest.raises(errors.InvalidConfig, match="a file of this user"):
         connect(address, token=tmp_path / "none")
+
+
+def test_a_client_without_a_token_resolves_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer hears no Ctrl-C and knows no deadline."""
+    asked: list[str] = []
+
+    def looks_up(host: str, *arguments: object, **options: object) -> list[Any]:
+        asked.append(host)
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", looks_up)
+    monkeypatch.delenv("RELIVE_TOKEN", raising=False)
+    monkeypatch.delenv("RELIVE_TOKEN_FILE", raising=False)
+    assert OPEN.call_options("grpc://replay.lab:4500") == () and not asked
+    monkeypatch.setenv("RELIVE_TOKEN", "a-token-of-the-environment-that-stays-here")
+    assert OPEN.call_options("grpc://replay.lab:4500") == () and asked == ["replay.lab"]
 
 
 # ---- changes ---------------------------------------------------------------------------------------------------------

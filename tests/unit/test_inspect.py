@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import relive
 from relive.cli.entry import run
 from relive.cli.inspecting.terminal import Screen, bar, sparkline
 from relive.cli.inspecting.view import Looker
-from relive.cli.inspecting.web import make_server
+from relive.cli.inspecting.web import _handler, make_server
 
 pytestmark = needs_shared_memory
 SPEC = relive.StepSpec({"x": relive.ArraySpec((), "float32"), "reward": relive.ArraySpec((), "float32")})
@@ -130,6 +131,16 @@ def test_a_browser_of_this_machine_gets_the_page_and_the_view(name: str) -> None
             finally:
                 server.shutdown()
                 thread.join()
+
+
+def test_a_browser_that_went_away_makes_no_error() -> None:
+    handler = _handler(b"page", lambda: b"{}")
+    for path in ("/", "/view.json", "/other"):
+        browser, server = socket.socketpair()
+        with server:
+            browser.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+            browser.close()
+            handler(server, ("127.0.0.1", 0), None)  # type: ignore[arg-type]
 
 
 def test_the_command_shows_tables_and_saves(

@@ -169,10 +169,9 @@ class PlannedSource:
             self._planned.popleft()
             planned.give_back()
             raise
-        self._planned.popleft()
-        if made is None:
-            planned.give_back()
+        if made is None:  # cancelled; close() gives it back behind the newer ones, with its number
             return None
+        self._planned.popleft()
         return Taken(Batch(self._columns, *made), _PlannedHold(planned, number))
 
     def cancel(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -42,6 +43,10 @@ def make_server(look: Looker, port: int) -> ThreadingHTTPServer:
 
 def _handler(page: bytes, view: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):  # the browser went away
+                super().handle()
+
         def do_GET(self) -> None:
             # A page of another site that resolves to this machine has another Host. Port 80 is not in the header.
             if _PORT.sub("", self.headers.get("Host", "")) not in _HOSTS:

@@ -116,12 +116,12 @@ class Access:
             return self.token
         if self.token is not None:
             return read_token(str(self.token))
+        text, path = os.environ.get("RELIVE_TOKEN"), os.environ.get("RELIVE_TOKEN_FILE")
+        if not text and not path:
+            return None  # without a look at the address: a name server that does not answer knows no deadline
         if not (location.startswith("grpc+tls://") or is_loopback(location)):
             return None  # a token of the environment is for another server, and must not be readable on the way
-        if os.environ.get("RELIVE_TOKEN"):
-            return Secret(os.environ["RELIVE_TOKEN"], "RELIVE_TOKEN")
-        path = os.environ.get("RELIVE_TOKEN_FILE")
-        return read_token(path) if path else None
+        return Secret(text, "RELIVE_TOKEN") if text else read_token(str(path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the paths alone. A handle that is opened again finds its token where it is opened."""
