@@ -70,7 +70,8 @@ def make_network(settings: Settings) -> torch.nn.Sequential:
     """The Q-network for the environment."""
     env = environments.make_env(settings.env)
     num_actions = environments.num_actions(env.action_space, settings.env)
-    return frame.mlp(env.observation_space.shape[0], settings.hidden, settings.hidden, num_actions)
+    body = environments.make_body(env.observation_space, settings.hidden, settings.hidden)
+    return torch.nn.Sequential(*body, torch.nn.Linear(settings.hidden, num_actions))
 
 
 def td_error(
@@ -164,7 +165,8 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Everything that a continued run needs."""
-        return {name: getattr(self, name).state_dict() for name in ("q", "target", "optimizer")}
+        parts = {name: getattr(self, name).state_dict() for name in ("q", "target", "optimizer")}
+        return parts | {"num_updates": self.num_updates}
 
 
 def learn(number: int, settings: Settings, names: list[str], shared: torch.nn.Module) -> None:
@@ -215,9 +217,9 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     with relive.fleet.attach(names) as table:
         learner = Learner(settings, table, shared)
         if saved:
+            learner.num_updates = saved.learner.pop("num_updates", 0)
             for name, state in saved.learner.items():
                 getattr(learner, name).load_state_dict(state)
-            learner.num_updates = int(run.result.facts.get("updates", 0))
         before = run.step - table.stats().appended
         player = None if settings.num_actors else Player([settings.seed, run.step], 0, settings, table, shared)
         with (

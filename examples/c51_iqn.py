@@ -65,7 +65,7 @@ class Dqn(torch.nn.Module):
     def __init__(self, space: gymnasium.Space[Any], num_actions: int, settings: Settings) -> None:
         super().__init__()
         body = environments.make_body(space, settings.hidden, settings.hidden)
-        self.body = torch.nn.Sequential(body, torch.nn.Linear(settings.hidden, num_actions))
+        self.body = torch.nn.Sequential(*body, torch.nn.Linear(settings.hidden, num_actions))
 
     def q(self, observations: torch.Tensor) -> torch.Tensor:
         """The values [B, A]."""
@@ -86,7 +86,7 @@ class C51(torch.nn.Module):
         super().__init__()
         self.num_atoms, self.low, self.high = settings.num_atoms, settings.low, settings.high
         body = environments.make_body(space, settings.hidden, settings.hidden)
-        self.body = torch.nn.Sequential(body, torch.nn.Linear(settings.hidden, num_actions * self.num_atoms))
+        self.body = torch.nn.Sequential(*body, torch.nn.Linear(settings.hidden, num_actions * self.num_atoms))
         self.register_buffer("atoms", torch.linspace(self.low, self.high, self.num_atoms))
 
     def log_probabilities(self, observations: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ class Convolution(torch.nn.Module):
         return features.unflatten(0, images.shape[:-3])
 
 
-def make_body(space: gymnasium.Space[Any], *hidden: int) -> torch.nn.Module:
+def make_body(space: gymnasium.Space[Any], *hidden: int) -> torch.nn.Sequential:
     """A network from observations to features [..., hidden[-1]].
 
     Vectors pass layers of `hidden` units, with ReLU. Images [height, width, channels] pass `Convolution`, and only the
@@ -77,5 +77,5 @@ def make_body(space: gymnasium.Space[Any], *hidden: int) -> torch.nn.Module:
     """
     assert space.shape is not None
     if len(space.shape) == 3:
-        return Convolution(*space.shape, hidden[-1])
+        return torch.nn.Sequential(Convolution(*space.shape, hidden[-1]))
     return frame.mlp(*space.shape, *hidden, last=torch.nn.ReLU())

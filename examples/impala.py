@@ -43,7 +43,7 @@ class Settings(frame.Settings):
     steps: int = 300_000
     eval_every: int = 15_000
     hidden: int = 64
-    num_actors: int = 2
+    num_actors: int = frame.at_least(1, 2)
     envs_per_actor: int = 4
     unroll: int = 16
     batch_size: int = 4  # unrolls
@@ -62,9 +62,9 @@ class Network(torch.nn.Module):
     def __init__(self, space: gymnasium.Space[Any], num_actions: int, hidden: int) -> None:
         super().__init__()
         self.policy = torch.nn.Sequential(
-            environments.make_body(space, hidden, hidden), torch.nn.Linear(hidden, num_actions)
+            *environments.make_body(space, hidden, hidden), torch.nn.Linear(hidden, num_actions)
         )
-        self.value = torch.nn.Sequential(environments.make_body(space, hidden, hidden), torch.nn.Linear(hidden, 1))
+        self.value = torch.nn.Sequential(*environments.make_body(space, hidden, hidden), torch.nn.Linear(hidden, 1))
 
     @torch.no_grad()
     def act(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -221,8 +221,7 @@ def learn(rank: int, settings: Settings, names: list[str]) -> None:
                 iterate()
             return
 
-        step = run.step
-        everything = np.random.default_rng(settings.seed)
+        step, everything = run.step, np.random.default_rng(settings.seed)
         run.result.random_return = envs.play(lambda seen: (everything.integers(ACTIONS, size=seen.shape[:2]), None))
         with run.course(lambda: (table, learner.state())):
             while run.goes_on(step):
@@ -238,6 +237,7 @@ def learn(rank: int, settings: Settings, names: list[str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> frame.Result:
     """Runs the example and returns its result."""
     settings = frame.parse(Settings, arguments, __doc__)
+    frame.package("mpe2.simple_spread_v3", "mpe2")
     run = frame.Run("mat", settings)
     run.load()
     with ExitStack() as stack:

@@ -165,9 +165,11 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     observation, _ = env.reset(seed=int(rng.integers(1 << 31)))
     columns = ["observation", "next_observation", "action", "reward", "discount", "present", "mask"]
 
-    step, num_updates = run.step, 0
+    step, num_updates = run.step, saved.learner.get("updates", 0) if saved else 0
     with (
-        run.course(lambda: (table, {name: part.state_dict() for name, part in parts.items()})),
+        run.course(
+            lambda: (table, {name: part.state_dict() for name, part in parts.items()} | {"updates": num_updates})
+        ),
         table.writer() as writer,
     ):
         while run.goes_on(step):

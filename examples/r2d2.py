@@ -213,8 +213,10 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     observations, _ = recorded.reset(seed=settings.seed + run.step)
     columns = ["observation", "action", "reward", "discount", "core", "mask", "loss_mask"]
 
-    step, num_updates = run.step, 0
-    with run.course(lambda: (table, {name: part.state_dict() for name, part in parts.items()})):
+    step, num_updates = run.step, saved.learner.get("updates", 0) if saved else 0
+    with run.course(
+        lambda: (table, {name: part.state_dict() for name, part in parts.items()} | {"updates": num_updates})
+    ):
         while run.goes_on(step):
             core = policy.core()
             actions, explores = policy(observations), rng.random(settings.num_envs) < settings.epsilon

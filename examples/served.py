@@ -101,11 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     num_actions = environments.num_actions(env.action_space, settings.env)
     table = saved.table if saved else make_table(settings)
     learner = dqn_per.Learner(settings, env.observation_space.shape[0], num_actions)
+    version = saved.learner.pop("version", 1) if saved else 1
     if saved:
         learner.load(saved.learner)
     run.result.random_return = frame.random_return(make_env)
 
-    version = 1 + int(run.result.facts.get("updates", 0))
     before = run.step - table.stats().appended
     with service.serve({"replay": table}, settings.address, insecure=settings.insecure) as server:
 
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
         publish()
         with (
             Actors(act, settings.num_actors, (settings, server.address + "/replay")) as actors,
-            run.course(lambda: (table, learner.state())),
+            run.course(lambda: (table, learner.state() | {"version": version})),
         ):
             while run.goes_on(step := before + table.stats().appended):
                 actors.watch()

@@ -44,6 +44,18 @@ def test_an_example_runs_and_continues_on_breakout(case: str, tmp_path: Path) ->
 
 
 @needs_minatar
+def test_ape_x_runs_and_continues_on_breakout(tmp_path: Path) -> None:
+    """In one process, with its save of shards."""
+    main = importlib.import_module("ape_x").main
+    options = "--num-actors 0 --min-size 64 --batch-size 8 --hidden 16 --eval-every 160 --eval-episodes 1 --no-bar"
+    options = ["--env", "MinAtar/Breakout-v1", *options.split(), "--run-dir", str(tmp_path)]
+    result = main([*options, "--steps", "160"])
+    assert result.ending == "steps" and len(result.curve) == 1 and result.facts["updates"] > 0
+    further = main([*options, "--resume", "--steps", "224"])
+    assert further.steps >= 224 and further.facts["updates"] > result.facts["updates"]
+
+
+@needs_minatar
 def test_an_episode_has_a_limit_and_the_minimal_actions() -> None:
     envs = importlib.import_module("environments")
     env = envs.make_env("MinAtar/Breakout-v1")
@@ -72,3 +84,18 @@ def test_the_body_takes_images_and_vectors_with_any_leading_axes() -> None:
     assert features.shape == (3, 5, 32)
     torch.testing.assert_close(features[1], body(images[1].to(torch.uint8)))
     assert make_body(Box(0.0, 1.0, (4,)), 64, 32)(torch.zeros(3, 5, 4)).shape == (3, 5, 32)
+
+
+def test_the_parameters_of_networks_of_vectors_have_the_names_of_earlier_saves() -> None:
+    from gymnasium.spaces import Box
+
+    ape_x, c51_iqn, frame, impala = map(importlib.import_module, ("ape_x", "c51_iqn", "frame", "impala"))
+    space = Box(0.0, 1.0, (4,))
+    networks = {
+        "ape_x": lambda: ape_x.make_network(ape_x.Settings(env="CartPole-v1", hidden=8)),
+        "c51_iqn": lambda: c51_iqn.Dqn(space, 2, c51_iqn.Settings(hidden=8)).body,
+        "impala": lambda: impala.Network(space, 2, 8).policy,
+    }
+    for name, make in networks.items():
+        before = frame.mlp(4, 8, 8, 2).state_dict()
+        assert list(make().state_dict()) == list(before), name

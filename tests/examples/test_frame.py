@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import shlex
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,6 +235,25 @@ def test_a_group_of_one_rollout_is_refused(frame: Any, capsys: pytest.CaptureFix
         frame.parse(settings, ["--group-size", "1"], "")
     assert "--group-size: expected at least 2, got 1" in capsys.readouterr().err
     assert frame.parse(settings, ["--group-size", "2"], "").group_size == 2
+
+
+def test_impala_without_actors_is_refused(frame: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its learner has no other process that acts, and would wait for good."""
+    settings = importlib.import_module("impala").Settings
+    with pytest.raises(SystemExit):
+        frame.parse(settings, ["--num-actors", "0"], "")
+    assert "--num-actors: expected at least 1, got 0" in capsys.readouterr().err
+    assert frame.parse(settings, ["--num-actors", "1"], "").num_actors == 1
+
+
+def test_mat_without_its_package_leaves_the_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mat = importlib.import_module("mat")
+    monkeypatch.setattr(mat, "run_ranks", lambda *_, **__: pytest.fail("the run has begun"))
+    monkeypatch.setitem(sys.modules, "mpe2.simple_spread_v3", None)
+    (tmp_path / "result.json").write_text("of the earlier run")
+    with pytest.raises(SystemExit, match=r"needs mpe2. Run: pip install"):
+        mat.main(["--no-bar", "--run-dir", str(tmp_path)])
+    assert (tmp_path / "result.json").read_text() == "of the earlier run"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import relive
+import relive.checkpoint
 from examples.cases import CASES, Case
 
 for _module in ("torch", "rich", "tensorboard", "matplotlib"):
@@ -78,6 +80,69 @@ def test_ape_x_in_one_process_repeats_and_refuses_the_shards_of_another_run(tmp_
     assert further.curve[: len(first.curve)] == first.curve and further.facts["updates"] > first.facts["updates"]
     with pytest.raises(SystemExit, match="first: "):
         main([*short.split(), "--run-dir", str(tmp_path / "first"), "--resume"])
+
+
+class Killed(Exception):
+    """Ends a run without its last save, as SIGKILL does."""
+
+
+def killed_at(update: int, main: Callable[[Sequence[str]], Any], arguments: Sequence[str]) -> None:
+    """Kills a run after this update. Its last save has the updates before it."""
+    frame, logged = importlib.import_module("frame"), []
+
+    def log(*_: Any, **figures: float) -> None:
+        logged.append(figures)
+        if len(logged) == update:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(frame.Run, "log", log)
+        main([*arguments, "--save-s", "0"])
+
+
+def test_ape_x_knows_its_number_of_updates_after_a_kill(tmp_path: Path) -> None:
+    main = importlib.import_module("ape_x").main
+    short = "--env CartPole-v1 --num-actors 0 --min-size 40 --batch-size 16 --hidden 8 --eval-episodes 1"
+    options = [*short.split(), "--capacity", "500", "--no-bar", "--run-dir", str(tmp_path)]
+    killed_at(20, main, options)
+    assert main([*options, "--resume", "--steps", "0"]).facts["updates"] == 19
+
+
+def test_served_knows_its_number_of_updates_after_a_kill(tmp_path: Path) -> None:
+    """Without actors: a save, as if of a run before, has the steps of the table."""
+    pytest.importorskip("pyarrow", reason="the service needs pyarrow")
+    served, frame = importlib.import_module("served"), importlib.import_module("frame")
+    short = "--num-actors 0 --min-size 16 --batch-size 16 --hidden 8 --capacity 500 --eval-episodes 1 --no-bar"
+    options = [*short.split(), "--run-dir", str(tmp_path)]
+    settings = frame.parse(served.Settings, options, "")
+    run, learner = frame.Run("served", settings), importlib.import_module("dqn_per").Learner(settings, 4, 2)
+    run.load()
+    with served.make_table(settings) as table, run.course(lambda: (table, learner.state())):
+        with table.writer() as writer:
+            for _ in range(100):
+                seen = np.zeros(4, np.float32)
+                writer.append(observation=seen, action=0, reward=1.0, terminated=False, next_observation=seen)
+    options.append("--resume")
+    killed_at(10, served.main, options)
+    assert served.main([*options, "--steps", "0"]).facts["updates"] == 9
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "qmix --min-size 4 --batch-size 4 --steps-per-update 2",
+        "r2d2 --min-size 2 --batch-size 4 --steps-per-update 2 --num-envs 2 --length 4 --burn-in 1",
+    ],
+)
+def test_the_target_of_a_continued_run_follows_as_if_there_was_no_pause(arguments: str, tmp_path: Path) -> None:
+    """The number of updates, on which it depends, goes on."""
+    name, *options = arguments.split()
+    options += "--hidden 8 --eval-every 1000 --eval-episodes 1 --no-bar --run-dir".split() + [str(tmp_path)]
+    numbers = []
+    for more in (["--steps", "80"], ["--steps", "90", "--resume"]):
+        importlib.import_module(name).main([*options, *more])
+        numbers.append(relive.checkpoint.load_learner(tmp_path / "save")["learner"]["updates"])
+    assert 5 < numbers[0] and numbers[1] == numbers[0] + 5
 
 
 class DoubleObservations(gymnasium.Env[np.ndarray, np.ndarray]):

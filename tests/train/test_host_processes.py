@@ -175,6 +175,47 @@ def test_the_options_of_the_first_host_count_if_it_saves_there_or_they_are_newer
     assert found.environment.num_envs_per_actor == 2 and found.threads == 2, "options of this host alone"
 
 
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(
+    ("first", "own", "expected"),
+    [
+        ("cuda:0", "cuda:1", "cuda:1"),
+        ("auto", "cuda:1", "cuda:1"),
+        ("cpu", "cuda:1", "cpu"),
+        ("cuda:0", "cpu", "cuda:0"),
+    ],
+)
+def test_a_host_keeps_its_own_device_of_the_kind_that_the_first_host_has(
+    first: str,
+    own: str,
+    expected: str,
+    read: Callable[[Path], TrainConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # "auto" is cuda
+    monkeypatch.setenv("RANK", "1")
+    for name, device in (("run", first), ("run-host1", own)):
+        (tmp_path / name).mkdir()
+        inline(device=device).save(tmp_path / name / "config.json")
+    (tmp_path / "run" / "checkpoint.pt").touch()
+    assert read(tmp_path / "run").device == expected
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_run_of_one_host_takes_no_options_of_a_host(
+    read: Callable[[Path], TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier run of several hosts has left its directory, and a launcher its number."""
+    monkeypatch.setenv("RANK", "1")
+    of_host = {"acting.inline": True, "environment.num_envs_per_actor": 3}
+    for name, settings in (("run", {"topology": "actors(2)", "acting.inline": False}), ("run-host1", of_host)):
+        (tmp_path / name).mkdir()
+        inline(**settings).save(tmp_path / name / "config.json")
+    (tmp_path / "run" / "checkpoint.pt").touch()
+    assert read(tmp_path / "run") == TrainConfig.load(tmp_path / "run" / "config.json")
+
+
 def on_a_shared_disk(number: int, run: Path, settings: dict[str, object]) -> Any:
     """A session of a run on a shared disk, begun or resumed as the command does."""
     own = {"environment.num_envs_per_actor": 1 + number}

@@ -19,7 +19,7 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 from rich.console import Console  # noqa: E402
 
 from relive.errors import InvalidConfig, MissingPackage  # noqa: E402
-from relive.train import Callback, Snapshot, preset, train  # noqa: E402
+from relive.train import Callback, Snapshot, TrainConfig, preset, train  # noqa: E402
 from relive.train.watching.progress import ProgressReporter  # noqa: E402
 
 SMALL: dict[str, object] = {
@@ -128,6 +128,24 @@ def test_without_a_login_of_wandb_the_run_is_refused_and_leaves_nothing(
     monkeypatch.setattr(wandb_logger.wandb, "init", init)
     with pytest.raises(InvalidConfig, match=r"logging.wandb.*wandb login.*WANDB_MODE=offline.*No API key"):
         train(preset("dqn", "CartPole-v1", {**SMALL, "logging.wandb": True}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_wandb_is_asked_before_another_callback_writes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `--auto`, whose callback writes tuning.json."""
+    wandb_or_skip(monkeypatch)
+    from relive.train.watching import wandb_logger
+
+    class Writing(Callback):
+        def on_start(self, config: TrainConfig, run_dir: Path) -> None:
+            (run_dir / "tuning.json").touch()
+
+    def init(**named: Any) -> None:
+        raise wandb_logger.wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb_logger.wandb, "init", init)
+    with pytest.raises(InvalidConfig, match="No API key"):
+        train(preset("dqn", "CartPole-v1", {**SMALL, "logging.wandb": True}), tmp_path / "run", callbacks=[Writing()])
     assert not (tmp_path / "run").exists()
 
 

@@ -74,6 +74,17 @@ def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
         TrainConfig.load(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize("option", ["tokens", "tls_cert", "tls_key", "client_ca", "insecure"])
+def test_options_of_serving_need_an_address_or_a_cluster(option: str) -> None:
+    value = True if option == "insecure" else "file"
+    path, on_cluster = f"serving.{option}", {"cluster.kind": "ray"}
+    with pytest.raises(InvalidConfig, match=rf"{path}: expected (none|false) without serving.address .*cluster.kind"):
+        preset("dqn", "CartPole-v1", {path: value})
+    served = [{"serving.address": "grpc://127.0.0.1:0"}, *[on_cluster] * (option != "client_ca")]
+    for settings in served:
+        assert getattr(preset("dqn", "CartPole-v1", {path: value, **settings}).serving, option) == value
+
+
 def test_schedules() -> None:
     epsilon = LinearSchedule(1.0, 0.2, 100)
     assert [epsilon.at(steps) for steps in (0, 50, 100, 1000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])

@@ -225,6 +225,16 @@ def test_a_trial_is_no_run_of_weights_and_biases(monkeypatch: pytest.MonkeyPatch
     assert not seen[0].logging.wandb
 
 
+@pytest.mark.forms(1)
+def test_a_trial_of_a_run_that_is_served_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[TrainConfig] = []
+    monkeypatch.setattr("relive.train.tuning.trial.train", lambda config, *_, **__: seen.append(config))
+    served = {"serving.address": "grpc://127.0.0.1:0", "serving.tokens": "tokens", "serving.insecure": True}
+    with pytest.raises(KeyboardInterrupt):  # the run that was played ended at once
+        run_trial(small(**served), Setting(1, 1, 16, inline=True), 1.0)
+    assert not seen[0].is_served
+
+
 @pytest.mark.parametrize("setting", [Setting(1, 2, 16, inline=True), Setting(2, 1, 16)], ids=str)
 def test_a_trial_leaves_nothing(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

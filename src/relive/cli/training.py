@@ -181,7 +181,8 @@ def _resumed(agent: str, run_dir: Path, file: Path | None, settings: Mapping[str
     if config.agent.name != agent:
         right = f"one of {agent}; `relive train {config.agent.name} --resume {run_dir}` goes on with this one"
         raise InvalidConfig(f"run in {run_dir}", right, config.agent.name)
-    return changed(config, {**own, **settings})
+    made = changed(config, settings)
+    return made if made.topology.num_hosts == 1 else changed(config, {**own, **settings})
 
 
 def run_training(config: TrainConfig, run_dir: Path | None, resume: Path | None, auto: bool) -> int:

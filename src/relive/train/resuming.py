@@ -24,7 +24,7 @@ from relive.train.config import TrainConfig
 from relive.train.learners.meeting import MAY_DIFFER, number_told
 from relive.train.run_directory import CHECKPOINT_FILE, CONFIG_FILE, SAVE_FOLDER, folder_of_host
 from relive.train.settings import changed, flat, options
-from relive.train.setup import limiter_of, table_config
+from relive.train.setup import chosen_device, limiter_of, table_config
 from relive.train.watching.checkpoint import Found
 
 
@@ -39,7 +39,8 @@ def options_and_own(run_dir: Path) -> tuple[TrainConfig, dict[str, object]]:
 
     A host that is not the first one has a directory and a file of options of its own. The file of the first host counts
     if that host saves there, or if its file is newer: then the host keeps those of its own options that may differ
-    between hosts. Else the file of the first host is an old copy, and the host keeps all of its own options.
+    between hosts, and its own device if that has the kind of the first host's. Else the file of the first host is an
+    old copy, and the host keeps all of its own options.
 
     Args:
         run_dir: The directory of the run; of several hosts, that of the first one.
@@ -63,8 +64,18 @@ def options_and_own(run_dir: Path) -> tuple[TrainConfig, dict[str, object]]:
     if saves_here or first.stat().st_mtime_ns > own.stat().st_mtime_ns:
         own_values = flat(mine.to_tree()).items()
         kept = {path: value for path, value in own_values if any(fnmatchcase(path, one) for one in MAY_DIFFER)}
-        return TrainConfig.load(first), kept
+        theirs = TrainConfig.load(first)
+        if _kind_of(mine.device) == _kind_of(theirs.device):
+            kept["device"] = mine.device
+        return theirs, kept
     return mine, {}
+
+
+def _kind_of(device: str) -> str:
+    """Returns the kind of a device, on which all hosts agree. This machine may lack the device of another host."""
+    if device == "auto":
+        device = chosen_device(device)
+    return device.partition(":")[0]
 
 
 def check_environment(spaces: Spaces, before: str) -> None:

@@ -7,7 +7,7 @@ a stream, and a thread pulls newer parameters.
 Rules, for a *visit*: one handle on the table of the run, and everything that depends on it:
 
   V1  If a link breaks and comes back within serving.max_staleness_s, acting goes on; the lanes are cut (links.py).
-  V2  After max_staleness_s without news, acting stops and the visit ends: its connection may be open and dead. The
+  V2  After max_staleness_s without news, acting stops and the visit ends: its connection may be open and dead.
       The visit also ends if the shard that the actor writes to has had no owner for max_staleness_s (shard_rows.py).
   V3  After a visit the actor begins another one, with new environments and new seeds, until patience_s have passed
       without news.

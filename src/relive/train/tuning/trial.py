@@ -15,7 +15,8 @@ import numpy as np
 from relive.train.config import TrainConfig
 from relive.train.memory.core_waits import waited_for_core_s
 from relive.train.run import train
-from relive.train.settings import changed
+from relive.train.sections import ServingConfig
+from relive.train.settings import changed, options
 from relive.train.setup import limiter_of
 from relive.train.tuning.throughput import Setting
 
@@ -161,8 +162,8 @@ def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial | 
         "checkpoint.table": "never",
         "profile": False,
         "logging.wandb": False,
-        "serving.address": None,
         "update": "handwritten",
+        **{f"serving.{option.path}": option.value for option in options(ServingConfig())},  # not served
     }
     measured = changed(config, {**quiet, **setting.options})
     limiter, ratio = limiter_of(measured), measured.replay.updates_per_step
