@@ -155,6 +155,14 @@ def test_values_have_the_same_shard_in_every_handle(over: Over) -> None:
 
 
 @pytest.mark.parametrize("paths", PATHS)
+def test_a_closed_table_has_no_shard_for_a_group(over: Over, paths: tuple[str, ...]) -> None:
+    table = over(spec_of_groups(score=SCORE), grouped(), paths)
+    table.close()
+    with pytest.raises(errors.TableClosed):
+        table.shard_of_group(7)
+
+
+@pytest.mark.parametrize("paths", PATHS)
 def test_each_group_is_drawn_once_by_two_readers(over: Over, paths: tuple[str, ...]) -> None:
     table = over(spec_of_groups(score=SCORE), grouped(max_groups=100, max_times_sampled=1), paths)
     got: list[list[int]] = [[], []]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +17,11 @@ from processes.shm import needs_shared_memory
 import relive
 from fleet.tools import config_of
 from relive import errors
-from relive.fleet import ShardOwner, attach
+from relive.fleet import ShardedTable, ShardOwner, attach, writing
 from relive.fleet.agreement import Agreement
+from relive.fleet.calls import Calls
+from relive.fleet.draws.pace import Wait
+from relive.fleet.owner import make_shard
 from relive.fleet.writing import PacedWriterCore
 
 pytestmark = needs_shared_memory
@@ -252,3 +256,136 @@ def test_a_block_of_states_alone_goes_in_whole_or_by_parts(
     }
     assert len(found) == num_there + 2 * length and sorted(found.values())[:num_there] == before.tolist()
     assert [found[key] for key in keys[0].ravel().tolist()] == states.ravel().tolist()
+
+
+# ---- the first fill --------------------------------------------------------------------------------------------------
+
+NUMBERS = relive.StepSpec({"a": relive.ArraySpec((), "int64")})
+PLAIN = relive.Index(limiter=relive.SamplesPerInsert(8.0, min_size=1000))  # the window is worth 256 items
+
+
+def beside(num_shards: int, index: Any) -> ShardedTable:
+    """A table over shards in this process's own memory."""
+    config = relive.TableConfig(NUMBERS, 4096, index, relive.LocalMemory())
+    return ShardedTable.over([make_shard(number, config) for number in range(num_shards)])
+
+
+def numbers(count: int, num_lanes: int | None = None) -> dict[str, Any]:
+    """Episodes of one step each."""
+    shape = count if num_lanes is None else (count, num_lanes)
+    return {"a": np.zeros(shape, np.int64), "truncated": np.ones(shape, np.bool_)}
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_the_first_fill_lets_in_blocks_that_are_worth_more_than_the_window(num_shards: int) -> None:
+    with beside(num_shards, PLAIN) as table, table.writer() as writer:
+        for count in (300, 600, 100):
+            writer.extend(**numbers(count), timeout_s=0.0)
+        assert len(table) == table.num_items() == 1000
+
+
+@pytest.mark.parametrize("num_there", [0, 900, 1000])
+def test_a_block_that_fits_neither_the_first_fill_nor_the_window_is_refused_before_a_wait(
+    monkeypatch: pytest.MonkeyPatch, num_there: int
+) -> None:
+    with beside(2, PLAIN) as table, table.writer() as writer:
+        writer.extend(**numbers(num_there))
+        for waits in ((Wait, "pause"), (Calls, "drop_overdue")):
+            monkeypatch.setattr(*waits, lambda *_: pytest.fail("the call waits"))
+        with pytest.raises(errors.RequestTooLarge) as refused:
+            writer.extend(**numbers(2001 if num_there == 0 else 300), timeout_s=60.0)
+        assert refused.value.requested == (2001 if num_there == 0 else 300) and len(table) == num_there
+
+
+def test_the_rest_of_a_block_by_parts_is_not_refused_because_the_first_fill_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One limiter lets in two rows at a time. The other has let in the whole block, until its first fill has ended."""
+
+    class Stores(Lanes):
+        def extend(self, columns: dict[str, Any], lanes: Any, priority: Any, timeout_s: float) -> Any:
+            self.stored += columns["a"].tolist()
+            return np.array(columns["a"], np.int64)
+
+    core: Any = Stores(KeyboardInterrupt())
+
+    def has_room(rows: Any, left_s: float) -> bool:
+        if core.stored and rows.num_steps > 4:
+            raise errors.RequestTooLarge(rows.num_steps, 4.0)
+        return bool(rows.num_steps <= 2)
+
+    monkeypatch.setattr(writing, "_WHOLE_FOR_S", 0.0)
+    columns = {"a": relive.ArraySpec((), "int64")}
+    paced = PacedWriterCore(core, has_room, columns, is_single=True, has_own_limit=False, is_served=False)
+    assert paced.extend({"a": np.arange(9)}, None, None, 60.0).tolist() == core.stored == list(range(9))
+
+
+# ---- a naive twin ----------------------------------------------------------------------------------------------------
+
+
+def a_limiter(rng: random.Random, num_shards: int) -> Any:
+    """Any limiter. A queue over two shards bounds each shard, and the totals by one item: no twin of one table."""
+    kind = rng.choice(["paced", "paced", "paced", "paced", "free", "queue"])
+    if kind == "free" or (kind == "queue" and num_shards > 1):
+        return relive.MinSize(rng.choice([1, 10]))
+    if kind == "queue":
+        return relive.Queue(rng.choice([1, 4, 20]))
+    ratio, min_size = rng.choice([0.5, 1.0, 2.5, 8.0]), rng.choice([1, 4, 30, 100])
+    tolerance = rng.choice([(ratio + 1.0) / 2.0, 5.0 * ratio, 20.0 + ratio, 0.3 * ratio * min_size + ratio + 1.0])
+    return relive.SamplesPerInsert(ratio, min_size, tolerance)
+
+
+def an_index(rng: random.Random, num_shards: int) -> Any:
+    items = rng.choice([relive.Transitions(), relive.Transitions(), relive.Episodes(1)])
+    limiters = [a_limiter(rng, num_shards) for _ in range(rng.choice([1, 1, 2]))]
+    return {
+        f"{number}": relive.Index(
+            items, relive.Fifo(), one, max_times_sampled=1 if isinstance(one, relive.Queue) else None
+        )
+        for number, one in enumerate(limiters)
+    }
+
+
+def outcome(call: Callable[[Any, Any], Any], table: Any, writer: Any) -> str:
+    """Whether the call is done, or how it is refused. The table of one process alone says that it waits for itself."""
+    try:
+        call(table, writer)
+    except errors.RequestTooLarge:
+        return "too large"
+    except (errors.DeadlineExceeded, errors.WaitsForItself) as error:
+        return "stored in part" if error.stored else "late"
+    return "done"
+
+
+def a_call(rng: random.Random, num_lanes: int | None, index: Any) -> Callable[[Any, Any], Any]:
+    """A call of a table and its writer that waits for nothing: a block, a step, or a draw."""
+    count = rng.choice([1, 1, 2, 5, 12, 30, 75, 100])
+    name = rng.choice([*index])
+    if rng.random() < 0.3:
+        return lambda table, writer: table.sample(min(count, 30), index=name, timeout_s=0.0)
+    if rng.random() < 0.3:
+        step = {"a": 0 if num_lanes is None else np.zeros(num_lanes, np.int64), "truncated": True}
+        return lambda table, writer: writer.append(**step, timeout_s=0.0)
+    return lambda table, writer: writer.extend(**numbers(count, num_lanes), timeout_s=0.0)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("seed", range(40))
+def test_shards_refuse_the_blocks_that_one_table_refuses(num_shards: int, seed: int) -> None:
+    """Until a block is stored in part: one table knows at once which draw waits, and a shard after half a second."""
+    rng = random.Random(seed)
+    index, num_lanes = an_index(rng, num_shards), rng.choice([None, None, 3])
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(relive.Table(NUMBERS, 4096, index))
+        table = stack.enter_context(beside(num_shards, index))
+        alone = stack.enter_context(one.writer(num_lanes))
+        writers = [stack.enter_context(table.writer(num_lanes, shard=number)) for number in range(num_shards)]
+        for _ in range(12):
+            call, writer = a_call(rng, num_lanes, index), rng.choice(writers)
+            expected = {outcome(call, one, alone)}
+            if "stored in part" in expected:
+                return
+            if any(isinstance(each.limiter, relive.Queue) for each in index.values()):
+                expected |= {"late"} if "too large" in expected else set()  # the shard of a full queue is not asked
+            assert outcome(call, table, writer) in expected
+            assert len(table) == len(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from contextlib import ExitStack
 from pathlib import Path
@@ -299,6 +300,26 @@ def test_a_shard_that_does_not_fit_at_all_removes_nothing(
     storage = relive.SharedMemory(names[0], overwrite=True)
     with pytest.raises(errors.StorageFull):
         ShardOwner(0, relive.TableConfig(config.spec, 4_000_000_000, config.index, storage))
+    with ShardOwner(0, config) as owner:
+        assert owner.is_restored and len(owner.table) == 60
+
+
+def test_a_shard_that_is_larger_than_the_file_system_removes_nothing(
+    whole: relive.fleet.ShardedTable, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core then tells the size of the file system, of which the old shard takes a part."""
+    config = config_of(names[0])
+    storage = relive.SharedMemory(names[0], overwrite=True)
+    facts = os.statvfs("/dev/shm")
+    total = facts.f_blocks * facts.f_frsize
+
+    def refused(*_: Any) -> relive.Table:
+        raise errors.StorageFull(storage.path, total + 1, total)
+
+    monkeypatch.setattr(relive.fleet.owner, "make_shard", refused)
+    with pytest.raises(errors.StorageFull):
+        ShardOwner(0, relive.TableConfig(config.spec, config.capacity, config.index, storage))
+    monkeypatch.undo()
     with ShardOwner(0, config) as owner:
         assert owner.is_restored and len(owner.table) == 60
 

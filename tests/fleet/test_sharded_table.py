@@ -150,8 +150,10 @@ def test_min_size_and_samples_per_insert_act_on_totals(shards: Any) -> None:
     limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)
     with attach(shards(2, prioritized(limiter=limiter))) as table:
         fill(table, 0, 0, 6)
-        with pytest.raises(errors.DeadlineExceeded):
+        with pytest.raises(errors.DeadlineExceeded) as caught:
             table.draw(1, timeout_s=0.0)
+        assert caught.value.needs == "10 live items, and 1 samples left to draw"
+        assert caught.value.has == "6 live items, and 6 samples left to draw"
         fill(table, 1, 6, 14)
         with table.writer(shard=0) as writer:
             with pytest.raises(errors.DeadlineExceeded):
@@ -161,6 +163,15 @@ def test_min_size_and_samples_per_insert_act_on_totals(shards: Any) -> None:
         assert table.limiter() == limiter
         with pytest.raises(errors.RequestTooLarge):
             table.draw(21)
+
+
+def test_a_draw_that_waits_for_an_item_with_mass_says_so(shards: Any) -> None:
+    with attach(shards(2, prioritized())) as table:
+        fill(table, 0, 0, 6)
+        table.update_priorities(next(iter(table.keys())), np.zeros(6))
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            table.draw(1, timeout_s=0.0)
+        assert "mass" in str(caught.value.needs) and "6 live items" in str(caught.value.has)
 
 
 def test_who_waits_for_the_limiter_keeps_nobody_waiting(shards: Any) -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 from processes.shm import needs_shared_memory  # noqa: E402
 
 import relive  # noqa: E402
-from relive.errors import DeadlineExceeded, InvalidConfig, ServiceUnavailable  # noqa: E402
+from relive.errors import DeadlineExceeded, InvalidConfig, RequestTooLarge, ServiceUnavailable  # noqa: E402
 from relive.fleet import ShardOwner, attach  # noqa: E402
 from relive.service.wire.access import OPEN  # noqa: E402
 from relive.train import preset  # noqa: E402
@@ -190,6 +190,17 @@ def test_the_limiter_acts_on_the_totals_of_all_shards(sharded: Sharded) -> None:
         with pytest.raises(DeadlineExceeded, match="over all shards") as raised:
             one.append(**step(0), timeout_s=0.2)
         assert raised.value.waited_s >= 0.2
+
+
+def test_the_first_fill_lets_in_a_block_that_is_larger_than_the_window(sharded: Sharded) -> None:
+    """As in one table."""
+    one = step(0)
+    block = {name: np.repeat(values[None], 60, 0) for name, values in one.items()}
+    with sharded.rows("a") as rows, rows.writer(1) as writer:
+        writer.extend(**block, timeout_s=0.0)
+        with pytest.raises(RequestTooLarge):
+            writer.extend(**block, timeout_s=60.0)
+    assert sharded.written(0) == 60
 
 
 def test_a_read_of_the_totals_serves_a_part_of_the_room_for_each_actor(sharded: Sharded) -> None:

@@ -165,6 +165,10 @@ class LimiterKind(ABC):
         """The most items of one draw; None: any number."""
         return None
 
+    def has(self, totals: Any) -> object:
+        """The live items of the totals of shards, for the error of a draw that waited for more."""
+        return totals.num_items
+
     def arithmetic(self) -> str:
         """The window and the numbers that it follows from, for messages."""
         return ""

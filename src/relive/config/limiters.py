@@ -229,7 +229,7 @@ class SamplesPerInsert(LimiterKind):
         )
 
     def check_insert(self, num_items: int) -> None:
-        """Raises RequestTooLarge if the block is worth more than the window."""
+        """Raises RequestTooLarge if the block is worth more than the window: after the first fill it never passes."""
         if num_items * self.samples_per_insert > self.window + self._error(0):
             raise RequestTooLarge(num_items, self.window, self.arithmetic())
 
@@ -247,8 +247,13 @@ class SamplesPerInsert(LimiterKind):
         return self._balance(totals) + worth <= self._low + self.window + self._error(totals.inserted)
 
     def needs(self, num_items: int) -> str:
-        """The live items and the corridor, in words."""
-        return f"{self.min_size} live items, and {num_items} samples above {self._low:g}"
+        """The live items, and the samples above the lower bound, in words."""
+        return f"{self.min_size} live items, and {num_items} samples left to draw"
+
+    def has(self, totals: Totals) -> str:
+        """The same of these totals."""
+        left = max(0.0, self._balance(totals) - self._low)
+        return f"{totals.num_items} live items, and {left:g} samples left to draw"
 
     def _balance(self, totals: Totals) -> float:
         return totals.inserted * self.samples_per_insert - totals.sampled

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from relive.core.loadable import GivenUp
 from relive.errors import FormatMismatch
 from relive.fleet.draws.heads import ATTACH, CLOSE, DRAW, HEAD_BYTES, NUMBER, Head
-from relive.fleet.draws.pace import Pace, Wait
+from relive.fleet.draws.pace import Pace, Wait, lacked
 from relive.fleet.draws.placement import ROOT_BYTES, Root, Roots
 from relive.fleet.errors import RanksDisagree
 from relive.fleet.shards import Shards
@@ -207,7 +207,7 @@ class Agreement:
                 self._end_given_up(is_used=False)
                 if all(root.is_dead for root in roots.shards):
                     raise wait.exceeded("a shard that answers", f"{len(roots.shards)} that do not")
-                raise wait.exceeded(pace.needs(asked), roots.num_items)
+                raise wait.exceeded(*lacked(pace, roots, asked))
             wait.pause()
 
     def _served(self, num_items: int) -> int:

@@ -119,7 +119,7 @@ class FleetCore:
             left_s = wait.left_s
             self.calls.drop_overdue(index, roots.shards, left_s)
             if left_s == 0.0:
-                raise wait.exceeded(pace.needs(len(keys)), self.num_items(index))
+                raise wait.exceeded(pace.needs(len(keys)), pace.has(roots))
             wait.pause()
         return self.calls.claim(index, keys, wait.arrives_s), roots.num_items
 
@@ -224,15 +224,22 @@ class FleetCore:
         for number, (pace, items) in enumerate(zip(self._paces, self._items, strict=True)):
             if self._stops_steps[number]:
                 num_items = inserted.num_ends if items.end_with_episodes else inserted.num_steps
-                pace.check_insert(num_items)
                 owed = most_insertable(pace, inserted.num_owed) if items.end_with_episodes else 0
                 asked.append((number, max(num_items, owed)))
-        return self._lets_in(asked, left_s)
+        return self._lets_in(asked, left_s, is_whole=True)
 
-    def _lets_in(self, asked: Sequence[tuple[int, int]], left_s: float) -> bool:
-        """Whether the totals have room for items, given as (index, number of items). Has overdue items dropped."""
+    def _lets_in(self, asked: Sequence[tuple[int, int]], left_s: float, is_whole: bool = False) -> bool:
+        """Whether the totals have room for items, given as (index, number of items). Has overdue items dropped.
+
+        is_whole: raises RequestTooLarge at once if a limiter refuses the items and will never let them in together. The
+        first fill lets in more items than fit the window, so only a limiter that refuses them is asked.
+        """
         began = time.monotonic()
         refusing = self._refusing(asked, left_s)
+        if is_whole:
+            num_items = dict(asked)
+            for number, _ in refusing:
+                self._paces[number].check_insert(num_items[number])
         for number, roots in refusing:
             self.calls.drop_overdue(number, roots.shards, left_s)
         have_dropped = any(self.calls.has_dropped(number, began) for number, _ in refusing)  # also other threads
@@ -246,7 +253,9 @@ class FleetCore:
         ]
 
     def shard_of_group(self, value: int) -> int:
-        """The number of the live shard for groups of this value. Raises NoLiveShard."""
+        """The number of the live shard for groups of this value. Raises NoLiveShard and TableClosed."""
+        if self.closed:
+            raise TableClosed()
         live = [shard.number for shard in self.shards.live]
         if not live:
             raise NoLiveShard(len(self.shards))

@@ -170,7 +170,8 @@ class MappedShard(Shard):
 
     def ask_claim(self, index: int, keys: Keys, left_s: float) -> Answer:
         """Returns an answer that claims when it is taken."""
-        return self._later(partial(self._claim, index, keys, time.monotonic() + min(left_s, STALL_S)))
+        waits_s = left_s if self._is_only else min(left_s, STALL_S)
+        return self._later(partial(self._claim, index, keys, time.monotonic() + waits_s))
 
     def _claim(self, index: int, keys: Keys, ends: float) -> Present:
         if not self.core.root(index)[1]:  # the core would wait for an item
@@ -185,14 +186,17 @@ class MappedShard(Shard):
         """Returns an answer that reads the statistics when it is taken."""
         return self.ask("stats")
 
-    def ask_free(self, left_s: float = STALL_S) -> Answer:
+    def ask_free(self, left_s: float | None = None) -> Answer:
         """Returns an answer that takes the lock and releases it. A shard whose owner died can be changed, too."""
-        ends = time.monotonic() + min(left_s, STALL_S)
+        if left_s is None and self._is_only:
+            return Later(lambda: None)  # the change itself waits for the lock until its deadline
+        waits_s = STALL_S if left_s is None else min(left_s, STALL_S)
+        ends = time.monotonic() + waits_s
 
         def free() -> None:
             check_lock(self.core, max(0.0, ends - time.monotonic()))
 
-        return self._later(free) if left_s >= STALL_S else Later(free)
+        return self._later(free) if waits_s >= STALL_S else Later(free)
 
     def begin_save(self, asked: AskedSave) -> SavingPart:
         """Begins a save by a thread of this process."""

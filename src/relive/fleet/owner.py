@@ -392,7 +392,7 @@ def _made(
     try:
         return make()
     except StorageFull as problem:
-        if problem.path != storage.path or problem.needs_bytes > problem.has_bytes + _size_of(storage.path):
+        if problem.path != storage.path or problem.needs_bytes > _room_without(storage.path, problem.has_bytes):
             raise  # the machine lacks memory for the state of the save, or there is no room for the new shard alone
     # After the except block, which keeps the memory of the first try.
     with suppress(ReliveError):  # the second try raises the reason
@@ -400,12 +400,18 @@ def _made(
     return make()
 
 
-def _size_of(path: str) -> int:
-    """The bytes of memory that a region takes; 0: there is none."""
+def _room_without(path: str, has_bytes: int) -> int:
+    """The bytes that a file system has without a region at this path. has_bytes: with the region, as StorageFull tells.
+
+    The core tells the size of the whole file system if the new region is larger than that.
+    """
     try:
-        return os.stat(path).st_blocks * 512
+        size = os.stat(path).st_blocks * 512
     except FileNotFoundError:
-        return 0
+        size = 0
+    whole = os.statvfs(os.path.dirname(path))
+    most = whole.f_blocks * whole.f_frsize  # 0: the file system has no limit
+    return min(has_bytes + size, most) if most else has_bytes + size
 
 
 def _checked(epoch: int) -> int:

@@ -228,6 +228,7 @@ class ShardedTable(SavesShards):
         Raises:
             InvalidConfig: value is not an integer of 64 bits.
             NoLiveShard: no shard has a live owner.
+            TableClosed: the table was closed.
         """
         return self._fleet.shard_of_group(integer("value of a group", value, -(2**63), 2**63 - 1))
 

@@ -287,7 +287,10 @@ class Shard(ABC):
 
     @abstractmethod
     def ask_claim(self, index: int, keys: Keys, left_s: float) -> Answer:
-        """Asks the shard to claim keys: which of them were claimed. Waits for no items. Raises Missed."""
+        """Asks the shard to claim keys: which of them were claimed. Waits for no items. Raises Missed.
+
+        The answer waits for the lock at most left_s, and for that of one of several shards at most STALL_S.
+        """
 
     @abstractmethod
     def ask_filled(self, keys: Keys) -> Answer:
@@ -298,11 +301,13 @@ class Shard(ABC):
         """Asks for the statistics of the shard's core; the last known statistics if the shard does not answer."""
 
     @abstractmethod
-    def ask_free(self, left_s: float = STALL_S) -> Answer:
+    def ask_free(self, left_s: float | None = None) -> Answer:
         """Asks whether the shard can be changed now. The shard then drops its overdue items.
 
         The answer raises if its lock or its owner stand in the way. It waits for the lock at most left_s and STALL_S.
         A lock that is not free for STALL_S stalls the shard.
+
+        left_s: None before a change of all shards. A table's only shard may then wait for its lock until the deadline.
         """
 
     @abstractmethod

@@ -11,7 +11,14 @@ import numpy.typing as npt
 
 from relive.config.spec import ArraySpec
 from relive.core.table_core import WriterCore
-from relive.errors import DeadlineExceeded, ReliveError, ServiceUnavailable, from_core, stored_before
+from relive.errors import (
+    DeadlineExceeded,
+    ReliveError,
+    RequestTooLarge,
+    ServiceUnavailable,
+    from_core,
+    stored_before,
+)
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import NoLiveShard
 from relive.fleet.shards import Shard
@@ -195,7 +202,7 @@ class PacedWriterCore:
         # A closed core raises its own error.
         while not self._core.closed:
             left_s = wait.left_s
-            if self._has_room(self._inserted(block, lanes, first, block.num_rows), left_s):
+            if self._lets_in(block, lanes, first, block.num_rows, left_s):
                 break
             if block.is_divisible and (first or wait.waited_s - started >= _WHOLE_FOR_S):
                 fits = self._num_fitting(block, lanes, first, wait)
@@ -206,13 +213,22 @@ class PacedWriterCore:
             wait.pause()
         return block.end_of(first, block.num_rows)
 
+    def _lets_in(self, block: Block, lanes: Lanes | None, first: int, upto: int, left_s: float) -> bool:
+        """Whether there is room for these rows. Raises RequestTooLarge if the whole block never gets in."""
+        try:
+            return self._has_room(self._inserted(block, lanes, first, upto), left_s)
+        except RequestTooLarge:
+            if upto - first == block.num_rows:
+                raise
+            return False  # a smaller part of the block may get in
+
     def _num_fitting(self, block: Block, lanes: Lanes | None, first: int, wait: Wait) -> int:
         """How many rows from `first` on there is room for: more rows never need less room."""
         fits, beyond = 0, block.num_rows - first
         while fits + 1 < beyond:
             middle = 1 if fits == 0 else fits + (beyond - fits) // 2
             upto = block.end_of(first, first + middle)
-            if self._has_room(self._inserted(block, lanes, first, upto), wait.left_s):
+            if self._lets_in(block, lanes, first, upto, wait.left_s):
                 fits = middle
             elif middle == 1:
                 return 0

@@ -9,8 +9,9 @@ from typing import Protocol, final
 
 from relive.config.limiters import Limiter, MinSize, Totals
 from relive.errors import DeadlineExceeded, InvalidConfig, RequestTooLarge
+from relive.fleet.draws.placement import Roots
 
-__all__ = ["Pace", "Wait", "most_insertable", "region_limiter"]
+__all__ = ["Pace", "Wait", "lacked", "most_insertable", "region_limiter"]
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two checks
 
@@ -42,7 +43,10 @@ class Pace(Protocol):
         ...
 
     def check_insert(self, num_items: int) -> None:
-        """Raises RequestTooLarge if an insert that makes num_items items could never pass."""
+        """Raises RequestTooLarge if an insert that makes num_items items could never pass after the first fill.
+
+        Ask can_insert() first: the first fill lets in more items than later inserts may have.
+        """
         ...
 
     def can_insert(self, totals: Totals, num_items: int) -> bool:
@@ -51,6 +55,10 @@ class Pace(Protocol):
 
     def needs(self, num_items: int) -> str:
         """The condition that a draw waits for, in words."""
+        ...
+
+    def has(self, totals: Totals) -> object:
+        """The same of these totals."""
         ...
 
     def core_numbers(self) -> tuple[float, ...]:
@@ -65,6 +73,13 @@ def region_limiter(limiter: Limiter) -> Limiter:
     alone, because a shard's own corridor could close while that of the totals is open.
     """
     return limiter if limiter.bounds_items else MinSize()
+
+
+def lacked(pace: Pace, roots: Roots, num_items: int) -> tuple[str, object]:
+    """The `needs` and the `has` of the error of a draw of num_items items."""
+    if roots.num_items and roots.bounds[-1] == 0.0:
+        return "an item with a mass (a priority) above 0", f"{roots.num_items} live items, each of mass (priority) 0"
+    return pace.needs(num_items), pace.has(roots)
 
 
 def most_insertable(pace: Pace, num_items: int) -> int:

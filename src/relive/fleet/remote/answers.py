@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from relive.core.locked import is_of_lock
 from relive.errors import DeadlineExceeded
@@ -16,7 +17,19 @@ from relive.service.wire import framing
 if TYPE_CHECKING:
     from relive.fleet.remote.shard import RemoteShard
 
-__all__ = ["FilledAnswer", "RemoteAnswer", "StatsAnswer"]
+__all__ = ["Again", "FilledAnswer", "RemoteAnswer", "StatsAnswer"]
+
+
+class Again(NamedTuple):
+    """Asks a question again that was refused because another process has the lock of the shard.
+
+    ask: sends the question. began, ends: the time.monotonic() of the first question, and that until which it is sent
+    again. If the answers of other shards were waited for that long, it is sent once more.
+    """
+
+    ask: Callable[[], Any]
+    began: float
+    ends: float
 
 
 @final
@@ -24,27 +37,51 @@ class RemoteAnswer:
     """An answer of the owner of a shard on another host, which is on its way."""
 
     def __init__(
-        self, shard: RemoteShard, due: Any, then: Callable[[], None] = lambda: None, *, stalls: bool = True
+        self,
+        shard: RemoteShard,
+        due: Any,
+        then: Callable[[], None] = lambda: None,
+        *,
+        stalls: bool = True,
+        again: Again | None = None,
     ) -> None:
         self._shard = shard
         self._due = due
         self._then = then
         self._stalls = stalls  # a lock that is not free stalls the shard
+        self._again = again
+        self._asked_at = time.monotonic()
 
     def take(self) -> Any:
         """Waits for the answer."""
-        try:
-            told = self._shard.answered(self._due.take)
-        except DeadlineExceeded as error:
-            if is_of_lock(error) and self._stalls:
-                self._shard.stalls()
-            raise Missed(self._shard, error) from None
+        while True:
+            try:
+                told = self._shard.answered(self._due.take)
+                break
+            except DeadlineExceeded as error:
+                again = self._again if is_of_lock(error) else None
+                if again is None or self._asked_at >= again.ends:
+                    raise self._missed(error) from None
+            self._asked_at = time.monotonic()
+            self._due = None  # its stream serves other calls now
+            self._due = self._shard.answered(again.ask)
         self._then()
         return told
 
+    def _missed(self, error: DeadlineExceeded) -> Missed:
+        if not is_of_lock(error):
+            return Missed(self._shard, error)
+        if self._stalls:
+            self._shard.stalls()
+        if self._again is not None:  # the owner tells the wait for the last question
+            waited_s = time.monotonic() - self._again.began
+            error = DeadlineExceeded(error.needs, error.has, waited_s, error.holder_pid)
+        return Missed(self._shard, error)
+
     def drop(self) -> None:
         """Ends the stream."""
-        self._due.drop()
+        if self._due is not None:
+            self._due.drop()
 
 
 @final

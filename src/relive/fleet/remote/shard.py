@@ -34,7 +34,7 @@ from relive.errors import (
     TableClosed,
 )
 from relive.fleet.draws.placement import Root
-from relive.fleet.remote.answers import FilledAnswer, RemoteAnswer, StatsAnswer
+from relive.fleet.remote.answers import Again, FilledAnswer, RemoteAnswer, StatsAnswer
 from relive.fleet.remote.saving import RemoteSavingPart
 from relive.fleet.remote.streams import Lent, Lines, Pending, Reply, Turns
 from relive.fleet.shards import (
@@ -130,6 +130,7 @@ class RemoteShard(Shard):
         self.core: RemoteCore = table.core
         connection.retries_s = SILENCE_S
         self._stalled_until = 0.0
+        self._is_only = False
         self._stream = secrets.randbelow(_STREAMS) if stream is None else stream
         self._state: State = "live"
         self._last_root: dict[int, Root] = {}
@@ -263,8 +264,15 @@ class RemoteShard(Shard):
         return self.started(lambda: self.core.start_list(index, first, count, condition))
 
     def ask_claim(self, index: int, keys: Keys, left_s: float) -> Answer:
-        """Sends the keys to the owner, which does not wait for items."""
-        return self.started(lambda: self.core.start_claim(index, keys, 0.0, left_s))
+        """Sends the keys to the owner, which does not wait for items. If its lock is taken, sends them again."""
+        began = time.monotonic()
+
+        def start() -> Started:
+            return self.core.start_claim(index, keys, 0.0, max(0.0, began + left_s - time.monotonic()))
+
+        self.check_live()
+        waits_s = left_s if self._is_only else min(left_s, STALL_S)
+        return RemoteAnswer(self, self.answered(start), again=Again(start, began, began + waits_s))
 
     def ask_filled(self, keys: Keys) -> Answer:
         """Sends the keys to the owner."""
@@ -272,12 +280,19 @@ class RemoteShard(Shard):
         header, ends = {"op": "filled", "n": len(keys)}, cutoff(self.core.timeout_s)
         return FilledAnswer(self, self.answered(lambda: self._lines.ask(header, ends, np.ascontiguousarray(keys))))
 
-    def ask_free(self, left_s: float = STALL_S) -> Answer:
+    def ask_free(self, left_s: float | None = None) -> Answer:
         """Asks the owner to take the lock and to release it."""
         self.check_live()
-        header = {"op": "free", "timeout_s": min(left_s, STALL_S)}
-        due = self.answered(lambda: self._lines.ask(header, cutoff(self.core.timeout_s)))
-        return RemoteAnswer(self, due, stalls=left_s >= STALL_S)
+        began, goes_on = time.monotonic(), left_s is None and self._is_only
+        waits_s = self.core.timeout_s if goes_on else STALL_S if left_s is None else left_s
+        ends = began + waits_s
+
+        def start() -> Pending:
+            header = {"op": "free", "timeout_s": min(max(0.0, ends - time.monotonic()), STALL_S)}
+            return self._lines.ask(header, cutoff(self.core.timeout_s))
+
+        again = Again(start, began, ends) if goes_on else None
+        return RemoteAnswer(self, self.answered(start), stalls=left_s is None or left_s >= STALL_S, again=again)
 
     def ask_stats(self) -> Answer:
         """Asks the owner for its statistics, after it has received all settled tickets."""
@@ -395,6 +410,7 @@ class RemoteShard(Shard):
 
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
         """Sets how long calls without a deadline of their own wait for answers that are on their way."""
+        self._is_only = num_shards == 1
         self.core.timeout_s = timeout_s
         with contextlib.suppress(Missed):
             self.note_stats(self.ask("stats").take())

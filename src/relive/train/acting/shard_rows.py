@@ -146,13 +146,15 @@ class _Room:
         asked = []
         for number, index in self._paced:
             num_items = num_ends if index.items.end_with_episodes else num_steps
-            index.limiter.check_insert(num_items)
             asked.append((index.limiter, self._roots(number), num_items))
 
         def fits(times: int) -> bool:
             return all(_fits(limiter, roots, times * num_items) for limiter, roots, num_items in asked)
 
-        if not all(limiter.can_insert(roots, num_items) for limiter, roots, num_items in asked):
+        refusing = [one for one in asked if not one[0].can_insert(one[1], one[2])]
+        for limiter, _, num_items in refusing:
+            limiter.check_insert(num_items)
+        if refusing:
             return False
         times = 1
         while times < _MOST_TIMES and fits(2 * times):
