@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     with relive.fleet.attach(names) as table:
         learner = Learner(settings, table, shared)
         if saved:
-            learner.num_updates = saved.learner.pop("num_updates", 0)
+            learner.num_updates = saved.learner.pop("num_updates", run.result.facts.get("updates", 0))
             for name, state in saved.learner.items():
                 getattr(learner, name).load_state_dict(state)
         before = run.step - table.stats().appended

@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     num_actions = environments.num_actions(env.action_space, settings.env)
     table = saved.table if saved else make_table(settings)
     learner = dqn_per.Learner(settings, env.observation_space.shape[0], num_actions)
-    version = saved.learner.pop("version", 1) if saved else 1
+    version = saved.learner.pop("version", 1 + int(run.result.facts.get("updates", 0))) if saved else 1
     if saved:
         learner.load(saved.learner)
     run.result.random_return = frame.random_return(make_env)

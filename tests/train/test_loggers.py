@@ -131,8 +131,8 @@ def test_without_a_login_of_wandb_the_run_is_refused_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_wandb_is_asked_before_another_callback_writes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of `--auto`, whose callback writes tuning.json."""
+def test_a_tuned_run_that_wandb_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The callback of `--auto` writes tuning.json before wandb is asked."""
     wandb_or_skip(monkeypatch)
     from relive.train.watching import wandb_logger
 

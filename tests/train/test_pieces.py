@@ -31,6 +31,7 @@ from relive.train.memory.shared_block import SharedBlock  # noqa: E402
 from relive.train.run import train  # noqa: E402
 from relive.train.sections import ActingConfig, EnvironmentConfig, ReplayConfig  # noqa: E402
 from relive.train.settings import changed, options  # noqa: E402
+from relive.train.setup import check_has_server  # noqa: E402
 from relive.train.watching.checkpoint import FILE_NAME, CurvePoint, Progress, load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.watching.curve import draw_curve  # noqa: E402
 from train.batches import discrete_batch, discrete_spaces  # noqa: E402
@@ -75,14 +76,19 @@ def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["tokens", "tls_cert", "tls_key", "client_ca", "insecure"])
-def test_options_of_serving_need_an_address_or_a_cluster(option: str) -> None:
+def test_options_of_serving_need_an_address_or_a_cluster(option: str, tmp_path: Path) -> None:
+    """Not those of a run that goes on: it may have been served before."""
     value = True if option == "insecure" else "file"
     path, on_cluster = f"serving.{option}", {"cluster.kind": "ray"}
+    alone = preset("dqn", "CartPole-v1", {path: value})
     with pytest.raises(InvalidConfig, match=rf"{path}: expected (none|false) without serving.address .*cluster.kind"):
-        preset("dqn", "CartPole-v1", {path: value})
+        train(alone, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     served = [{"serving.address": "grpc://127.0.0.1:0"}, *[on_cluster] * (option != "client_ca")]
     for settings in served:
-        assert getattr(preset("dqn", "CartPole-v1", {path: value, **settings}).serving, option) == value
+        check_has_server(preset("dqn", "CartPole-v1", {path: value, **settings}))
+    with pytest.raises(InvalidConfig, match="resume"):
+        train(alone, tmp_path / "run", resume=True)
 
 
 def test_schedules() -> None:

@@ -143,6 +143,26 @@ def test_rows_are_named_by_a_tensor_of_another_device(which: list[Any], as_tenso
     assert draw.rows(OnDevice(which)).item_keys.tolist() == same.item_keys.tolist()  # type: ignore[arg-type]
 
 
+class OtherArray:
+    """An array of a library that is neither numpy nor torch: it has a device, and takes row numbers of numpy."""
+
+    device = "its own"
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __getitem__(self, which: Any) -> OtherArray:
+        assert isinstance(which, (slice, np.ndarray))
+        return OtherArray(self.values[which])
+
+
+@pytest.mark.parametrize("which", [[3, -3], [False, True, False, True], slice(None, None, -1), slice(1, 3)])
+def test_rows_of_arrays_of_another_library(which: Any) -> None:
+    batch = make_batch(("reward",))
+    some = batch._with([OtherArray(array) for array in batch._arrays], None).rows(which)
+    assert some["reward"].values.tolist() == batch.rows(which)["reward"].tolist()
+
+
 @pytest.mark.parametrize("kind", ["uint8", "uint64", "int16"])
 def test_row_numbers_have_any_kind_of_integer_and_may_be_read_only(kind: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed here")

@@ -159,6 +159,14 @@ class TestJax:
         assert type(mapped) is relive.Batch and isinstance(mapped["reward"], jax.Array)
         assert mapped.item_keys is batch.item_keys and isinstance(mapped.weights(0.5), np.ndarray)
 
+    def test_some_rows_of_a_batch(self, table: relive.Table, jax: Any) -> None:
+        batch = table.sample(8)
+        mapped = jax.tree_util.tree_map(jax.numpy.asarray, batch)
+        for which in ([5, 0], np.arange(8) > 5, slice(None, None, -1), slice(2, 4)):
+            some, expected = mapped.rows(which), batch.rows(which)
+            assert isinstance(some["reward"], jax.Array) and np.allclose(some["reward"], expected["reward"])
+            assert some.item_keys.tolist() == expected.item_keys.tolist()
+
     def test_a_function_is_compiled_once(self, table: relive.Table, jax: Any) -> None:
         traced = []
 

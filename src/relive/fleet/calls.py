@@ -2,8 +2,9 @@
 
 - All shards are asked before the first answer is awaited, so any number of silent shards costs one wait.
 - A call waits for a shard while bytes come from its owner, at most until the deadline of the call. It waits for the
-  lock of a shard at most STALL_S, and the waits for all locks begin together. If the table has only one shard, it waits
-  for the lock until its deadline. A shard that gives no answer is left out, and its keys count as gone.
+  lock of a shard at most STALL_S, and the waits for all locks begin together. If the table has only one shard, a
+  claim or a change of all shards waits until its deadline. A shard that gives no answer is left out, and its keys
+  count as gone.
 - Everything that can be refused is checked before the first shard changes. If another process completes a row after
   the check, that row's shard still refuses its part. The parts of the other shards are then done, and the error says
   how many rows they had.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from relive._core import CoreSelection
 from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, WriterCore
-from relive.errors import InvalidConfig, ReadOnly, TableClosed
+from relive.errors import DeadlineExceeded, InvalidConfig, ReadOnly, TableClosed
 from relive.fleet.agreement import Exchange
 from relive.fleet.calls import Calls, totals
 from relive.fleet.drawing import Drawing
@@ -121,7 +121,10 @@ class FleetCore:
             if left_s == 0.0:
                 raise wait.exceeded(pace.needs(len(keys)), pace.has(roots))
             wait.pause()
-        return self.calls.claim(index, keys, wait.arrives_s), roots.num_items
+        try:
+            return self.calls.claim(index, keys, wait.arrives_s), roots.num_items
+        except DeadlineExceeded as error:  # it has the wait of its last part alone
+            raise DeadlineExceeded(error.needs, error.has, wait.waited_s, error.holder_pid) from None
 
     # ---- items by key ----------------------------------------------------------------------------------------------
 

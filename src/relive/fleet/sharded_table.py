@@ -136,8 +136,8 @@ class ShardedTable(SavesShards):
     Orders and ranks are per shard: TopK(k) draws uniformly among the k best items of each shard. An ordered sampler
     takes the first items of each shard, as many as the shard's share of the live items.
 
-    These parts raise NotOverShards: where= of a draw, Shuffle, Fresh(decay=), replacement=False, explicit items
-    and set_limiter.
+    These parts raise NotOverShards: where= of a draw over several shards, Shuffle, Fresh(decay=), replacement=False,
+    explicit items and set_limiter.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ def on_host(array: Any) -> Any:
 
 def beside(rows: Any, array: Any) -> Any:
     """Row numbers or offsets in the kind of the array: as a tensor on its device if the array is a tensor."""
-    if not isinstance(rows, np.ndarray) or isinstance(array, np.ndarray):
-        return rows
+    if not isinstance(rows, np.ndarray) or not hasattr(array, "cpu"):
+        return rows  # arrays of other libraries, such as jax, take those of numpy
     return to_tensor(rows, array.device)
 
 

@@ -99,11 +99,6 @@ class TrainConfig:
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
         several = self.topology.num_hosts > 1 and self.serving.address is not None
         require(not several, "serving.address", f"none where topology = {self.topology}", self.serving.address)
-        served = self.serving.address is not None or self.cluster.kind is not None
-        for name in ("tls_cert", "tls_key", "client_ca", "tokens", "insecure"):
-            value = getattr(self.serving, name)
-            expected = f"{'false' if name == 'insecure' else 'none'} without serving.address (--serve) or cluster.kind"
-            require(served or not value, f"serving.{name}", expected, value)
         each, closing = self.environment.num_envs_per_actor, self.topology.closing
         require(
             each >= self.topology.num_groups,

@@ -41,7 +41,7 @@ from relive.train.run_directory import (
     note_table,
 )
 from relive.train.settings import changed, options
-from relive.train.setup import Setup, learner_threads, open_session, prepare, remove_left
+from relive.train.setup import Setup, check_has_server, learner_threads, open_session, prepare, remove_left
 from relive.train.signals import owning, stop_signals
 from relive.train.watching.callbacks import Callback, Listeners
 from relive.train.watching.checkpoint import (
@@ -249,6 +249,8 @@ def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: boo
     if not isinstance(config, TrainConfig):
         expected = "a TrainConfig for a new run, such as relive.train.preset(agent, env_id)"
         raise InvalidConfig(what="config", expected=expected, got=config)
+    if not resume:
+        check_has_server(config)
     # As it is now: an environment may change the directory of the process.
     return config, Path(os.path.abspath(folder or default_run_dir(config)))
 

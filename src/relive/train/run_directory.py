@@ -41,6 +41,7 @@ __all__ = [
     "LOCK_FILE",
     "SAVE_FOLDER",
     "TABLE_PREFIX",
+    "TUNING_FILE",
     "alone_in",
     "check_files",
     "folder_of_host",
@@ -56,6 +57,7 @@ __all__ = [
 
 LOCK_FILE = ".lock"
 CONFIG_FILE = "config.json"
+TUNING_FILE = "tuning.json"  # of a run that was tuned
 CHECKPOINT_FILE = "checkpoint.pt"
 TABLE_PREFIX = "train-"  # of the names of shared tables of runs
 _TABLE_FILE = ".table"
@@ -249,9 +251,10 @@ def note_table(folder: Path, name: str) -> None:
 
 
 def forget_run(folder: Path) -> None:
-    """Removes the options of a run that was refused before it had made anything."""
-    if {one.name for one in folder.iterdir()} <= {CONFIG_FILE, LOCK_FILE}:
-        (folder / CONFIG_FILE).unlink(missing_ok=True)
+    """Removes the options and the tuning of a run that was refused before it had made anything."""
+    if {one.name for one in folder.iterdir()} <= {CONFIG_FILE, LOCK_FILE, TUNING_FILE}:
+        for name in (CONFIG_FILE, TUNING_FILE):
+            (folder / name).unlink(missing_ok=True)
 
 
 def forget_table(folder: Path) -> None:

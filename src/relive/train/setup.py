@@ -334,6 +334,17 @@ def _address_of(config: TrainConfig) -> str | None:
     return address
 
 
+def check_has_server(config: TrainConfig) -> None:
+    """Raises InvalidConfig if a run that is not served has options of a server. A run that goes on may have them."""
+    if config.is_served or config.cluster.kind is not None:
+        return
+    for name in ("tls_cert", "tls_key", "client_ca", "tokens", "insecure"):
+        value = getattr(config.serving, name)
+        expected = f"{'false' if name == 'insecure' else 'none'} without serving.address (--serve) or cluster.kind"
+        if value:
+            raise InvalidConfig(f"serving.{name}", expected, value)
+
+
 def _check_address(config: TrainConfig, address: str | None) -> None:
     """Raises InvalidConfig if another program serves at the address of the run, or if strangers could enter there.
 

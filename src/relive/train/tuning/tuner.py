@@ -26,6 +26,7 @@ from relive.agents.agent import Spaces
 from relive.agents.config import require
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig, path_of, preset
+from relive.train.run_directory import TUNING_FILE
 from relive.train.settings import Written, changed, nested, options
 from relive.train.setup import least_capacity, limiter_of
 from relive.train.topology import Actors
@@ -46,7 +47,6 @@ from relive.train.tuning.throughput import (
 from relive.train.tuning.trial import Trial, run_trial
 from relive.train.watching.callbacks import Callback
 
-TUNING_FILE = "tuning.json"
 BUDGET_S, AUTO_BUDGET_S = 60.0, 25.0
 _MORE_CORES = (4, 8, 16)
 _CALIBRATION_SHARE = 0.35

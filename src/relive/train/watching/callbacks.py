@@ -99,8 +99,8 @@ class Listeners:
         return bool(self._callbacks)
 
     def add(self, callback: Callback) -> None:
-        """Adds a callback, which is called before the others: it may refuse the run before they write files."""
-        self._callbacks = (callback, *self._callbacks)
+        """Adds a callback, which is called after the others."""
+        self._callbacks += (callback,)
 
     def tell(self, call: Callable[[Callback], bool | None]) -> None:
         """Calls `call` with each callback, in their order."""
