@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,20 @@ def test_a_certificate_has_the_roles_of_its_name(table: relive.Table, ours: Auth
             connect(address, tls=ClientTLS(ours.path, *ours.issue("a\tb", host="")))
         with pytest.raises(errors.AccessDenied), connect(address, tls=actor, token=token) as remote:
             len(remote)
+
+
+def test_the_identity_of_a_certificate_is_its_first_alternative_name(
+    table: relive.Table, ours: Authority, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text('[tokens.c]\ncertificate = "first"\ngrants = [{ roles = ["read"], tables = ["*"] }]\n')
+    path.chmod(0o600)
+    with serve({"pong": table}, TLS, tls=ServerTLS(*ours.issue("server"), ours.path), tokens=path) as server:
+        for names, is_let_in in (("DNS:first,DNS:second", True), ("DNS:second,DNS:first", False)):
+            access = ClientTLS(ours.path, *ours.issue("first", host=names))
+            with contextlib.nullcontext() if is_let_in else pytest.raises(errors.AccessDenied):
+                with connect(f"{server.address}/pong", tls=access) as remote:
+                    assert len(remote) == 20
 
 
 def test_an_identity_with_control_characters_has_no_role(table: relive.Table, ours: Authority) -> None:

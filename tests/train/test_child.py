@@ -9,13 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes.tools import eventually
 
 from relive.errors import InvalidConfig
 from relive.train.child import START_METHOD, Child, Deaths, end_all, one_thread_for_numerics
-from train.workers import echo_until_the_pipe_ends, never_end
+from train.workers import echo_until_the_pipe_ends, never_end, tell_the_size
 
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
 
@@ -52,6 +55,44 @@ def test_a_child_that_dies_is_seen_and_reaped() -> None:
     os.kill(child.pid, signal.SIGTERM)
     assert child.pipe.poll(30), "the pipe ends with the process"
     assert child.reap() == -signal.SIGTERM and child.pid is None
+
+
+@contextmanager
+def alarm(seconds: int) -> Iterator[None]:
+    """Ends the block with an error: it hangs."""
+
+    def hangs(*_: object) -> None:
+        raise AssertionError("a start waits for a child that is dead")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_start_does_not_wait_for_a_child_that_dies_before_it_reads_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe has room for 64 KiB of the task."""
+    monkeypatch.setenv(START_METHOD, "spawn")
+    child = Child("relive-test", never_end)
+    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", lambda *_: os.posix_spawn("/bin/false", ["false"], {}))
+    with alarm(60):
+        child.start(b"a task of a megabyte" * 50_000)
+    assert eventually(lambda: child.has_died) and child.reap() == 1
+
+
+@METHODS
+def test_a_child_gets_a_task_of_any_size(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(START_METHOD, method)
+    child = Child("relive-test", tell_the_size)
+    before = len(os.listdir("/proc/self/fd"))
+    for size in (0, 3_000_000):
+        child.start((child.open_pipe(), b"x" * size))
+        assert child.pipe.recv() == size
+        child.reap()
+    assert len(os.listdir("/proc/self/fd")) <= before + 2, "one of the fork server, one of the resource tracker"
 
 
 def test_children_that_do_not_end_are_killed_at_one_deadline() -> None:

@@ -27,8 +27,13 @@ def echo_until_the_pipe_ends(pipe: Connection) -> None:
         pass
 
 
-def never_end(task: None) -> None:
+def never_end(task: object) -> None:
     time.sleep(600)
+
+
+def tell_the_size(task: tuple[Connection, bytes]) -> None:
+    pipe, content = task
+    pipe.send(len(content))
 
 
 def run_until_the_parent_is_gone(pipe: Connection) -> None:

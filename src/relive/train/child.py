@@ -6,7 +6,8 @@ The protocol of a child and of its parent, the process that calls `train`:
            state they are. SIGINT, SIGTERM and SIGHUP are masked in the parent during the start, and the child inherits
            the mask: a Ctrl-C cannot kill a child that is half started. multiprocessing's resource tracker runs before:
            its start would undo the mask. The parent receives such a signal as soon as the start is over. The child
-           unmasks the signals when it has its task, before any code of the run is called.
+           unmasks the signals when it has its task, before any code of the run is called. The task is in a file: a
+           child that dies before it reads a pipe would hold its parent in the write.
   Ctrl-C   A terminal sends SIGINT to the parent and to all children, and SIGHUP when it closes. The children ignore
            both: the parent decides, and asks its children to end. A SIGTERM to a child kills that child alone.
   end      The parent asks by closing its end of the child's pipe. Children without a pipe are asked by the stop word of
@@ -28,15 +29,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from multiprocessing import resource_tracker
+from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any, final
+from typing import IO, Any, final
 
 from relive.core.forks import renewed_in_children
 from relive.errors import InvalidConfig
@@ -120,9 +123,8 @@ class Child:
         if mine.daemon:
             raise InvalidConfig(f"process that starts {self.name}", "one with daemon=False", f"{mine.name}, a daemon")
         limited = one_thread_for_numerics() if self._one_thread else nullcontext()
-        with uninterrupted(), signals_masked(), limited:
-            arguments = (task, self._run, dict(os.environ))
-            process = self._context.Process(target=_main, args=arguments, name=self.name, daemon=True)
+        with uninterrupted(), signals_masked(), limited, _InFile((task, self._run, dict(os.environ))) as given:
+            process = self._context.Process(target=_main, args=(given,), name=self.name, daemon=True)
             process.start()
             self._process = process
             self.num_starts += 1
@@ -197,8 +199,9 @@ class Deaths:
 # ---- inside the child ------------------------------------------------------------------------------------------------
 
 
-def _main(task: Any, run: Callable[[Any], None], environment: Mapping[str, str]) -> None:
+def _main(given: tuple[Any, Callable[[Any], None], Mapping[str, str]]) -> None:
     """The main function of every child."""
+    task, run, environment = given
     os.environ.clear()  # of a fork server they are those of its own start
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -227,7 +230,44 @@ class Parent:
         return not self._process.is_alive()
 
 
+def _read(end: Any) -> Any:
+    """Reads what an _InFile has. end: its file, as multiprocessing passes it."""
+    with open(end.detach(), "rb") as file:
+        file.seek(0)
+        return pickle.load(file)
+
+
 # ---- during a start --------------------------------------------------------------------------------------------------
+
+
+@final
+class _InFile:
+    """A value on its way into a child, which gets it from a file in memory; a context manager.
+
+    Owner of the file until the block ends. The child then has a descriptor of its own.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._file = _file_in_memory()
+
+    def __enter__(self) -> _InFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._file.write(reduction.ForkingPickler.dumps(self._value))
+        self._file.flush()
+        return _read, (reduction.DupFd(self._file.fileno()),)
+
+
+def _file_in_memory() -> IO[bytes]:
+    """A file without a name; on the disk if the system has none in memory."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("relive-task"), "wb")
+    return tempfile.TemporaryFile()
 
 
 @contextmanager
