@@ -9,6 +9,7 @@ import numpy as np
 
 import relive
 from relive import _core
+from relive.core.streams import number_on_stream
 
 DOCUMENTED = {
     # The header.
@@ -137,6 +138,14 @@ def test_splitmix64_is_the_published_sequence() -> None:
     assert [_core.splitmix64(state) for state in states[:-1]] == PUBLISHED
     mixed = _core.mix_words(np.array(states[1:], np.uint64).reshape(5, 1)[::-1])
     assert mixed.dtype == np.uint64 and mixed.shape == (5, 1) and mixed[::-1, 0].tolist() == PUBLISHED
+
+
+def test_a_draw_on_one_stream_can_have_the_random_numbers_of_a_draw_on_another() -> None:
+    for seed, own, stream, number in ((0, 0, 2**39, 2**40), (ALL_BITS, 3, 2**62 + 1, 7), (5, 4, 4, 9)):
+        there = number_on_stream(seed, own, stream, number)
+        assert 0 <= there <= ALL_BITS and (there == number) == (own == stream)
+        for attempt in (0, 1, 2**32):
+            assert _core.random_base(seed, own, there, attempt) == _core.random_base(seed, stream, number, attempt)
 
 
 def test_random_base_is_where_a_call_begins() -> None:

@@ -142,6 +142,49 @@ def test_a_table_of_this_process_is_read_by_its_handle(table: relive.Table) -> N
         next(iter(in_workers))
 
 
+def actions(loader: Any, count: int) -> list[list[int]]:
+    batches = iter(loader)
+    return [next(batches)["action"].tolist() for _ in range(count)]
+
+
+@pytest.fixture(params=["local", "tiered"])
+def own(request: Any, tmp_path: Path) -> Iterator[relive.Table]:
+    """A table that only this process reads, with the steps of `table`."""
+    tiers = relive.Tiered(tmp_path, 1 << 20, min_column_bytes=4)
+    with relive.Table(plain_spec(), 1000, storage=None if request.param == "local" else tiers, timeout_s=20.0) as one:
+        with one.writer() as writer:
+            write_steps(writer, 0, STEPS)
+        yield one
+
+
+def test_a_table_of_this_process_gives_the_batches_of_a_shared_one(table: relive.Table, own: relive.Table) -> None:
+    drawn = [actions(relive.loader(own, 8, stream=stream), 3) for stream in range(3)]
+    assert drawn == [actions(relive.loader(table, 8, stream=stream), 3) for stream in range(3)]
+    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
+
+
+def test_loaders_leave_the_draws_of_a_table_of_this_process_as_they_are(own: relive.Table, tmp_path: Path) -> None:
+    own.save(tmp_path / "before")
+    apart = [actions(relive.loader(own, 8, stream=stream), 3) for stream in range(2)]
+    assert (own.next_draw, own.stream) == (0, 0)
+    by_turns = [iter(relive.loader(own, 8, stream=stream)) for stream in range(2)]
+    mine = []
+    for number in range(3):
+        mine.append(own.sample(8)["action"].tolist())
+        assert [next(one)["action"].tolist() for one in by_turns] == [batches[number] for batches in apart]
+        assert own.next_draw == number + 1
+    with relive.load(tmp_path / "before") as other:
+        assert mine == [other.sample(8)["action"].tolist() for _ in range(3)]
+
+
+def test_a_save_within_a_draw_of_a_loader_can_be_loaded(own: relive.Table, tmp_path: Path) -> None:
+    """The number of such a draw may be any of 64 bits."""
+    own.number_draws(2**64 - 1)
+    own.save(tmp_path / "save")
+    with relive.load(tmp_path / "save") as again:
+        assert again.next_draw == 2**64 - 1 and again.sample(4).num_items == 4
+
+
 def test_passes_with_workers_are_told_apart_by_their_epoch(table: relive.Table) -> None:
     dataset = relive.loader(table, 4)
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1)
@@ -173,6 +216,38 @@ def test_a_restored_loader_goes_on(table: relive.Table, num_workers: int) -> Non
     assert keys(iter(again), 5) == expected[4:]
     told = str(again.state_dict())
     assert "'restored': 'continued'" in told and "repartitioned" not in told
+
+
+@pytest.mark.parametrize("way", ["to shared memory", "from shared memory"])
+def test_a_state_goes_on_over_a_table_in_another_storage(table: relive.Table, tmp_path: Path, way: str) -> None:
+    table.save(tmp_path / "save")
+    with relive.load(tmp_path / "save") as copy:
+        old, new = (copy, table) if way == "to shared memory" else (table, copy)
+        first = relive.loader(old, 8, stream=1)
+        batches = iter(first)
+        keys(batches, 4)
+        again = relive.loader(new, 8, stream=1)
+        again.load_state_dict(first.state_dict())
+        assert keys(iter(again), 3) == keys(batches, 3) and again.restored == "continued"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_state_of_the_first_version_promises_no_batches(table: relive.Table, num_workers: int) -> None:
+    """It does not say whether its loader drew on a stream of its own, or on that of a table of its process."""
+    first = stateful(relive.loader(table, 8), num_workers=num_workers)
+    keys(iter(first), 3)
+    dataset = relive.loader(table, 8)
+    again = stateful(dataset, num_workers=num_workers)
+    again.load_state_dict(of_first_version(first.state_dict()))
+    next(iter(again))
+    assert dataset.restored == "redrawn"
+
+
+def of_first_version(state: Any) -> Any:
+    if not isinstance(state, dict):
+        return state
+    marked = {"version": 1} if "table" in state else {}
+    return {name: of_first_version(value) for name, value in state.items()} | marked
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 1), (1, 4)])
@@ -238,7 +313,7 @@ def test_a_state_that_is_none_of_this_loader_changes_nothing(table: relive.Table
     wrong: list[Any] = [
         {},
         7,
-        state | {"version": 2},
+        state | {"version": 3},
         state | {"batch": -1},
         state | {"world": 0},
         state | {"first": 1.0},

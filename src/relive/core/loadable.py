@@ -56,3 +56,11 @@ class Loadable:
         Does nothing where a server numbers the draws.
         """
         return
+
+    def number_draw_on(self, stream: int, number: int) -> None:
+        """Gives the next draw the random numbers that the draw of this number has on a handle of that stream.
+
+        Call number_draws before the draw after it. A handle over several shards, and one whose draws a server numbers,
+        draw on the streams that they have.
+        """
+        self.number_draws(number)

@@ -4,11 +4,11 @@ Numbers. The batches of all ranks and worker processes are numbered once:
 
 - Batch k of rank r of W ranks has number first + k W + r.
 - Worker w of n makes the batches with k = w modulo n, the order in which DataLoader asks its workers.
-- A batch is the draw of that number on one stream, in whichever process it is drawn.
+- A batch is the draw of that number on the stream of the loader, in whichever process and storage it is drawn.
 
 So an equal table gives equal batches to any number of workers, and no two ranks draw alike. If W changes, the new ranks
 continue after the last number of the old ones. Where draws are numbered elsewhere, by a server or by ranks that draw
-slices of one draw, that numbering applies.
+slices of one draw, that numbering applies, and so do the streams there.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = ["Loader", "Restored"]
 
 Restored: TypeAlias = Literal["continued", "repartitioned", "redrawn"]
 
-_VERSION = 1
-_STREAM = 2**39  # of the handles that loaders open; programs use smaller ranks
+_VERSION = 2  # of a state. One of version 1 does not say on which stream a LocalMemory table was drawn
+_STREAM = 2**39  # of the draws of loaders; programs use smaller ranks
 _FIRST_CALL = 2**40  # of their draws, far from the draws that a program makes with the same handle
 _EPOCH_BITS = 32  # numbers of batches in a pass
 _NUMBERS = {"version": 1, "num_items": 1, "world": 1, "num_workers": 1, "first": 0, "batch": 0}  # of a state, at least
@@ -116,8 +116,8 @@ class Loader(IterableDataset[dict[str, Any]]):
           this host: only if each batch has items of every shard.
         - "repartitioned": the ranks or workers are others now, and share the batches after the last one of the old
           ones.
-        - "redrawn": a server numbers the draws. The batches are drawn as ever, and are not the same as without the
-          restart.
+        - "redrawn": a server numbers the draws, or the state has version 1, which does not tell their stream. The
+          batches are drawn as ever, and may be others than without the restart.
         """
         return self._restored
 
@@ -140,7 +140,11 @@ class Loader(IterableDataset[dict[str, Any]]):
         if self._is_group:  # its draws follow each other on every rank
             return self._shown(table.sample(self.num_items, **self._reading))
         before = table.next_draw
-        table.number_draws(_FIRST_CALL + self._first + position * self.world + self.rank)
+        number = _FIRST_CALL + self._first + position * self.world + self.rank
+        if is_own:
+            table.number_draws(number)
+        else:
+            table.number_draw_on(_STREAM + self._stream, number)
         try:
             return self._shown(table.sample(self.num_items, **self._reading))
         finally:
@@ -222,7 +226,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         expected = {"table": self._digest, "num_items": self.num_items}  # the workers refuse other ones
         parts = _parts_of_workers(state)
         if all(isinstance(part, Mapping) and expected.items() <= part.items() for part in parts):
-            self._restored = "continued" if self._is_numbered else "redrawn"
+            self._restored = "continued" if all(map(self._draws_alike, parts)) else "redrawn"
 
     def _go_on_from(self, given: dict[str, Any]) -> None:
         for what, expected in (("table", self._digest), ("num_items", self.num_items)):
@@ -240,7 +244,12 @@ class Loader(IterableDataset[dict[str, Any]]):
             got = f"world {self._ranks} and {num_workers} workers"
             raise InvalidConfig("ranks and workers of the loader that is restored", expected, got)
         self._first, self._batch = first, batch
-        self._restored = "redrawn" if not self._is_numbered else "continued" if is_same else "repartitioned"
+        alike: Restored = "continued" if is_same else "repartitioned"
+        self._restored = alike if self._draws_alike(given) else "redrawn"
+
+    def _draws_alike(self, state: Mapping[str, Any]) -> bool:
+        """Whether the batches are those that the loader of a state would have made."""
+        return self._is_numbered and state.get("version") == _VERSION
 
     @property
     def _ranks(self) -> int:
@@ -381,8 +390,8 @@ def _checked(state: Any) -> dict[str, Any]:
         value = state.get(name)
         if type(value) is not int or value < least:
             raise InvalidConfig(f"{name!r} in the state of a loader", f"an integer >= {least}", value)
-    if state["version"] != _VERSION:
-        raise InvalidConfig("version of the loader's state", str(_VERSION), state["version"])
+    if state["version"] > _VERSION:
+        raise InvalidConfig("version of the loader's state", f"at most {_VERSION}", state["version"])
     return dict(state)
 
 

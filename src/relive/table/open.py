@@ -201,7 +201,8 @@ def loader(
         reward: as for sample. Worker processes call it, so it is a function of a module, which pickles.
         beta: exponent of the weights; None: no weights.
         timeout_s: how long a batch waits for the limiter, in seconds, before DeadlineExceeded.
-        stream: loaders with different streams draw different items.
+        stream: loaders with different streams draw different items. No effect on a remote table, or on one with an
+            exchange of ranks.
 
     Raises:
         InvalidConfig, UnknownColumn: an argument has another type or value.

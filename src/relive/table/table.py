@@ -21,6 +21,7 @@ from relive.core.attached import attached_pids
 from relive.core.made_files import note_made
 from relive.core.protocol import ReplayTable
 from relive.core.request import DrawRequest
+from relive.core.streams import number_on_stream
 from relive.errors import InvalidConfig, NameTaken, NotShareable
 from relive.reading.columns import Columns
 from relive.reading.holds import BatchSource
@@ -197,8 +198,12 @@ class Table(Saved):
         return self._local.next_call
 
     def number_draws(self, number: int) -> None:
-        """Gives the next draw this number."""
-        self._local.set_next_call(integer("number of the next draw", number, 0))
+        """Gives the next draw this number, of 64 bits at most."""
+        self._local.set_next_call(integer("number of the next draw", number, 0, 2**64 - 1))
+
+    def number_draw_on(self, stream: int, number: int) -> None:
+        """Gives the next draw the random numbers that the draw of this number has on a handle of that stream."""
+        self.number_draws(number_on_stream(self._config.seed, self.stream, stream, number))
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
