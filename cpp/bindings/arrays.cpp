@@ -130,13 +130,15 @@ nb::object stored_keys(const nb::handle& keys, int64_t stored) {
   throw raised;
 }
 
-// Raises the error of a signal handler that ran during the call, or KeyboardInterrupt. If a block stopped half way, the
-// error says which rows are stored.
+// Raises the error of a signal handler that ran during the call, or KeyboardInterrupt. If the call stores rows, the
+// error says which ones are stored.
 [[noreturn]] void raise_of_signal(const Status& status, const nb::handle& keys) {
   if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
+  if (!keys.is_valid()) throw nb::python_error();
+  int64_t stored = 0;
   for (const Field& field : status.fields())
-    if (keys.is_valid() && field.name == "stored") raise_with_stored(keys, field.integer);
-  throw nb::python_error();
+    if (field.name == "stored") stored = field.integer;
+  raise_with_stored(keys, stored);
 }
 
 }  // namespace

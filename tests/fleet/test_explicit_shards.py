@@ -151,3 +151,30 @@ def test_the_exception_of_a_handler_tells_which_items_are_made(stored: int) -> N
         made_as_let_in(items, create, lets_in, Wait(60.0))
     assert stopped.value.stored == 3 + stored  # type: ignore[attr-defined]
     assert stopped.value.keys.tolist() == list(range(100, 103 + stored))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [errors.ServiceUnavailable, KeyboardInterrupt])
+def test_items_whose_answer_is_lost_are_told_apart_from_made_ones(kind: Any) -> None:
+    """The first three are made. The next two were sent, and the others were not."""
+    room, error = [3, 2], kind("there", 1.0)
+
+    def create(part: NewItems, left_s: float) -> Any:
+        if room:
+            return part.windows
+        if isinstance(error, errors.ServiceUnavailable):
+            error.tell_items(np.zeros(0, np.int64), 2, 2)
+        raise error
+
+    def lets_in(count: int, left_s: float) -> bool:
+        return count <= (room[0] if room else 0) or count == 1
+
+    def made(part: NewItems, left_s: float) -> Any:
+        room.pop(0)
+        return create(part, left_s)
+
+    with pytest.raises(kind) as stopped:
+        made_as_let_in(NewItems(np.arange(100, 110), [], None, []), made, lets_in, Wait(60.0))
+    told: Any = stopped.value
+    assert (told.stored, told.keys.tolist(), told.unanswered) == (3, [100, 101, 102], 2)
+    if isinstance(told, errors.ServiceUnavailable):
+        assert "made the first 3 of 10 items" in str(told) and "may have made 2 of the items after them" in str(told)

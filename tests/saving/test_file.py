@@ -347,8 +347,9 @@ def test_only_the_table_itself_saves_into_its_folder(tmp_path: Path) -> None:
         assert relive.saved(tmp_path / "elsewhere").num_steps == 3
         with relive.load(tmp_path / "table") as copy:
             assert len(copy) == 3
-        with pytest.raises(errors.NameTaken):
+        with pytest.raises(errors.NameTaken, match=r"in use by this process; .* attach\(File\(.*/table'\)\)") as taken:
             relive.load(tmp_path / "elsewhere", storage=relive.File(tmp_path / "table"))
+        assert "SharedMemory" not in str(taken.value)
         with relive.load(tmp_path / "elsewhere", storage=relive.File(tmp_path / "new"), capacity=2000) as bigger:
             assert bigger.capacity == 2000 and len(bigger) == 3
     assert len_of(tmp_path / "new") == 3

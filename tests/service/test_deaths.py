@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ import relive
 from relive import errors
 from relive.service import Streaming, connect, serve
 from relive.service.client import batches as ahead
+from relive.service.client.exchange import Exchange
 from relive.service.server.hosting import Hosted
 from service.hosts import Host
 from service.proxy import Proxy
@@ -283,4 +284,77 @@ def test_patterns_go_on_with_new_episodes_after_a_restart(shm_name: Any) -> None
                 for number in range(10, 15):
                     writer.append(**step(number))
                 assert (writer.num_waiting, writer.num_dropped, table.num_items("items")) == (0, 0, 3)
+                writer.close()
+
+
+@final
+class LostAnswers:
+    """A remote table. `lost` is raised once in place of the answer to create_items, which has come."""
+
+    def __init__(self, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._table, self._monkeypatch = table, monkeypatch
+        self.lost: BaseException | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def create_items(self, *arguments: Any, **options: Any) -> Any:
+        if self.lost is None:
+            return self._table.create_items(*arguments, **options)
+        lost, self.lost, receive = self.lost, None, Exchange.receive
+
+        def receive_and_lose(stream: Exchange) -> Any:
+            receive(stream)
+            raise lost
+
+        with self._monkeypatch.context() as patch:
+            patch.setattr(Exchange, "receive", receive_and_lose)
+            return self._table.create_items(*arguments, **options)
+
+
+@pytest.mark.parametrize("lost", [ConnectionResetError, KeyboardInterrupt])
+@pytest.mark.parametrize("streaming", [None, Streaming(linger_s=0.0)], ids=["plain", "streaming"])
+def test_patterns_make_no_item_twice_if_an_answer_is_lost(
+    monkeypatch: pytest.MonkeyPatch, lost: type[BaseException], streaming: Streaming | None
+) -> None:
+    index = {"steps": relive.Index(), "items": relive.Index(relive.Explicit(1))}
+    with relive.Table(plain_spec(), 500, index) as table, serve({"table": table}, "grpc://127.0.0.1:0") as server:
+        with connect(f"{server.address}/table", timeout_s=60.0) as remote:
+            losing = LostAnswers(remote, monkeypatch)
+            writer = relive.PatternWriter(losing, remote.writer(streaming=streaming), relive.Pattern(1, index="items"))
+            writer.append(**step(0))
+            losing.lost = lost("cut")
+            with pytest.raises((errors.ServiceUnavailable, KeyboardInterrupt)) as caught:
+                writer.append(**step(1))
+            assert getattr(caught.value, "stored", 0) == 1
+            writer.append(**step(2))
+            writer.flush()
+            made = np.concatenate(list(table.keys(index="items")))
+            assert table.gather(made, index="items")["action"].ravel().tolist() == [0, 1, 2]
+            assert (writer.num_waiting, writer.num_unanswered) == (0, 1)
+            if isinstance(caught.value, errors.ServiceUnavailable):
+                assert "may have made 1 of the 1 items" in str(caught.value)
+            writer.close()
+
+
+def test_items_that_no_server_got_are_made_when_it_is_back() -> None:
+    """A limiter holds the item back. Then no server is there: nothing is sent, and the item waits on."""
+    items = relive.Index(relive.Explicit(1), limiter=relive.Queue(1), max_times_sampled=1)
+    with relive.Table(plain_spec(), 500, {"steps": relive.Index(), "items": items}) as table:
+        first = serve({"table": table}, "grpc://127.0.0.1:0")
+        with connect(f"{first.address}/table", timeout_s=1.0) as remote:
+            writer = relive.PatternWriter(remote, remote.writer(), relive.Pattern(1, index="items"))
+            writer.append(**step(0))
+            with pytest.raises(errors.DeadlineExceeded):
+                writer.append(**step(1, 2), terminated=True, timeout_s=0.0)
+            first.close()
+            with pytest.raises(errors.ServiceUnavailable):
+                remote.clear()  # no idle stream is left
+            with pytest.raises(errors.ServiceUnavailable):
+                writer.flush(0.0)
+            assert (writer.num_waiting, writer.num_unanswered) == (1, 0)
+            with serve({"table": table}, first.address):
+                table.sample(1, index="items")
+                writer.flush(60.0)
+                assert (writer.num_waiting, writer.num_unanswered, table.num_items("items")) == (0, 0, 1)
                 writer.close()

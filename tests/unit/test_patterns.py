@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import relive
 from relive import Condition, Explicit, Pattern, PatternWriter, Window, errors
+from relive.core import ending
 
 SPEC = relive.StepSpec(
     {
@@ -252,6 +254,47 @@ def test_ctrl_c_after_the_first_items_of_a_step(table: Any) -> None:
         assert getattr(caught.value, "stored", 0) == 2 and patterns.num_waiting == 1
         patterns.flush()
         assert sorted(contents(table)) == [((), (5,), (), 5.0), ((), (6,), (), 6.0)]
+
+
+def test_ctrl_c_while_a_limiter_holds_items_back_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call tells that it made two of the four, and then that it made none: the others are made later, once."""
+    limiter = relive.SamplesPerInsert(1.0, min_size=2, tolerance=4.0)  # made - drawn stays in [-2, 6]
+    with make_table(limiter=limiter) as table:
+        writer = PatternWriter(table, table.writer(4), Pattern({"now": 1}, columns={"score": "reward"}))
+        rows = {"observation": np.zeros((4, 2)), "action": {"x": np.arange(4)}, "reward": np.zeros(4)}
+        writer.append(**rows)
+        monkeypatch.setattr(ending, "num_threads", lambda: signal.raise_signal(signal.SIGINT))  # in a wait
+        with pytest.raises(KeyboardInterrupt):
+            writer.append(**rows, timeout_s=60.0)
+        for _ in range(2):
+            assert (writer.num_waiting, writer.num_unanswered, table.num_items("items")) == (2, 0, 6)
+            with pytest.raises(KeyboardInterrupt):
+                writer.flush(60.0)
+        monkeypatch.undo()
+        table.draw(4, index="items")
+        writer.flush(0.0)
+        assert (writer.num_waiting, writer.num_unanswered, table.num_items("items")) == (0, 0, 8)
+        writer.close()
+
+
+def test_items_of_a_call_that_does_not_tell_what_it_made_are_not_made_again(table: Any) -> None:
+    """Ctrl-C right after the core has returned: the exception says nothing of the items, which are made."""
+    real, signals = table.create_items, [KeyboardInterrupt()]
+
+    def create(windows: Any, **options: Any) -> Any:
+        made = real(windows, **options)
+        if signals:
+            raise signals.pop()
+        return made
+
+    table.create_items = create
+    with PatternWriter(table, table.writer(2), Pattern({"now": 1}, columns={"score": "reward"})) as patterns:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            patterns.append(observation=np.zeros((2, 2)), action={"x": [5, 6]}, reward=[5.0, 6.0])
+        assert getattr(caught.value, "stored", 0) == 2, "the steps are stored"
+        assert (patterns.num_waiting, patterns.num_unanswered) == (0, 2) and "2 items unanswered" in repr(patterns)
+        patterns.append(observation=np.zeros((2, 2)), action={"x": [7, 8]}, reward=[0.0, 1.0])
+        assert sorted(score for *_, score in contents(table)) == [0.0, 1.0, 5.0, 6.0]
 
 
 def test_rows_of_two_episodes_make_no_item(table: Any) -> None:

@@ -30,7 +30,8 @@ class ServiceUnavailable(ReliveError, ConnectionError):
         waited_s: Seconds that the call waited.
         reason: The reason in a line.
         is_there: The server is neither gone nor silent: bytes came from it until the deadline of the call.
-        unanswered: rows of a writer's call, after the `stored` first ones, that were sent and may be stored. Else 0.
+        unanswered: rows of a writer's call, or items of create_items, after the `stored` first ones, that were sent
+            and may be stored. Else 0.
     """
 
     unanswered: int = 0
@@ -63,6 +64,26 @@ class ServiceUnavailable(ReliveError, ConnectionError):
         if unanswered:
             which = f"{unanswered} of the rows after them" if len(keys) else f"{unanswered} of the {num_rows} rows"
             facts.append(f"may have stored {which}: look for them before you write them again; the lanes are cut")
+        self._tell(facts)
+
+    def tell_items(self, keys: npt.NDArray[np.int64], num_items: int, unanswered: int) -> None:
+        """Notes what is known of the items of create_items.
+
+        Args:
+            keys: int64[stored], the keys of the first items, which are made.
+            num_items: items of the call.
+            unanswered: items after these that were sent.
+        """
+        self.stored, self.keys, self.unanswered = len(keys), keys if len(keys) else None, unanswered
+        facts = []
+        if len(keys):
+            facts.append(f"made the first {len(keys)} of {num_items} items, under the error's keys")
+        if unanswered:
+            which = f"{unanswered} of the items after them" if len(keys) else f"{unanswered} of the {num_items} items"
+            facts.append(f"may have made {which}: look for them before you make them again")
+        self._tell(facts)
+
+    def _tell(self, facts: list[str]) -> None:
         self.args = (f"{self._without_rows}; the server {', and '.join(facts)}",) if facts else (self._without_rows,)
 
 

@@ -37,12 +37,22 @@ class StorageFull(ReliveError, OSError):
 
 @final
 class NameTaken(ReliveError, FileExistsError):
-    """A table of this name exists, and a process is attached to it. pids: the attached processes that are visible."""
+    """A table of this name exists, and a process is attached to it; or a folder has a table or saves.
+
+    pids: the attached processes that are visible.
+    """
 
     def __init__(self, path: str, pids: Sequence[int] = ()) -> None:
         self.path = path
         self.pids = tuple(pids)
         name = _table_name(path)
+        if not path.startswith("/dev/shm/relive-"):  # a folder of File
+            used = f", and is in use{_by(self.pids)}" if self.pids else ""
+            super().__init__(
+                f"{path} has a table or saves{used}; give File another folder, open this table with"
+                f" attach(File({path!r})), or remove it with `relive rm {path}` once it is closed"
+            )
+            return
         if self.pids == (os.getpid(),):
             way_out = f"close it first, or replace it: SharedMemory({name!r}, overwrite=True)"
         else:

@@ -215,6 +215,8 @@ class GroupReader:
             RankLost: a rank ended, or an earlier call was given up. End all ranks, and start the group again.
 
         Blocks:
+            The leader's draw and gather end one second before timeout_s, or a quarter of timeout_s if that is
+            shorter: the rest is for the other ranks. The draw's DeadlineExceeded comes that much earlier.
             The leader waits for the others at most timeout_s. The others wait at most timeout_s + 5 s, because the
             leader waits for shards and other leaders one second at least. Once timeout_s is over, each exchange that
             is left waits at most one second on the leader, and 5 s on the others: there are up to four.

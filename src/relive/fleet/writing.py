@@ -278,20 +278,22 @@ def made_as_let_in(
     Raises:
         DeadlineExceeded: the limiter did not let in all items in time. error.stored and error.keys tell which are made.
         The errors of create. Those that name an item count it from the first item of the call. The exception of a
-        signal's handler has `stored` and `keys`, too.
+        signal's handler has `stored` and `keys`, too, and `unanswered`: the items after these that may be made.
     """
     made: list[Keys] = []
-    begin, count = 0, len(items.windows)
+    begin, count, sent = 0, len(items.windows), 0
     try:
         while begin < count:
             upto = begin + _num_let_in(lets_in, count - begin, wait)
+            sent = upto - begin
             made.append(create(_part(items, begin, upto), wait.left_s))
-            begin = upto
+            begin, sent = upto, 0
     except ReliveError as error:
         raise _of_all(error, made, count) from None
     except BaseException as error:  # of a signal's handler
-        keys = _keys_of(error, made)
-        error.stored, error.keys = len(keys), keys  # type: ignore[attr-defined]
+        keys, tells = _keys_of(error, made), isinstance(getattr(error, "keys", None), np.ndarray)
+        told: Any = error
+        told.stored, told.keys, told.unanswered = len(keys), keys, 0 if tells else sent
         raise
     return np.concatenate(made)
 
@@ -323,6 +325,9 @@ def _of_all(error: ReliveError, made: list[Keys], count: int) -> ReliveError:
     if not begin:
         return error
     keys = np.concatenate([*made, stored_before(error)])
+    if isinstance(error, ServiceUnavailable):
+        error.tell_items(keys, count, error.unanswered)
+        return error
     fields = {**vars(error), "stored": len(keys), "num_items": count, "keys": keys}
     fields |= {name: begin + fields[name] for name in ("item", "position") if type(fields.get(name)) is int}
     return from_core(type(error).__name__, fields)

@@ -19,9 +19,11 @@ from relive.config.explicit import Explicit, Window
 from relive.core.closing import Closing
 from relive.core.protocol import ReplayWriter
 from relive.errors import (
+    BadMessage,
     InvalidConfig,
     MissingColumn,
     NoPriorities,
+    ReliveError,
     RowGone,
     RowsApart,
     ServiceUnavailable,
@@ -251,6 +253,9 @@ class _Due:
     windows: dict[str, tuple[Keys, int]]
     columns: dict[str, npt.NDArray[Any]]
 
+    def __len__(self) -> int:
+        return len(next(iter(self.windows.values()))[0])
+
     def after(self, count: int) -> _Due:
         """The items after the first `count`."""
         windows = {name: (keys[count:], num_rows) for name, (keys, num_rows) in self.windows.items()}
@@ -265,9 +270,14 @@ class PatternWriter(Closing):
     One thread at a time may use it. A step that end_episode() ends is an end, too: patterns with at_end=True wait for
     that call, others do not. If a limiter does not let items in before the deadline, DeadlineExceeded has `stored` rows
     and their keys: the steps are stored, and the next call or flush() makes their items. An item is dropped and counted
-    in num_dropped if its rows are gone or of two episodes (the lane was cut). A lost server cuts all lanes of a remote
-    writer: after ServiceUnavailable the next step of each lane begins an episode. The same holds after Unacknowledged
-    of a writer that streams.
+    in num_dropped if its rows are gone or of two episodes (the lane was cut).
+
+    Each item is made at most once. If the answer of a server is lost, or Ctrl-C ends the call, it may be unknown
+    whether some items are made. These items are not made again, and num_unanswered counts them.
+
+    A lost server cuts all lanes of a remote writer: after ServiceUnavailable the next step of each lane begins an
+    episode. The same holds after Unacknowledged of a writer that streams. Patterns make no items of steps whose keys
+    did not come.
 
     Args:
         table: the table of the items.
@@ -306,6 +316,7 @@ class PatternWriter(Closing):
         self._last: dict[str, npt.NDArray[Any]] = {}  # columns of each lane's newest step that patterns use, [L, ...]
         self._queue: list[_Due] = []
         self.num_dropped = 0
+        self.num_unanswered = 0
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -354,7 +365,9 @@ class PatternWriter(Closing):
     def flush(self, timeout_s: float | None = None) -> None:
         """Makes the items that a limiter did not let in before.
 
-        Raises DeadlineExceeded; items that were made stay made.
+        Raises:
+            DeadlineExceeded: a limiter did not let in all items. The others wait on; items that were made stay made.
+            ServiceUnavailable: the answer did not come. num_unanswered counts the items that the server may have made.
         """
         while self._queue:
             due = self._queue[0]
@@ -367,7 +380,7 @@ class PatternWriter(Closing):
                 self._drop(due, problem)
                 continue
             except BaseException as problem:
-                self._queue[0] = due.after(len(stored_before(problem)))
+                self._note_made(due, problem)
                 raise
             del self._queue[0]
 
@@ -376,7 +389,7 @@ class PatternWriter(Closing):
     @property
     def num_waiting(self) -> int:
         """Items that are due and not made."""
-        return sum(len(next(iter(due.windows.values()))[0]) for due in self._queue)
+        return sum(len(due) for due in self._queue)
 
     @property
     def num_lanes(self) -> int | None:
@@ -394,7 +407,8 @@ class PatternWriter(Closing):
         self._writer.close()
 
     def __repr__(self) -> str:
-        return f"PatternWriter({self._writer!r}, {len(self._bound)} patterns, {self.num_waiting} items wait)"
+        lost = f", {self.num_unanswered} items unanswered" if self.num_unanswered else ""
+        return f"PatternWriter({self._writer!r}, {len(self._bound)} patterns, {self.num_waiting} items wait{lost})"
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
@@ -459,6 +473,7 @@ class PatternWriter(Closing):
                 told: Any = problem  # of the steps of the call, not of the items
                 told.stored = 0 if keys is None else int(np.size(keys))
                 told.keys = None if keys is None else np.atleast_1d(np.asarray(keys, np.int64))
+                told.unanswered = 0
             raise
 
     @contextmanager
@@ -470,6 +485,16 @@ class PatternWriter(Closing):
             self._steps[:] = 0
             raise
 
+    def _note_made(self, due: _Due, problem: BaseException) -> None:
+        """After an error of create_items: keeps the items that are certainly not made, and counts the unknown ones."""
+        rest = due.after(len(stored_before(problem)))
+        unanswered = len(rest)
+        if _tells_of_items(problem):
+            unanswered = min(unanswered, getattr(problem, "unanswered", 0))
+        rest = rest.after(unanswered)
+        self._queue[:1] = [rest] if len(rest) else []
+        self.num_unanswered += unanswered
+
     def _drop(self, due: _Due, problem: RowGone | RowsApart) -> None:
         """Drops an item that cannot be had: a row is gone, or the rows are no window."""
         if problem.stored:
@@ -479,5 +504,16 @@ class PatternWriter(Closing):
         keep = {name: (np.delete(keys, at), num_rows) for name, (keys, num_rows) in due.windows.items()}
         self._queue[0] = _Due(due.bound, keep, {name: np.delete(one, at, 0) for name, one in due.columns.items()})
         self.num_dropped += 1
-        if not len(next(iter(keep.values()))[0]):
+        if not len(self._queue[0]):
             del self._queue[0]
+
+
+def _tells_of_items(problem: BaseException) -> bool:
+    """Whether an error of create_items tells which items are made, and which ones may be made.
+
+    An answer that cannot be read tells nothing. The exception of a signal's handler tells by its `keys`. It has none if
+    the signal came outside of the core, or while a server worked.
+    """
+    if isinstance(problem, ReliveError):
+        return not isinstance(problem, BadMessage)
+    return isinstance(getattr(problem, "keys", None), np.ndarray)

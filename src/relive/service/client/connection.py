@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, final
 
+import numpy as np
 import pyarrow.flight as flight
 
 from relive._core import BatchMemory
@@ -448,6 +449,8 @@ class Asking:
         """Returns if the call may be sent again; open() raises at `ends`. Else raises the error of the stream."""
         error = self._connection.broken(self._stream, problem, self._asked)
         if self._op not in _LOOKS or self._stream.expired or self._connection.closed:
+            if self._op == "create" and isinstance(error, ServiceUnavailable):
+                error.tell_items(np.zeros(0, np.int64), self._count, self._count)
             raise error from None
 
 

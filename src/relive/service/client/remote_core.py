@@ -203,7 +203,7 @@ class RemoteCore(SimpleCalls):
     ) -> Keys:
         """Creates explicit items and returns their keys.
 
-        After ServiceUnavailable the items may or may not have been made.
+        After ServiceUnavailable the error's `unanswered` items may or may not have been made.
         """
         count = len(windows)
         named = [0 if one is None else one.shape[1] for one in rows]

@@ -271,7 +271,10 @@ class RemoteTable(TableHandle):
     # ---- the server ------------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
-        """Has the server serve this table no more, and remove its shared memory. Every client's streams end.
+        """Has the server serve this table no more, and remove its shared memory.
+
+        Every client's streams end within about a second. Until then, open handles still answer and take steps. These
+        steps are lost.
 
         Raises:
             AccessDenied: The client does not have the role admin.

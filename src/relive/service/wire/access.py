@@ -37,7 +37,8 @@ class ClientTLS:
         key: PEM file of the certificate's key.
 
     Raises:
-        InvalidConfig: A file cannot be read or is not PEM, or the key does not fit the certificate.
+        InvalidConfig: An argument is no path, or only one of certificate and key is given. The other faults are raised
+            when a handle connects: a file cannot be read or is not PEM, or the key does not fit the certificate.
     """
 
     ca: str | os.PathLike[str] | None = None

@@ -28,7 +28,8 @@ class ServerTLS:
             without such a certificate, and the certificate's name is the client's identity. None: clients need none.
 
     Raises:
-        InvalidConfig: A file cannot be read or is not PEM, or the key does not fit the certificate.
+        InvalidConfig: An argument is no path. The other faults are raised when the server starts: a file cannot be read
+            or is not PEM, or the key does not fit the certificate.
     """
 
     certificate: str | os.PathLike[str]
