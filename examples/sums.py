@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -75,6 +76,7 @@ class Sums:
 def check(name: str, sums: Sums, seconds: float, link: Connection) -> None:
     """The checker's process: completes the rewards of ended rollouts, and reports these rewards."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the learner ends the checker
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with relive.attach(name) as table:
         while True:
             try:
@@ -114,7 +116,12 @@ class Checker:
         context = multiprocessing.get_context("spawn")
         self._link, other = context.Pipe()
         self.process = context.Process(target=check, args=(*self._work, other), daemon=True)
-        self.process.start()
+        resource_tracker.ensure_running()  # its start, which the first process would make, unblocks SIGINT
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the checker begins with it blocked
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         other.close()
         self.restarts += 1
         if self.unchecked:

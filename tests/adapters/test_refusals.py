@@ -364,6 +364,22 @@ def test_an_interrupted_write_is_tried_again() -> None:
         assert times(table) == {(0, 0, 1), (0, 1, 2)}
 
 
+def test_a_step_that_a_server_may_have_stored_is_not_written_again() -> None:
+    lost: Any = KeyboardInterrupt()
+    lost.unanswered = 1
+    with make_table(Odd.observation_space) as table:
+        env = record(Odd(length=2), Refusing(table, {2: lost}))
+        env.reset()
+        env.step(0)
+        with pytest.raises(KeyboardInterrupt):
+            env.step(0)
+        env.finish_step()
+        env.reset()
+        env.step(0)
+        env.close()
+        assert times(table) == {(0, 0, 1), (1, 0, 1)}
+
+
 def test_closing_closes_everything_whatever_is_refused() -> None:
     with make_table(Odd.observation_space) as table:
         env = record(Odd(), Refusing(table, {2: errors.DeadlineExceeded(), 3: errors.StorageFull("/tmp/x", 2, 1)}))

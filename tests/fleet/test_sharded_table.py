@@ -165,6 +165,22 @@ def test_min_size_and_samples_per_insert_act_on_totals(shards: Any) -> None:
             table.draw(21)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_items_without_mass_make_room_as_in_one_table(shards: Any, count: int) -> None:
+    """No draw takes the limiter down while every priority is 0, so the writer goes on."""
+    index = prioritized(limiter=relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0))
+    with attach(shards(count, index)) as table, table.writer(shard=count - 1) as writer:
+        write_steps(writer, 0, 20)
+        for keys in table.keys():
+            table.update_priorities(keys, np.zeros(len(keys)))
+        with pytest.raises(errors.DeadlineExceeded):
+            table.draw(4, timeout_s=0.0)
+        writer.append(**step(20, 21), timeout_s=0.0)
+        with pytest.raises(errors.DeadlineExceeded):
+            writer.append(**step(21, 22), timeout_s=0.0)
+        assert table.draw(4).num_items == 4
+
+
 def test_a_draw_that_waits_for_an_item_with_mass_says_so(shards: Any) -> None:
     with attach(shards(2, prioritized())) as table:
         fill(table, 0, 0, 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -288,6 +289,22 @@ def test_patterns_go_on_with_new_episodes_after_a_restart(shm_name: Any) -> None
 
 
 @final
+@contextlib.contextmanager
+def answers_lost(monkeypatch: pytest.MonkeyPatch, lost: BaseException) -> Iterator[None]:
+    """`lost` is raised in place of the answers for this thread, which have come."""
+    receive, mine = Exchange.receive, threading.current_thread()
+
+    def receive_and_lose(stream: Exchange) -> Any:
+        answer = receive(stream)
+        if threading.current_thread() is mine:
+            raise lost
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Exchange, "receive", receive_and_lose)
+        yield
+
+
 class LostAnswers:
     """A remote table. `lost` is raised once in place of the answer to create_items, which has come."""
 
@@ -301,14 +318,8 @@ class LostAnswers:
     def create_items(self, *arguments: Any, **options: Any) -> Any:
         if self.lost is None:
             return self._table.create_items(*arguments, **options)
-        lost, self.lost, receive = self.lost, None, Exchange.receive
-
-        def receive_and_lose(stream: Exchange) -> Any:
-            receive(stream)
-            raise lost
-
-        with self._monkeypatch.context() as patch:
-            patch.setattr(Exchange, "receive", receive_and_lose)
+        lost, self.lost = self.lost, None
+        with answers_lost(self._monkeypatch, lost):
             return self._table.create_items(*arguments, **options)
 
 
@@ -337,12 +348,32 @@ def test_patterns_make_no_item_twice_if_an_answer_is_lost(
             writer.close()
 
 
+@pytest.mark.parametrize("lost", [ConnectionResetError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", ["append", "end_episode"])
+def test_patterns_begin_an_episode_where_a_lost_answer_cut_the_lanes(
+    monkeypatch: pytest.MonkeyPatch, call: str, lost: type[BaseException]
+) -> None:
+    index = {"steps": relive.Index(), "items": relive.Index(relive.Explicit(1))}
+    with relive.Table(plain_spec(), 500, index) as table, serve({"table": table}, "grpc://127.0.0.1:0") as server:
+        with connect(f"{server.address}/table", timeout_s=60.0) as remote:
+            writer = relive.PatternWriter(remote, remote.writer(), relive.Pattern(1, index="items", every=2))
+            for number in range(3):
+                writer.append(**step(number))
+            with answers_lost(monkeypatch, lost("cut")), pytest.raises((errors.ServiceUnavailable, KeyboardInterrupt)):
+                writer.append(**step(3)) if call == "append" else writer.end_episode(next_observation=state(3))
+            for number in range(10, 14):
+                writer.append(**step(number))
+            made = np.concatenate(list(table.keys(index="items")))
+            assert table.gather(made, index="items")["action"].ravel().tolist() == [0, 2, 10, 12]
+            writer.close()
+
+
 def test_items_that_no_server_got_are_made_when_it_is_back() -> None:
     """A limiter holds the item back. Then no server is there: nothing is sent, and the item waits on."""
     items = relive.Index(relive.Explicit(1), limiter=relive.Queue(1), max_times_sampled=1)
     with relive.Table(plain_spec(), 500, {"steps": relive.Index(), "items": items}) as table:
         first = serve({"table": table}, "grpc://127.0.0.1:0")
-        with connect(f"{first.address}/table", timeout_s=1.0) as remote:
+        with connect(f"{first.address}/table", timeout_s=4.0) as remote:
             writer = relive.PatternWriter(remote, remote.writer(), relive.Pattern(1, index="items"))
             writer.append(**step(0))
             with pytest.raises(errors.DeadlineExceeded):

@@ -255,6 +255,25 @@ def test_a_run_whose_table_does_not_fit_leaves_no_directory(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_ends_while_its_session_opens_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-C while it waits for the shards of a cluster."""
+
+    class Opening:
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> None:
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr("relive.train.run.open_session", Opening)
+    with pytest.raises(KeyboardInterrupt):
+        relive.train.train(small(), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_that_was_moved_under_its_run_takes_no_lock_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first, second = alone_in(folder), alone_in(folder)

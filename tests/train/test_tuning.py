@@ -361,12 +361,14 @@ def test_a_run_that_chooses_first_says_so_in_its_files(tmp_path: Path, monkeypat
         ("train dqn --auto --actors 3", "acting.num_actors"), ("train dqn --auto --set topology=inline", "topology"),
         ("train dqn --auto --resume run", "--resume"), ("tune --agent sax", "sac"),
         ("tune --agent dqn --env Pendulum-v1", "Discrete"), ("tune --agent dqn --budget -1", "budget_s"),
+        ("train dqn --auto --tokens tokens.toml", "serving.tokens"),
     ],
 )  # fmt: skip
 def test_what_the_tuner_chooses_is_not_given_beside_it(
     words: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("relive.train.tuning.tuner.calibrate", lambda *given, **options: pytest.fail("measures"))
     (tmp_path / "run").mkdir()
     small().save(tmp_path / "run" / "config.json")
     with pytest.raises(InvalidConfig, match=what):

@@ -6,6 +6,7 @@ import pickle
 import random
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -339,11 +340,10 @@ def test_patterns_are_values() -> None:
         lambda: Pattern({"past": slice(-3, None, 2)}),
         lambda: Pattern({"past": slice(-5000, None)}),
         lambda: Pattern({"past": "x"}),
-        lambda: Pattern(3, every=0),
-        lambda: Pattern(3, first=-1),
-        lambda: Pattern(3, at_end="yes"),
+        *[partial(Pattern, 3, **more) for more in ({"every": 0}, {"first": -1}, {"at_end": "yes"})],
         lambda: Pattern(3, where="reward"),
         lambda: Pattern(3, columns=["score"]),
+        *[partial(Pattern, 3, priority=value) for value in (-1.0, float("nan"), float("inf"), "x", 1e60)],
         lambda: Condition("reward", "=", 1),
         lambda: Condition("reward", ">", "x"),
         lambda: Condition(3, ">", 1),

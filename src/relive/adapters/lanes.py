@@ -263,7 +263,8 @@ class LaneRecorder:
             except BaseException as error:
                 if isinstance(planned, Append):
                     planned = self._pending[0] = self._note(planned, stored_before(error))
-                if isinstance(error, Exception) and not isinstance(error, DeadlineExceeded):
+                may_be_stored = bool(getattr(error, "unanswered", 0))  # by a server whose answer was not waited for
+                if may_be_stored or (isinstance(error, Exception) and not isinstance(error, DeadlineExceeded)):
                     self._give_up(planned, error)
                 raise
             del self._pending[0]
@@ -374,8 +375,8 @@ class LaneRecorder:
         self._unfinished[stored] = ~planned.over[: len(keys)]
         return planned.after(len(keys))
 
-    def _give_up(self, planned: Append | End, error: Exception) -> None:
-        """Drops the first planned write, which was refused. A later try of the same would be refused too."""
+    def _give_up(self, planned: Append | End, error: BaseException) -> None:
+        """Drops the first planned write. A later try would be refused, too, or it would be stored twice."""
         if isinstance(planned, Append):
             states = {f"next_{path}": planned.columns[path] for path in self.rows.observation}
             self._pending[0] = End(planned.lanes, states)

@@ -191,9 +191,12 @@ def run_training(config: TrainConfig, run_dir: Path | None, resume: Path | None,
         from rich.console import Console
 
         from relive.train.run import train
+        from relive.train.setup import check_has_server
         from relive.train.tuning.tuner import AUTO_BUDGET_S, Keeping, tune
     console = Console()
     callbacks = []
+    if resume is None:
+        check_has_server(config)  # before a tuning
     if auto:
         tuning = tune(config, budget_s=AUTO_BUDGET_S, say=say)
         say(f"chosen: {tuning}")

@@ -47,6 +47,11 @@ class Totals(Protocol):
         ...
 
     @property
+    def lacks(self) -> bool:
+        """Whether there are live items, and none of them has a mass."""
+        ...
+
+    @property
     def used_or_unused(self) -> int:
         """Items that were ever drawn, and items that can still be drawn for the first time."""
         ...
@@ -236,12 +241,14 @@ class SamplesPerInsert(LimiterKind):
     def can_insert(self, totals: Totals, num_items: int) -> bool:
         """The first fill, or d + n x samples_per_insert <= high. Waiting items count as inserted.
 
-        An insert during the first fill may go beyond min_size, if it is worth at most the window.
+        An insert during the first fill may go beyond min_size, if it is worth at most the window. Such an insert also
+        passes while no live item has a mass: no draw can make room.
         """
         live = totals.num_items + totals.pending
         if live + num_items <= self.min_size:
             return True
-        if live < self.min_size and num_items * self.samples_per_insert <= self.window + self._error(0):
+        is_free = live < self.min_size or totals.lacks
+        if is_free and num_items * self.samples_per_insert <= self.window + self._error(0):
             return True
         worth = (totals.pending + num_items) * self.samples_per_insert
         return self._balance(totals) + worth <= self._low + self.window + self._error(totals.inserted)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.checks.names import names_arguments
-from relive.checks.values import flag, integer
+from relive.checks.values import finite, flag, integer
 from relive.config.casting import as_array
 from relive.config.explicit import Explicit, Window
 from relive.core.closing import Closing
@@ -49,7 +49,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 _MAX_BACK = 4096
 _ENDS = ("terminated", "truncated")
-_CUTS = (ServiceUnavailable, Unacknowledged)  # after these errors of a writer its lanes are new
+_CUTS = (ServiceUnavailable, Unacknowledged)
 
 
 @names_arguments
@@ -137,6 +137,8 @@ class Pattern:
         if not isinstance(self.columns, Mapping) or not all(isinstance(one, str) for one in self.columns.values()):
             raise InvalidConfig("columns of a Pattern", "{column of the items: step column}", self.columns)
         put(self, "columns", MappingProxyType(dict(self.columns)))
+        if self.priority is not None:
+            put(self, "priority", finite("priority of a Pattern", self.priority, 0.0, float(np.finfo(np.float32).max)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         windows = {name: (part.start, part.stop) for name, part in self.slices.items()}
@@ -329,7 +331,7 @@ class PatternWriter(Closing):
         except BaseException as problem:
             if len(came := stored_before(problem)):  # the first lanes have stored their step
                 self._came(lanes, came, columns)
-            if keys is not None or isinstance(problem, _CUTS):  # the step may be stored, but its keys are not known
+            if keys is not None or _has_cut(problem):  # the step may be stored, but its keys are not known
                 self._steps[:] = 0
             raise
         self._came(lanes, came, columns)
@@ -481,8 +483,9 @@ class PatternWriter(Closing):
         """Around a call of the writer, and written out in append: notes that the lanes of the writer are new."""
         try:
             yield
-        except _CUTS:
-            self._steps[:] = 0
+        except BaseException as problem:
+            if _has_cut(problem):
+                self._steps[:] = 0
             raise
 
     def _note_made(self, due: _Due, problem: BaseException) -> None:
@@ -506,6 +509,14 @@ class PatternWriter(Closing):
         self.num_dropped += 1
         if not len(self._queue[0]):
             del self._queue[0]
+
+
+def _has_cut(problem: BaseException) -> bool:
+    """Whether the lanes of a writer are new after this exception: its server or its answer was lost.
+
+    The exception of a signal's handler has `unanswered` if the answer of a server was not waited for.
+    """
+    return isinstance(problem, _CUTS) or (not isinstance(problem, ReliveError) and hasattr(problem, "unanswered"))
 
 
 def _tells_of_items(problem: BaseException) -> bool:

@@ -112,7 +112,8 @@ def train(
         TooFewUpdates: The run reached its limit without the updates that its replay ratio asks for. A checkpoint is
             written.
         OSError: A file or the output cannot be written. A checkpoint is written if it can be; else the old one stays.
-        KeyboardInterrupt: A second signal came, or a first one while this host waited for the other hosts of the run.
+        KeyboardInterrupt: A second signal came, or a first one while this host waited for the other hosts of the run or
+            for the shards of a cluster.
 
     Blocks:
         As long as the run takes, which config.limits bounds.
@@ -359,7 +360,7 @@ class _Run:
             stack.callback(forget_table, run_dir)  # after the session has closed its table
             try:
                 session = stack.enter_context(opening)
-            except ReliveError:
+            except (ReliveError, KeyboardInterrupt):
                 if is_new:  # else an earlier session wrote the options
                     forget_run(run_dir)
                 raise

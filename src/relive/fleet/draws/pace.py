@@ -77,7 +77,7 @@ def region_limiter(limiter: Limiter) -> Limiter:
 
 def lacked(pace: Pace, roots: Roots, num_items: int) -> tuple[str, object]:
     """The `needs` and the `has` of the error of a draw of num_items items."""
-    if roots.num_items and roots.bounds[-1] == 0.0:
+    if roots.lacks:
         return "an item with a mass (a priority) above 0", f"{roots.num_items} live items, each of mass (priority) 0"
     return pace.needs(num_items), pace.has(roots)
 

@@ -147,6 +147,11 @@ class Roots:
         return self.num_items - sum(root.words.num_massless for root in self.shards if not root.is_dead)
 
     @property
+    def lacks(self) -> bool:
+        """Whether there are live items, and none of them has a mass."""
+        return self.num_items > 0 and self.bounds[-1] == 0.0
+
+    @property
     def used_or_unused(self) -> int:
         """Number of items that were ever drawn, and of live items with a mass that never were, if uses are counted.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, final
 
 import numpy as np
@@ -259,9 +259,11 @@ class SyncWriterCore(RemoteWriterCore):
                 error.tell_rows(np.zeros(0, np.int64), operation.num_keys, operation.num_keys)
                 raise error from None
             raise WriterClosed() from None
-        except BaseException:
+        except BaseException as problem:  # of a signal's handler
             self._stream = None
             self._connection.drop(stream)
+            with suppress(AttributeError):  # it may take no attributes
+                problem.unanswered = operation.num_keys  # type: ignore[attr-defined]
             raise
         if "error" in told:
             self._epoch += 1
