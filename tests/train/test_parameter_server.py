@@ -165,7 +165,7 @@ class NoProcess:
     pid, exitcode = 0, None
 
     def __init__(self, target: Any, args: Any, name: str, daemon: bool) -> None:
-        self.task = args[0]
+        self.task = args[0].value[0]
 
     def start(self) -> None:
         made_by_hand.append(Hand(self.task))

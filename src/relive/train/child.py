@@ -245,10 +245,13 @@ class _InFile:
     """A value on its way into a child, which gets it from a file in memory; a context manager.
 
     Owner of the file until the block ends. The child then has a descriptor of its own.
+
+    Attributes:
+        value: What the child gets.
     """
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self.value = value
         self._file = _file_in_memory()
 
     def __enter__(self) -> _InFile:
@@ -258,7 +261,7 @@ class _InFile:
         self._file.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._file.write(reduction.ForkingPickler.dumps(self._value))
+        self._file.write(reduction.ForkingPickler.dumps(self.value))
         self._file.flush()
         return _read, (reduction.DupFd(self._file.fileno()),)
 
