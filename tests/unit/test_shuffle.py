@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any
 
@@ -41,7 +42,7 @@ def draw_until_killed(pipe: Any, name: str) -> None:
 
 @needs_shared_memory
 def test_four_processes_share_an_epoch() -> None:
-    name = "shuffle-of-four"
+    name = f"shuffle-of-four-{os.getpid()}"
     table, keys = shuffled(4_000, 4_000, storage=relive.SharedMemory(name, overwrite=True))
     with table, children() as start:
         drawing = [start("spawn", draw_many, name, 20, 50) for _ in range(4)]
@@ -51,7 +52,7 @@ def test_four_processes_share_an_epoch() -> None:
 
 @needs_shared_memory
 def test_what_the_dead_had_drawn_is_lost_and_nothing_else() -> None:
-    name = "shuffle-of-the-dead"
+    name = f"shuffle-of-the-dead-{os.getpid()}"
     table, keys = shuffled(400, 400, storage=relive.SharedMemory(name, overwrite=True))
     with table, children() as start:
         child = start("spawn", draw_until_killed, name)

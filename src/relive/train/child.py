@@ -247,7 +247,7 @@ class _InFile:
     Owner of the file until the block ends. The child then has a descriptor of its own.
 
     Attributes:
-        value: What the child gets.
+        value: The content of the file, which the child reads.
     """
 
     def __init__(self, value: Any) -> None:
