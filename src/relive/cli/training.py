@@ -195,9 +195,8 @@ def run_training(config: TrainConfig, run_dir: Path | None, resume: Path | None,
         from relive.train.tuning.tuner import AUTO_BUDGET_S, Keeping, tune
     console = Console()
     callbacks = []
-    if resume is None:
-        check_has_server(config)  # before a tuning
     if auto:
+        check_has_server(config)  # train() does so, too, but after the tuning
         tuning = tune(config, budget_s=AUTO_BUDGET_S, say=say)
         say(f"chosen: {tuning}")
         config, callbacks = tuning.config, [Keeping(tuning)]

@@ -247,11 +247,11 @@ class SamplesPerInsert(LimiterKind):
         live = totals.num_items + totals.pending
         if live + num_items <= self.min_size:
             return True
-        is_free = live < self.min_size or totals.lacks
-        if is_free and num_items * self.samples_per_insert <= self.window + self._error(0):
-            return True
         worth = (totals.pending + num_items) * self.samples_per_insert
-        return self._balance(totals) + worth <= self._low + self.window + self._error(totals.inserted)
+        if self._balance(totals) + worth <= self._low + self.window + self._error(totals.inserted):
+            return True
+        fits = num_items * self.samples_per_insert <= self.window + self._error(0)
+        return fits and (live < self.min_size or totals.lacks)
 
     def needs(self, num_items: int) -> str:
         """The live items, and the samples above the lower bound, in words."""

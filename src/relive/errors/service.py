@@ -57,14 +57,9 @@ class ServiceUnavailable(ReliveError, ConnectionError):
             num_rows: rows of the call.
             unanswered: rows after these that were sent.
         """
-        self.stored, self.keys, self.unanswered = len(keys), keys if len(keys) else None, unanswered
-        facts = []
-        if len(keys):
-            facts.append(f"stored the first {len(keys)} of {num_rows} rows, step by step, under the error's keys")
-        if unanswered:
-            which = f"{unanswered} of the rows after them" if len(keys) else f"{unanswered} of the {num_rows} rows"
-            facts.append(f"may have stored {which}: look for them before you write them again; the lanes are cut")
-        self._tell(facts)
+        self._tell(
+            keys, f"{num_rows} rows", unanswered, "stored", "write them again; the lanes are cut", ", step by step"
+        )
 
     def tell_items(self, keys: npt.NDArray[np.int64], num_items: int, unanswered: int) -> None:
         """Notes what is known of the items of create_items.
@@ -74,16 +69,19 @@ class ServiceUnavailable(ReliveError, ConnectionError):
             num_items: items of the call.
             unanswered: items after these that were sent.
         """
+        self._tell(keys, f"{num_items} items", unanswered, "made", "make them again")
+
+    def _tell(
+        self, keys: npt.NDArray[np.int64], all_of_them: str, unanswered: int, done: str, again: str, how: str = ""
+    ) -> None:
+        """Notes the numbers, and words them. all_of_them: the number of the call, and what it counts."""
         self.stored, self.keys, self.unanswered = len(keys), keys if len(keys) else None, unanswered
         facts = []
         if len(keys):
-            facts.append(f"made the first {len(keys)} of {num_items} items, under the error's keys")
+            facts.append(f"{done} the first {len(keys)} of {all_of_them}{how}, under the error's keys")
         if unanswered:
-            which = f"{unanswered} of the items after them" if len(keys) else f"{unanswered} of the {num_items} items"
-            facts.append(f"may have made {which}: look for them before you make them again")
-        self._tell(facts)
-
-    def _tell(self, facts: list[str]) -> None:
+            rest = f"{all_of_them.split()[1]} after them" if len(keys) else all_of_them
+            facts.append(f"may have {done} {unanswered} of the {rest}: look for them before you {again}")
         self.args = (f"{self._without_rows}; the server {', and '.join(facts)}",) if facts else (self._without_rows,)
 
 

@@ -278,8 +278,8 @@ class PatternWriter(Closing):
     whether some items are made. These items are not made again, and num_unanswered counts them.
 
     A lost server cuts all lanes of a remote writer: after ServiceUnavailable the next step of each lane begins an
-    episode. The same holds after Unacknowledged of a writer that streams. Patterns make no items of steps whose keys
-    did not come.
+    episode. The same holds after Unacknowledged of a writer that streams, and after Ctrl-C in a wait for an answer.
+    Patterns make no items of steps whose keys did not come.
 
     Args:
         table: the table of the items.
