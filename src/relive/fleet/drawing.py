@@ -141,23 +141,33 @@ class Drawing:
     ) -> Begun:
         """Asks the shards for a draw, and waits for the limiter alone. Arguments and errors are those of hold().
 
-        Shards make the draws of one caller, which passes the same `turns`, in the order of its calls.
+        Shards make the draws of one caller, which passes the same `turns`, in the order of its calls. They are sent
+        when it calls send(turns). Without `turns` the draw is sent at once.
 
         The draw is in flight until finish() or abandon(). Owners hear that it was committed with the next messages of
         this handle, or by flush(). The roots of the draw came with the answers to an earlier one, if all shards have
         just told theirs.
         """
-        making, roots = self._made(request, timeout_s, arrives_s, {} if turns is None else turns)
+        asked: dict[int, Any] = {} if turns is None else turns
+        making, roots = self._made(request, timeout_s, arrives_s, asked)
         try:
             placed = self._placed(request.index_number, roots, request.num_items, making.call, 0, {})
             parts = None
             if placed is not None and roots.bounds[-1] > 0.0:
                 with contextlib.suppress(Missed):  # finish() asks again, without that shard
                     parts = self._ask(making, *placed)
+            if turns is None:
+                self.send(asked)
             return Begun(making, roots, parts)
         except BaseException:
             self._return_number(making.call)
             raise
+
+    @staticmethod
+    def send(turns: dict[int, Any]) -> None:
+        """Sends the draws that were begun with these turns to their shards. Waits for no answer."""
+        for one in turns.values():
+            one.send()
 
     def finish(self, begun: Begun, timeout_s: float, arrives_s: float = 0.0) -> Drawn:
         """Waits for the answers of a draw that was begun. Arguments and errors are those of hold()."""
@@ -446,11 +456,9 @@ class Drawing:
             seconds = min(seconds, STALL_S)
             if self._shares_uses(whole.index_number):
                 seconds, retry_s = min(seconds, _USES_S), seconds
-        request = whole._replace(
-            num_items=count,
-            selection=None if whole.selection is None else whole.selection.parts[at],
-            condition=None if whole.condition is None else whole.condition[at],
-        )
+        selection = None if whole.selection is None else whole.selection.parts[at]
+        condition = None if whole.condition is None else whole.condition[at]
+        request = DrawRequest(whole.index_number, count, selection, condition)
         is_read = whole.selection is not None
         arrives_s = making.wait.arrives_s
         return Asked(request, seconds, arrives_s, self._shards.read_only, is_read, is_only, making.turns, retry_s)

@@ -111,12 +111,15 @@ class FleetSource:
     """Draws and gathers batches. A batch is in flight until it is handed out.
 
     Shards at addresses are asked for as many batches as the caller has room for, before it takes the first of them. The
-    first batch of all is taken alone: it brings the roots for those that follow.
+    first batch of all is taken alone: it brings the roots for those that follow. Small batches are asked for several at
+    a time, because they share their messages (remote/turns.py).
 
     In a group of ranks the sources of all ranks end together, as the first one closes.
     """
 
-    def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns, timeout_s: float) -> None:
+    def __init__(
+        self, fleet: FleetCore, request: DrawRequest, columns: Columns, timeout_s: float, prefetch: int
+    ) -> None:
         """Raises RequestTooLarge, and NotOverShards for a condition over several shards."""
         fleet.drawing.check_request(request)
         self._fleet = fleet
@@ -125,6 +128,7 @@ class FleetSource:
         self._columns = columns
         self._can_overlap = fleet.drawing.can_overlap(request.index_number)
         self._has_come = False  # the first batch
+        self._most_together = max(prefetch // 2, 1)  # the shards work on the other half meanwhile
         self._begun: deque[Begun] = deque()  # the oldest first
         self._turns: dict[int, Any] = {}  # of Asked
         self._closed_by: RanksDisagree | None = None  # names the rank that closed its batches first
@@ -136,11 +140,18 @@ class FleetSource:
 
     def _begin(self, num_batches: int) -> bool:
         """Returns whether the limiter let pass what there is room for."""
-        while len(self._begun) < (num_batches if self._has_come else 1):
-            try:
-                self._begun.append(self._fleet.drawing.begin(self._request, 0.0, self._timeout_s, self._turns))
-            except DeadlineExceeded:  # take() waits
-                return False
+        room = (num_batches if self._has_come else 1) - len(self._begun)
+        together = min((self._most_together, *(one.most_together for one in self._turns.values())))
+        if self._begun and room < together:
+            return True
+        drawing = self._fleet.drawing
+        try:
+            for _ in range(room):
+                self._begun.append(drawing.begin(self._request, 0.0, self._timeout_s, self._turns))
+        except DeadlineExceeded:  # take() waits
+            return False
+        finally:
+            drawing.send(self._turns)
         return True
 
     def take(self) -> Taken:

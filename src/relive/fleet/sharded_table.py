@@ -242,7 +242,7 @@ class ShardedTable(SavesShards):
         self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
         try:
-            return FleetSource(self._fleet, request, columns, timeout_s), prefetch
+            return FleetSource(self._fleet, request, columns, timeout_s, prefetch), prefetch
         except RequestTooLarge as error:
             raise self._explained_draw(error, request) from None
 

@@ -43,7 +43,8 @@ def mixed(
     if not are_ragged(outputs):
         if selections is None or shown is not None:
             return mix_batches(shown, parts, seed, stream, call)
-        arrays = [empty(output, sum(len(keys) for _, keys, _, _ in parts)) for output in outputs]
+        num_items = sum(len(keys) for _, keys, _, _ in parts)
+        arrays = [empty(output, num_items) for output in outputs]
         into = [(array, axis) for array, (_, _, _, axis, _) in zip(arrays, outputs, strict=True)]
         _, item_keys, probabilities = mix_batches(None, parts, seed, stream, call, into)
         return arrays, item_keys, probabilities

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast, final
 
 import numpy as np
@@ -36,7 +37,8 @@ from relive.errors import (
 from relive.fleet.draws.placement import Root
 from relive.fleet.remote.answers import Again, FilledAnswer, RemoteAnswer, StatsAnswer
 from relive.fleet.remote.saving import RemoteSavingPart
-from relive.fleet.remote.streams import Lent, Lines, Pending, Reply, Turns
+from relive.fleet.remote.streams import Lent, Lines, Pending, Reply
+from relive.fleet.remote.turns import Turn, Turns
 from relive.fleet.shards import (
     SILENCE_S,
     STALL_S,
@@ -56,7 +58,7 @@ from relive.service.client.remote_table import RemoteTable
 from relive.service.server.shard_session import ROOT
 from relive.service.wire import framing
 from relive.service.wire.access import OPEN, Access
-from relive.service.wire.packing import DRAWN
+from relive.service.wire.packing import DRAWN, Packing
 
 __all__ = ["CONNECT_S", "LazySelection", "RemoteShard"]
 
@@ -129,6 +131,7 @@ class RemoteShard(Shard):
             raise
         self.core: RemoteCore = table.core
         connection.retries_s = SILENCE_S
+        self._counted = [one.max_times_sampled is not None for one in table.config.index.values()]
         self._stalled_until = 0.0
         self._is_only = False
         self._stream = secrets.randbelow(_STREAMS) if stream is None else stream
@@ -352,17 +355,20 @@ class RemoteShard(Shard):
 
     def part(self, asked: Asked) -> RemotePart:
         """Begins a draw by the owner, with or without columns. Raises Missed."""
-        seconds, selection = asked.timeout_s, cast("LazySelection | None", asked.request.selection)
+        selection, num_items = cast("LazySelection | None", asked.request.selection), asked.request.num_items
         header = {"op": "draw", **asked.request.to_header()}
-        header |= {"timeout_s": server_wait(seconds), "is_read": asked.is_read, "root": asked.turns is not None}
-        turns = None if asked.turns is None else asked.turns.setdefault(self.number, Turns())
+        header |= {"timeout_s": server_wait(asked.timeout_s), "is_read": asked.is_read, "root": asked.turns is not None}
+        turns = None if asked.turns is None else asked.turns.setdefault(self.number, Turns(self._lines))
 
-        def ask() -> tuple[Pending, Any]:
+        def ask() -> tuple[Pending | Turn, Packing]:
             packing = DRAWN if selection is None else selection.resolved.sampled
             after = self.core.after(asked.left_s)
             message = header | ({"after": after} if after else {})
-            expects = packing, asked.request.num_items
-            return self._lines.ask(message, cutoff(asked.left_s), expects=expects, turns=turns), packing
+            if turns is None:
+                expects = partial(_num_bytes, packing, num_items)
+                return self._lines.ask(message, cutoff(asked.left_s), expects=expects), packing
+            may_share = self.hello.get("draws") is True
+            return turns.add(message, num_items, packing, cutoff(asked.left_s), may_share=may_share), packing
 
         return RemotePart(self, asked, ask)
 
@@ -406,7 +412,7 @@ class RemoteShard(Shard):
 
     def counts_uses(self, index: int) -> bool:
         """Whether items of an index are used up (max_times_sampled)."""
-        return list(self.table.config.index.values())[index].max_times_sampled is not None
+        return self._counted[index]
 
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
         """Sets how long calls without a deadline of their own wait for answers that are on their way."""
@@ -455,6 +461,10 @@ def _look_for(shard: weakref.ref[RemoteShard], closing: threading.Event) -> None
         del found
 
 
+def _num_bytes(packing: Packing, num_items: int, told: dict[str, Any]) -> int:
+    return packing.num_bytes(num_items, packing.num_rows(told))
+
+
 def _bytes_of(told: dict[str, Any], name: str) -> bytes:
     text = framing.field(told, name, str)
     try:
@@ -467,7 +477,7 @@ def _bytes_of(told: dict[str, Any], name: str) -> bytes:
 class RemotePart:
     """A draw of an owner on another host. The draw stays in flight there until it is settled or the stream ends."""
 
-    def __init__(self, shard: RemoteShard, asked: Asked, ask: Callable[[], tuple[Pending, Any]]) -> None:
+    def __init__(self, shard: RemoteShard, asked: Asked, ask: Callable[[], tuple[Pending | Turn, Packing]]) -> None:
         self._shard = shard
         self._asked = asked
         self._ask = ask
@@ -481,7 +491,7 @@ class RemotePart:
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Waits for the answer. One that was asked for ahead has its whole time from now on."""
         self._is_taken = True
-        if self._asked.turns is not None:
+        if isinstance(self._pending, Turn):
             self._pending.extend(cutoff(self._asked.left_s))
         count = self._asked.request.num_items
         told = self._told_draw()

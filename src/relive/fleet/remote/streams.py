@@ -1,6 +1,6 @@
 """Streams to the session of a shard on another host.
 
-Each stream carries one request at a time, or those of one thread behind each other; tickets settle draws.
+Each stream carries one request at a time, or those of one thread behind each other (turns.py); tickets settle draws.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -18,12 +18,11 @@ from relive.service.client.collected import end_when_collected
 from relive.service.client.connection import Connection
 from relive.service.client.exchange import LATE_S, Exchange, StreamBroken
 from relive.service.wire import framing
-from relive.service.wire.packing import Packing
 
-__all__ = ["Lent", "Line", "Lines", "Pending", "Reply", "Turns"]
+__all__ = ["Lent", "Line", "Lines", "Pending", "Reply"]
 
 _MOST_NOTED = 64  # tickets of a line that wait for its next message
-Expected: TypeAlias = tuple[Packing, int]
+Expected: TypeAlias = Callable[[dict[str, Any]], int]
 Ticket: TypeAlias = int | tuple[int, int]  # of a draw; with the number of its items that went before they were read
 
 
@@ -192,48 +191,28 @@ class Pending:
 
     The deadline acts only during take(). A wait for another shard therefore does not cut off this shard's answer.
 
-    expects: the arrays of the answer, and their number of items; None: the answer has a body, or none.
-    turns: the requests behind each other on its line, of which this is one.
+    expects: tells the bytes of the arrays that an answer with this header has; None: the answer has a body, or none.
     """
 
-    def __init__(
-        self, lines: Lines, line: Line, started: float, ends: float, expects: Expected | None, turns: Turns | None
-    ) -> None:
+    def __init__(self, lines: Lines, line: Line, started: float, ends: float, expects: Expected | None) -> None:
         self._lines = lines
         self.line = line
         self._started = started
         self._ends = ends
         self._expects = expects
-        self._turns = turns
-        self.outcome: Reply | BaseException | None = None  # if it came in its turn, as a later answer was waited for
 
-    def take(self) -> Reply:
-        """Waits for the answer.
+    def take(self, is_last: bool = True) -> Reply:
+        """Waits for the answer, which is the next one on the line. is_last: no other is due on the line.
 
         Raises the error that the shard raised, and ServiceUnavailable if it does not answer in time.
         """
-        if self._turns is None:
-            return self.receive()
-        self._turns.receive(self)
-        outcome, self.outcome = self.outcome, None  # the rows belong to the batch alone from now on
-        try:
-            if isinstance(outcome, Reply):
-                return outcome
-            assert outcome is not None
-            raise outcome
-        finally:
-            del outcome  # an error refers to this frame
-
-    def receive(self, is_last: bool = True) -> Reply:
-        """Waits for the next answer on the line, which is this one's. is_last: no request is behind it."""
         stream = self.line.stream
         try:
             stream.begin(max(self._ends, time.monotonic() + LATE_S), self._started)
             told, body = stream.receive()
             block = lent = None
             if self._expects is not None and "error" not in told:
-                packing, num_items = self._expects
-                block = stream.receive_block(told, body, packing.num_bytes(num_items, packing.num_rows(told)))
+                block = stream.receive_block(told, body, self._expects(told))
             stream.end()
             if "ticket" in told:
                 lent = Lent(self.line, framing.whole(told, "ticket", 0, 1 << 62))
@@ -258,45 +237,9 @@ class Pending:
         """Puts the deadline off: the answers before this one took their time."""
         self._ends = max(self._ends, ends)
 
-    @property
-    def ends(self) -> float:
-        """The deadline, a time.monotonic()."""
-        return self._ends
-
     def drop(self) -> None:
         """Gives up on the answer, and ends the stream."""
         self.line.drop()
-
-
-@final
-class Turns:
-    """Requests that one thread sends behind each other on one line: the shard handles them in this order.
-
-    Answers come in the same order: the wait for one of them receives those before it.
-    """
-
-    def __init__(self) -> None:
-        self._due: deque[Pending] = deque()
-
-    @property
-    def line(self) -> Line | None:
-        """The line on which answers are due, unless it is over."""
-        return self._due[-1].line if self._due and not self._due[-1].line.is_over else None
-
-    def add(self, pending: Pending) -> None:
-        """Notes a request that was sent behind the others."""
-        self._due.append(pending)
-
-    def receive(self, pending: Pending) -> None:
-        """Receives the answers up to this one, unless they came before."""
-        while pending.outcome is None:
-            first = self._due.popleft()
-            if first.line is pending.line:
-                first.hurry(pending.ends)
-            try:
-                first.outcome = first.receive(is_last=not (self._due and self._due[0].line is first.line))
-            except Exception as problem:
-                first.outcome = problem
 
 
 @final
@@ -329,27 +272,21 @@ class Lines:
         ends: float,
         *body: Any,
         expects: Expected | None = None,
-        turns: Turns | None = None,
+        behind: Line | None = None,
     ) -> Pending:
-        """Sends a request, with bytes after its header. `expects` and `turns`: those of Pending.
+        """Sends a request, with bytes after its header. `expects`: that of Pending.
+
+        behind: the line on which answers to the caller are due; the request then waits behind theirs.
 
         Raises ServiceUnavailable, FormatMismatch, TableClosed, ForkedHandle.
         """
         self.connection.check_process("a table over shards")
-        line = None if turns is None else turns.line
-        if line is not None:  # with its lock, which the request before took
-            return self._sent(line, header, ends, body, expects, turns)
-        line = self._idle_one() or self.open(ends)[0]
-        return self._sent(line, header, ends, body, expects, turns)
+        # The request before took the lock of the line that this one waits behind.
+        line = behind or self._idle_one() or self.open(ends)[0]
+        return self._sent(line, header, ends, body, expects)
 
     def _sent(
-        self,
-        line: Line,
-        header: dict[str, Any],
-        ends: float,
-        body: Sequence[Any] = (),
-        expects: Expected | None = None,
-        turns: Turns | None = None,
+        self, line: Line, header: dict[str, Any], ends: float, body: Sequence[Any] = (), expects: Expected | None = None
     ) -> Pending:
         started = time.monotonic()
         try:
@@ -363,10 +300,7 @@ class Lines:
         except BaseException:
             line.drop()
             raise
-        pending = Pending(self, line, started, ends, expects, turns)
-        if turns is not None:
-            turns.add(pending)
-        return pending
+        return Pending(self, line, started, ends, expects)
 
     def give(self, line: Line) -> None:
         """Frees the line for the next request, unless the watch cut the stream just as its answer came."""

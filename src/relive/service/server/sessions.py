@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
+import pyarrow as pa
 
 from relive._core import Hold
 from relive.core.request import DrawRequest
@@ -28,7 +29,7 @@ from relive.service.wire.options import ServerOptions
 from relive.service.wire.packing import CREATED, DRAWN, LISTED, PRESENT
 from relive.service.wire.verbs import VERBS, Verb, arguments
 
-__all__ = ["SCRATCH_BYTES", "AskedDraw", "CallSession", "HoldSession", "Session", "bound", "draw_bytes", "send_drawn"]
+__all__ = ["SCRATCH_BYTES", "AskedDraw", "CallSession", "HoldSession", "Session", "bound", "draw_bytes", "drawn_answer"]
 
 Header = dict[str, Any]
 
@@ -210,7 +211,7 @@ class CallSession(Session):
             drawn = self.hosted.wait(
                 lambda slice_s: within(lambda: core.draw(asked.request, slice_s)), seconds, self.pipe.gone
             )
-            send_drawn(self.pipe, asked, drawn, {})
+            self.pipe.send_buffers(*drawn_answer(asked, drawn, {}))
 
     def _claim(self, header: Header, body: Bytes) -> None:
         number = framing.whole(header, "index", 0, 1 << 16)
@@ -366,7 +367,7 @@ class HoldSession(Session):
             self._held.append(_Lent(hold, number))
             # timeout_s may be a slice of the client's wait for the limiter. The client may read the batch later.
             self.pipe.gives_up = math.inf
-            send_drawn(self.pipe, asked, drawn, {})
+            self.pipe.send_buffers(*drawn_answer(asked, drawn, {}))
 
     def _give_back(self, lent: _Lent) -> None:
         lent.hold.give_back()
@@ -379,16 +380,18 @@ class HoldSession(Session):
             self._give_back(lent)
 
 
-def send_drawn(pipe: Pipe, asked: AskedDraw, drawn: DrawnItems, header: Header) -> None:
-    """Sends a draw as one block. The core has already made that block, unless the table's layout changed."""
+def drawn_answer(asked: AskedDraw, drawn: DrawnItems, header: Header) -> tuple[Header, list[pa.Buffer]]:
+    """Returns a draw as the header and the body of an answer.
+
+    The body is one block. The core has already made that block, unless the table's layout changed.
+    """
     arrays, keys, probabilities, num_live = drawn
     selection, told = asked.selection, {"live": num_live, **header}
     if selection is None:
-        pipe.send_buffers(told, packed(DRAWN, [keys, probabilities], len(keys)))
-        return
+        return told, packed(DRAWN, [keys, probabilities], len(keys))
     rows = num_rows(selection, arrays)
     parts = packed(selection.sampled, [*arrays, keys, probabilities], len(keys), rows)
-    pipe.send_buffers({**told, "rows": rows} if selection.gathered.is_ragged else told, parts)
+    return ({**told, "rows": rows} if selection.gathered.is_ragged else told), parts
 
 
 def num_rows(selection: HostedSelection, arrays: Any) -> int:

@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 import secrets
 import struct
+import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, final
 
 import numpy as np
+import pyarrow as pa
 
 from relive._core import CoreTable, Hold
 from relive.core.late_rows import first_filled
@@ -30,10 +32,11 @@ from relive.reading.sources import DrawNumber
 from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted
 from relive.service.server.pipe import Pipe
-from relive.service.server.sessions import Header, Session, draw_bytes, send_drawn
+from relive.service.server.sessions import AskedDraw, Header, Session, draw_bytes, drawn_answer
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 from relive.service.wire.options import ServerOptions
+from relive.service.wire.packing import MOST_DRAWS, MOST_TOGETHER_BYTES, MOST_TOGETHER_ITEMS
 
 __all__ = ["ROOT", "ShardSession", "layout_of"]
 
@@ -63,6 +66,7 @@ class ShardSession(Session):
     ROLES = {
         "roots": "read",
         "draw": "read",
+        "draws": "read",
         "settle": "read",
         "confirm": "read",
         "layout": "read",
@@ -89,6 +93,7 @@ class ShardSession(Session):
         return told | {
             "path": self.hosted.table.path,
             "offers": sorted(self.hosted.offers),
+            "draws": True,  # this version answers several draws of one message
             "session": self._number,
         }
 
@@ -108,6 +113,8 @@ class ShardSession(Session):
             self._root(header)
         elif op == "draw":
             self._draw(header)
+        elif op == "draws":
+            self._draws(header)
         elif op == "confirm":
             self._confirm(header)
         elif op == "layout":
@@ -131,23 +138,58 @@ class ShardSession(Session):
         self.pipe.send(told, ROOT.pack(*self._core.root(number)))
 
     def _draw(self, header: Header) -> None:
-        core, number = self._core, DrawNumber(self._core)
         asked = self._asked_draw(header, "names" in header)
+        with ExitStack() as rooms:
+            self.pipe.send_buffers(*self._lend(header, asked, framing.seconds(header), rooms))
+
+    def _draws(self, header: Header) -> None:
+        """Makes draws that differ in their numbers of items alone, in order, and answers them with one message.
+
+        If one fails, those after it are not made, and the answer has the error.
+        """
+        counts = framing.field(header, "n", list)
+        if not 1 <= len(counts) <= MOST_DRAWS:
+            raise BadMessage("number of draws", f"1 to {MOST_DRAWS}", len(counts))
+        every = [self._asked_draw(header | {"n": count}, "names" in header) for count in counts]
+        num_items, num_bytes = sum(one.request.num_items for one in every), sum(draw_bytes(one)[0] for one in every)
+        if num_items > MOST_TOGETHER_ITEMS or num_bytes > MOST_TOGETHER_BYTES:
+            most = f"at most {MOST_TOGETHER_ITEMS} items and {MOST_TOGETHER_BYTES} bytes"
+            raise BadMessage("draws in one message", most, f"{num_items} items and {num_bytes} bytes")
+        ends = time.monotonic() + framing.seconds(header)
+        told: dict[str, Any] = {"drawn": []}
+        parts: list[pa.Buffer] = []
+        with ExitStack() as rooms:
+            for asked in every:
+                try:
+                    one, buffers = self._lend(header, asked, max(ends - time.monotonic(), 0.0), rooms)
+                except Exception as problem:  # any error of a message is sent to the client
+                    if not told["drawn"]:
+                        raise
+                    told["stopped"] = framing.error_to(problem)
+                    break
+                told["drawn"].append(one)
+                parts.extend(buffers)
+            self.pipe.send_buffers(told, parts)
+
+    def _lend(
+        self, header: Header, asked: AskedDraw, seconds: float, rooms: ExitStack
+    ) -> tuple[Header, list[pa.Buffer]]:
+        """Makes a draw, which has a ticket from then on. Returns its answer. `rooms` keeps the memory of the answer."""
+        core, number = self._core, DrawNumber(self._core)
         hold = None if self.hosted.table.read_only else Hold()
-        seconds = framing.seconds(header)
-        with self._room(*draw_bytes(asked), seconds) as within:
-            drawn = self.hosted.wait(
-                lambda slice_s: within(lambda: core.draw(asked.request, slice_s, hold)), seconds, self.pipe.gone
-            )
-            number.taken()
-            ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-            if hold is not None:
-                self._lent[ticket] = _Lent(asked.request, number, hold, header.get("is_read") is not False)
-            self.pipe.gives_up = math.inf  # as in HoldSession
-            told: dict[str, Any] = {"ticket": ticket}
-            if header.get("root") is True:  # of a draw ahead, which needs no question of its own for the next one
-                told["root"] = ROOT.pack(*core.root(asked.request.index_number)).hex()
-            send_drawn(self.pipe, asked, drawn, told)
+        within = rooms.enter_context(self._room(*draw_bytes(asked), seconds))
+        drawn = self.hosted.wait(
+            lambda slice_s: within(lambda: core.draw(asked.request, slice_s, hold)), seconds, self.pipe.gone
+        )
+        number.taken()
+        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
+        if hold is not None:
+            self._lent[ticket] = _Lent(asked.request, number, hold, header.get("is_read") is not False)
+        self.pipe.gives_up = math.inf  # as in HoldSession
+        told: dict[str, Any] = {"ticket": ticket}
+        if header.get("root") is True:  # of a draw ahead, which needs no question of its own for the next one
+            told["root"] = ROOT.pack(*core.root(asked.request.index_number)).hex()
+        return drawn_answer(asked, drawn, told)
 
     def _settle(self, header: Header) -> None:
         for name, settle in (("done", self._commit), ("back", self._give_back)):
