@@ -137,6 +137,8 @@ class BadInputSuite(Suite):
             table.update_priorities(keys, np.ones(9))
         with Unchanged(table, keys, errors.ReliveError):
             table.update_priorities(keys, np.ones((10, 1)))
+        with Unchanged(table, keys, errors.ShapeMismatch, column="item_keys", expected="(num_items,)", got=(2, 5)):
+            table.update_priorities(keys.reshape(2, 5), np.ones((2, 5)))
 
     def test_priorities_where_there_are_none(self, make_table: MakeTable) -> None:
         table = make_table(plain_spec(), 100)

@@ -20,6 +20,7 @@ from contract.tools import plain_spec, prioritized, write_steps
 
 import relive
 from relive import _core, errors
+from relive.reading.own_draws import listed_with_ages
 from relive.service import ServerOptions, connect, serve
 from relive.service.server import keeper
 from relive.service.server.hosting import Memory
@@ -186,3 +187,20 @@ def test_created_items_count_against_the_budget() -> None:
                 remote.create_items({"pair": np.full(300_000, key)})
             assert len(remote.create_items({"pair": np.full(50_000, key)})) == 50_000
             assert memory.work.forget_peak() >= 50_000 * 16 and memory.work.used == memory.inflight.used == 0
+
+
+@pytest.mark.parametrize("option", ["max_work_bytes", "max_inflight_bytes", "max_inflight_bytes_per_client"])
+@pytest.mark.parametrize("num_bytes", [1, 2 * MIB])
+def test_items_are_listed_in_parts_that_fit_every_budget(option: str, num_bytes: int) -> None:
+    """A part has as many leaves as the budgets allow. The client asks for the rest."""
+    spec = relive.StepSpec({"value": relive.ArraySpec((), "float32")})
+    options = ServerOptions(**{option: num_bytes})
+    with relive.Table(spec, 100_000) as table, serve({"t": table}, LOOPBACK, options) as server:
+        with table.writer() as writer:
+            for start in range(0, 1000, 100):
+                writer.extend(value=np.arange(start, start + 100, dtype=np.float32), truncated=True)
+        with connect(f"{server.address}/t", timeout_s=60.0) as remote:
+            assert [int(one["value"][0]) for one in remote.episodes()] == list(range(0, 1000, 100))
+            with table.writer() as writer:
+                writer.extend(value=np.arange(99_000, dtype=np.float32), truncated=True)
+            assert len(listed_with_ages(remote.core, 0)[0]) == 100_000

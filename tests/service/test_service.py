@@ -61,7 +61,8 @@ def test_who_is_refused() -> None:
             connect(server.address + "/t", spec=other)
         assert "spec" in caught.value.what
         addresses = ("127.0.0.1:7070/t", "http://127.0.0.1:1/t", server.address, "grpc://127.0.0.1:x/t", 1, np.ones(2))
-        for address in addresses:
+        no_host_or_name = ("grpc://no such:1/t", "grpc://127.0.0.1\xa0:1/t", "grpc://127.0.0.1:1/\ud800")
+        for address in (*addresses, *no_host_or_name):
             with pytest.raises(errors.InvalidConfig):
                 connect(address)
     with pytest.raises(errors.InvalidConfig):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import pickle
+import socket
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +20,10 @@ from contract.tools import plain_spec, write_steps
 import relive
 from relive import errors
 from relive.service import ClientTLS, Door, ServerTLS, connect, serve
+from relive.service.wire import transport
 from relive.service.wire.tokens import add_token
 from service.certificates import Authority, needs_openssl
+from service.gates import until
 
 pytestmark = needs_openssl
 TLS, PLAIN = "grpc+tls://127.0.0.1:0", "grpc://127.0.0.1:0"
@@ -93,6 +99,39 @@ def test_plain_text_to_tls_and_the_other_way_round(table: relive.Table, ours: Au
             connect(f"{server.address.replace('grpc', 'grpc+tls')}/pong", timeout_s=20.0, tls=ClientTLS(ours.path))
         with pytest.raises(errors.InvalidConfig, match=r"grpc\+tls"):
             connect(f"{server.address}/pong", tls=ClientTLS(ours.path))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "error"), [("grpc+tls", errors.HandshakeFailed), ("grpc", errors.ServiceUnavailable)]
+)
+def test_an_error_of_connect_that_is_kept_keeps_no_connection(scheme: str, error: type[errors.ReliveError]) -> None:
+    """gRPC would go on connecting, and write a line on stderr for each try. A notebook keeps the last error."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answers = threading.Thread(target=_answers_plainly, args=(listener,))
+        answers.start()
+        before = transport.all_of(transport._objects)
+        gc.disable()
+        try:
+            with pytest.raises(error) as kept:
+                connect(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/pong", timeout_s=2.0)
+            until(lambda: {id(one) for one in transport.all_of(transport._objects)} <= {id(one) for one in before})
+            left = weakref.ref(kept.value)
+            assert kept.value.__traceback__ is not None
+            del kept
+            until(lambda: left() is None)  # without a collection
+        finally:
+            gc.enable()
+            listener.shutdown(socket.SHUT_RDWR)
+            answers.join()
+
+
+def _answers_plainly(listener: socket.socket) -> None:
+    """As a server of another protocol."""
+    with contextlib.suppress(OSError):
+        while True:
+            with listener.accept()[0] as one:
+                one.recv(2000)
+                one.sendall(b"HTTP/1.1 400 Bad\r\n\r\n")
 
 
 def test_a_server_that_asks_for_certificates(table: relive.Table, ours: Authority, others: Authority) -> None:

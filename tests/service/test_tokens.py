@@ -8,9 +8,12 @@ import logging
 import os
 import pickle
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +68,7 @@ EXPECTED = {
     }
     | {("call", "priority_exponent"), ("parameters", "pull")}
     | {("hold", one) for one in "sample draw count back".split()}
-    | {("shard", one) for one in "roots draw settle confirm layout offer filled free".split()},
+    | {("shard", one) for one in "roots draw draws settle confirm layout offer filled free".split()},
     "append": {("call", "create"), ("call", "complete")}
     | {("write", one) for one in "append extend end abandon version".split()},
     "update": {("call", "update_priorities"), ("call", "set_policy_version")}
@@ -576,3 +579,19 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     entries = [token_file.Entry(name, token_file.digest_of(name), "", float("inf"), ()) for name in "abc"]
     found = token_file.entry_of(entries, token_file.digest_of("a"), "")
     assert found is entries[0] and len(seen) == 3, "the search goes on after the token is found"
+
+
+def test_changes_of_the_file_at_once_lose_none(tmp_path: Path) -> None:
+    """A token that was revoked stays revoked, and each new one is there."""
+    path, begins = str(tmp_path / "tokens.toml"), threading.Barrier(9)
+    add_token(path, "revoked", ["read"], ["*"])
+    changes = [partial(add_token, path, f"new{number}", ["read"], ["*"]) for number in range(8)]
+    with ThreadPoolExecutor(9) as threads:
+        done = [
+            threads.submit(lambda one=one: (begins.wait(60), one()))
+            for one in [*changes, partial(remove_token, path, "revoked")]
+        ]
+        for one in done:
+            one.result(60)
+    assert {one.name for one in read_tokens(path)} == {f"new{number}" for number in range(8)}
+    assert os.listdir(tmp_path) == ["tokens.toml"]

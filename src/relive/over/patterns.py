@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.checks.names import names_arguments
-from relive.checks.values import finite, flag, integer
+from relive.checks.values import finite, flag, integer, timeout
 from relive.config.casting import as_array
 from relive.config.explicit import Explicit, Window
 from relive.core.closing import Closing
@@ -274,6 +275,8 @@ class PatternWriter(Closing):
     and their keys: the steps are stored, and the next call or flush() makes their items. An item is dropped and counted
     in num_dropped if its rows are gone or of two episodes (the lane was cut).
 
+    A call has one deadline for its step, for the keys of the step, and for all items that wait.
+
     Each item is made at most once. If the answer of a server is lost, or Ctrl-C ends the call, it may be unknown
     whether some items are made. These items are not made again, and num_unanswered counts them.
 
@@ -299,6 +302,7 @@ class PatternWriter(Closing):
         if not isinstance(some, (list, tuple)) or not some or not all(isinstance(one, Pattern) for one in some):
             raise InvalidConfig("patterns", "one Pattern or several", patterns)
         self._table: WritesItems = table
+        self._timeout_s: float = table.timeout_s
         self._writer: Any = writer
         self._bound: list[_Bound] = []
         columns = {name: one for name, one in table.spec.columns.items() if one.kind != "state"}
@@ -324,10 +328,11 @@ class PatternWriter(Closing):
 
     def append(self, *, lanes: Any = None, timeout_s: float | None = None, **columns: Any) -> Any:
         """Writer.append, then the items that are due. Returns the keys of the steps."""
-        keys = None
+        keys, ends = None, self._ends(timeout_s)
         try:
             keys = self._writer.append(lanes=lanes, timeout_s=timeout_s, **columns)
-            came = np.atleast_1d(np.asarray(keys, np.int64))  # those of a writer that streams are waited for
+            read = getattr(keys, "read", None)  # of a writer that streams: its keys are waited for
+            came = np.atleast_1d(np.asarray(keys if read is None else read(_left_s(ends)), np.int64))
         except BaseException as problem:
             if len(came := stored_before(problem)):  # the first lanes have stored their step
                 self._came(lanes, came, columns)
@@ -335,7 +340,7 @@ class PatternWriter(Closing):
                 self._steps[:] = 0
             raise
         self._came(lanes, came, columns)
-        self._make(keys, timeout_s)
+        self._make(keys, ends)
         return keys
 
     def extend(self, *, lanes: Any = None, timeout_s: float | None = None, **columns: Any) -> Keys:
@@ -344,6 +349,7 @@ class PatternWriter(Closing):
 
     def end_episode(self, *, lanes: Any = None, timeout_s: float | None = None, **options: Any) -> None:
         """Writer.end_episode, then the items that wait for an end."""
+        ends = self._ends(timeout_s)
         with self._noting_cuts():
             self._writer.end_episode(lanes=lanes, timeout_s=timeout_s, **options)
         ids = self._ids(lanes)
@@ -351,7 +357,7 @@ class PatternWriter(Closing):
         self._steps[ids] -= 1  # the last step was counted when it came
         self._choose(ids, np.ones(len(ids), np.bool_), asks_ends=True)
         self._steps[ids] = 0
-        self._make(None, timeout_s)
+        self._make(None, ends)
 
     def abandon(self, lanes: Any = None, *, timeout_s: float | None = None) -> None:
         """Writer.abandon. The items that patterns made of the episodes end with them, and no more are made."""
@@ -371,12 +377,20 @@ class PatternWriter(Closing):
             DeadlineExceeded: a limiter did not let in all items. The others wait on; items that were made stay made.
             ServiceUnavailable: the answer did not come. num_unanswered counts the items that the server may have made.
         """
+        self._flush(self._ends(timeout_s))
+
+    def _flush(self, ends: float) -> None:
+        """Makes the items that wait. All of them wait until `ends`, a time.monotonic()."""
         while self._queue:
             due = self._queue[0]
             pattern = due.bound.pattern
             try:
                 self._table.create_items(
-                    due.windows, index=due.bound.index, priority=pattern.priority, timeout_s=timeout_s, **due.columns
+                    due.windows,
+                    index=due.bound.index,
+                    priority=pattern.priority,
+                    timeout_s=_left_s(ends),
+                    **due.columns,
                 )
             except (RowGone, RowsApart) as problem:  # apart, if the lane was cut between them
                 self._drop(due, problem)
@@ -413,6 +427,10 @@ class PatternWriter(Closing):
         return f"PatternWriter({self._writer!r}, {len(self._bound)} patterns, {self.num_waiting} items wait{lost})"
 
     # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _ends(self, timeout_s: float | None) -> float:
+        """The time.monotonic() until which a call waits."""
+        return time.monotonic() + (self._timeout_s if timeout_s is None else timeout(timeout_s))
 
     def _ids(self, lanes: Any) -> npt.NDArray[np.intp]:
         if lanes is None:
@@ -465,11 +483,11 @@ class PatternWriter(Closing):
             columns = {name: values[column][chosen] for name, column in bound.pattern.columns.items()}
             self._queue.append(_Due(bound, windows, columns))
 
-    def _make(self, keys: Any, timeout_s: float | None) -> None:
+    def _make(self, keys: Any, ends: float) -> None:
         if not self._queue:
             return
         try:
-            self.flush(timeout_s)
+            self._flush(ends)
         except BaseException as problem:
             with suppress(AttributeError):  # an error of a signal handler may take no attributes
                 told: Any = problem  # of the steps of the call, not of the items
@@ -509,6 +527,11 @@ class PatternWriter(Closing):
         self.num_dropped += 1
         if not len(self._queue[0]):
             del self._queue[0]
+
+
+def _left_s(ends: float) -> float:
+    """Seconds until `ends`, at least 0."""
+    return max(ends - time.monotonic(), 0.0)
 
 
 def _has_cut(problem: BaseException) -> bool:

@@ -58,13 +58,13 @@ class Changing(Bound):
         """
         if unknown or priorities is MISSING or item_keys is MISSING:
             refuse_unknown(self.update_priorities, unknown)
-        if type(item_keys) is not np.ndarray or item_keys.dtype is not _INT64:
+        if type(item_keys) is not np.ndarray or item_keys.dtype is not _INT64 or item_keys.ndim != 1:
             item_keys = as_keys(item_keys)
         if type(priorities) is not np.ndarray or (
             priorities.dtype is not _FLOAT32 and priorities.dtype is not _FLOAT64
         ):
             priorities = _as_numbers(priorities)
-        if priorities.shape != item_keys.shape or priorities.ndim != 1:
+        if priorities.shape != item_keys.shape:
             raise ShapeMismatch("priorities", item_keys.shape, priorities.shape)
         number = 0 if index is None else self.index_number(index)
         return self._core.update_priorities(number, item_keys, priorities)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from relive._core import RowBlock
+from relive.checks.values import timeout
 from relive.errors import Unacknowledged
 from relive.service.wire.encoding import Operation, RowEncoder, check_priorities
 
@@ -24,8 +25,8 @@ Signature = tuple[Any, ...]
 class Waits(Protocol):
     """The interface of an object that can wait for the keys of a part."""
 
-    def wait_for_keys(self, part: Part) -> None:
-        """Blocks until the part is answered."""
+    def wait_for_keys(self, part: Part, timeout_s: float | None) -> None:
+        """Blocks until the part is answered. timeout_s: None is the deadline of the object."""
         ...
 
 
@@ -131,7 +132,9 @@ class StreamedKeys(NDArrayOperatorsMixin):
     """The keys of a streamed call, which are read when they are needed.
 
     For numpy the object is an int64 array. If the call appended a single step to a writer of one lane, the object is
-    also an int. A read waits for the acknowledgement: the server has then stored the steps.
+    also an int: in format(), as a bool and as a key of a dict. A read waits for the acknowledgement: the server has
+    then stored the steps. Each use of the value is a read, but repr() and str() are not. A pickled copy and a deep copy
+    have the value: an int64 array, or a numpy int64.
 
     Args:
         part: The part of the steps.
@@ -150,21 +153,26 @@ class StreamedKeys(NDArrayOperatorsMixin):
         self._first = first
         self.shape = shape
 
-    def read(self) -> Keys:
+    def read(self, timeout_s: float | None = None) -> Keys:
         """Returns the keys.
+
+        Args:
+            timeout_s: Seconds to wait for the acknowledgement, at least 1; None: the writer's deadline.
 
         Returns:
             The keys as int64 of shape `shape`.
 
         Raises:
-            DeadlineExceeded: The server did not acknowledge the steps within the writer's deadline.
+            DeadlineExceeded: The server did not acknowledge the steps by the deadline.
             Unacknowledged: The steps were not stored.
+            InvalidConfig: timeout_s is negative or NaN.
 
         Blocks: until the server has acknowledged the steps.
         """
         part, count = self._part, math.prod(self.shape)
+        seconds = None if timeout_s is None else timeout(timeout_s)
         if part.keys is None and part.error is None:
-            part.owner.wait_for_keys(part)
+            part.owner.wait_for_keys(part, seconds)
         keys = part.keys
         if keys is None or len(keys) < self._first + count:
             assert part.error is not None
@@ -197,6 +205,26 @@ class StreamedKeys(NDArrayOperatorsMixin):
         return int(self.read())
 
     __index__ = __int__
+
+    def __bool__(self) -> bool:
+        return bool(int(self)) if not self.shape else len(self) > 0
+
+    def __format__(self, spec: str) -> str:
+        if self.shape:
+            return super().__format__(spec)
+        return format(int(self), spec)
+
+    def __hash__(self) -> int:
+        if self.shape:
+            raise TypeError("several keys are no key of a dict: take .tolist()")
+        return hash(int(self))
+
+    def __reduce__(self) -> Any:
+        value = self.read()[()]  # a number, if the shape is ()
+        return value.__reduce__()
+
+    def __copy__(self) -> StreamedKeys:
+        return self
 
     def __len__(self) -> int:
         if not self.shape:

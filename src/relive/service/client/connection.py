@@ -38,6 +38,7 @@ __all__ = ["MIN_REPLY_S", "Answer", "Asking", "Connection", "close_connections",
 MIN_REPLY_S = 1.0  # shortest wait for an answer, whatever the deadline: networks have short outages
 _LEAVE_S = 1.0
 _PAUSES_S = (0.02, 0.5)  # the first and the longest between two tries to reach a server
+_NO_WAIT_S = 0.1  # a call that waited longer for its stream tells the server the rest of its time
 _LAST_TRY_S = 0.05  # the last try begins so long before the deadline
 _LOOKS = frozenset({"select", "gather", "list", *(verb.name for verb in VERBS.values() if verb.looks)})
 _SHORT_WAITS = frozenset({"call", "shard"})  # kinds of streams on which silence_s and retries_s count
@@ -230,9 +231,7 @@ class Connection:
                     raise
             except StreamBroken as problem:
                 self._forget_client()
-                failed = handshake_problem(self.address, str(problem))
-                if failed is not None:
-                    raise failed from None
+                _raise_handshake_problem(self.address, problem)
                 pause_s = _pause(pause_s, tries_until)
                 if not pause_s or not wanted():
                     reason = "no answer in time" if is_there else short_reason(problem, self._location)
@@ -268,7 +267,10 @@ class Connection:
             client = self._client
         started = time.monotonic()
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
-        writer, reader = client.do_exchange(descriptor, *self.access.call_options(self._location))
+        try:
+            writer, reader = client.do_exchange(descriptor, *self.access.call_options(self._location))
+        finally:
+            del client  # if an error is kept, its traceback keeps this frame: the client would connect again and again
         leave_to_parent(writer, reader)
         stream = Exchange(writer, reader, self._watch, quiet_s)
         with self._changed:
@@ -396,6 +398,7 @@ class Asking:
         self._ends = ends
         self._packing = packing
         self._count = count
+        self._began = time.monotonic()
         self._send()
 
     def take(self, at_once: bool = False) -> Answer:
@@ -436,7 +439,7 @@ class Asking:
             self._stream = stream = self._connection.take(self._ends)
             try:
                 stream.begin(self._ends)
-                stream.send(self._message)
+                stream.send(self._timed_message())
             except StreamBroken as problem:
                 self._note_broken(problem)
             except BaseException:
@@ -445,6 +448,19 @@ class Asking:
             else:
                 return
 
+    def _timed_message(self) -> bytes:
+        """Returns the message. If the call waited for its stream, the server has the rest of the time for the limiter.
+
+        The limiter's error then comes before the deadline. After the deadline, the client would drop the stream.
+        """
+        if time.monotonic() - self._began < _NO_WAIT_S or math.isinf(self._ends):
+            return self._message
+        header, body = framing.decode(self._message)
+        left_s = server_wait(max(self._ends - time.monotonic(), 0.0))
+        if header.get("timeout_s") is None or left_s is None or header["timeout_s"] <= left_s:
+            return self._message
+        return framing.encode({**header, "timeout_s": left_s}, body)
+
     def _note_broken(self, problem: BaseException) -> None:
         """Returns if the call may be sent again; open() raises at `ends`. Else raises the error of the stream."""
         error = self._connection.broken(self._stream, problem, self._asked)
@@ -452,6 +468,16 @@ class Asking:
             if self._op == "create" and isinstance(error, ServiceUnavailable):
                 error.tell_items(np.zeros(0, np.int64), self._count, self._count)
             raise error from None
+
+
+def _raise_handshake_problem(address: str, problem: BaseException) -> None:
+    """Raises HandshakeFailed for an error of gRPC about a handshake that would fail again."""
+    failed = handshake_problem(address, str(problem))
+    if failed is not None:
+        try:
+            raise failed from None
+        finally:
+            del failed  # else this frame and the error would refer to each other until a collection
 
 
 def _heard_s(connection: weakref.ref[Connection]) -> float | None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from relive.checks.names import names_arguments
 from relive.checks.values import integer, timeout
-from relive.errors import ReliveError
+from relive.errors import ReliveError, ServiceUnavailable
 from relive.service.client.connection import Connection, cutoff
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.parameters.sets import (
@@ -74,7 +74,7 @@ class RemoteParameters:
 
         A checksum is compared. The server waits for a newer version for 1 s less than `timeout_s`, or for half of a
         short `timeout_s`. The deadline also applies to the transfer, but the client waits for an answer for at least
-        1 s. If the server is gone, the client retries until the deadline.
+        1 s. If the server is gone or closes, the client retries until the deadline.
 
         Args:
             newer_than: The highest version that the caller does not need, default 0.
@@ -164,7 +164,10 @@ class RemoteParameters:
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def _call(self, ends: float, ask: Callable[[Exchange], Answer]) -> Answer:
-        """Calls ask(stream), again if the stream broke: a pull or a publication that is sent twice is harmless."""
+        """Calls ask(stream), again if the stream broke or the server closes.
+
+        A pull or a publication that is sent twice is harmless.
+        """
         connection = self._connection
         while True:
             start = time.monotonic()
@@ -175,6 +178,9 @@ class RemoteParameters:
                 stream.end()
             except _Refused as refused:
                 stream.end()
+                if isinstance(refused.error, ServiceUnavailable):  # the server closes: the next server answers
+                    connection.broken(stream, refused, start)
+                    continue  # as below
                 connection.give(stream, _KIND)
                 raise refused.error from None
             except StreamBroken as problem:

@@ -168,30 +168,30 @@ class SyncWriterCore(RemoteWriterCore):
 
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
         """Appends one step of each lane. Returns keys int64[M], or an int for a writer of one lane."""
-        with self._alone(timeout_s):
-            keys = self._send(self._encoder.append(columns, lanes, priority), timeout_s)
+        with self._alone(timeout_s) as left_s:
+            keys = self._send(self._encoder.append(columns, lanes, priority), left_s)
         return keys if keys.ndim else int(keys)
 
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Keys:
         """Appends a block of steps. Returns keys int64[T, M], or [T] for a writer of one lane."""
-        with self._alone(timeout_s):
-            return self._send(self._encoder.extend(columns, lanes, priority), timeout_s)
+        with self._alone(timeout_s) as left_s:
+            return self._send(self._encoder.extend(columns, lanes, priority), left_s)
 
     def end_episode(self, columns: dict[str, Any], terminated: bool, lanes: Lanes | None, timeout_s: float) -> None:
         """Ends an episode."""
-        with self._alone(timeout_s):
-            self._send(self._encoder.end(columns, terminated, lanes), timeout_s)
+        with self._alone(timeout_s) as left_s:
+            self._send(self._encoder.end(columns, terminated, lanes), left_s)
 
     def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
         """Drops the open episodes of lanes."""
-        with self._alone(timeout_s):
-            self._send(self._encoder.abandon(lanes), timeout_s)
+        with self._alone(timeout_s) as left_s:
+            self._send(self._encoder.abandon(lanes), left_s)
 
     def set_policy_version(self, version: int | None) -> None:
         """Sets the version of the rows from now on. The version is sent again when new lanes are opened."""
-        with self._alone(self.timeout_s):
+        with self._alone(self.timeout_s) as left_s:
             self._version = version
-            self._send(_version(version), self.timeout_s)
+            self._send(_version(version), left_s)
 
     def close(self) -> None:
         """Cuts the lanes. Raises DeadlineExceeded if the call of another thread does not end in time."""
@@ -228,19 +228,24 @@ class SyncWriterCore(RemoteWriterCore):
         return None
 
     @contextmanager
-    def _alone(self, timeout_s: float) -> Iterator[None]:
-        """Lets one call at a time pass. Raises WriterClosed, ForkedHandle."""
+    def _alone(self, timeout_s: float) -> Iterator[float]:
+        """Lets one call at a time pass, and yields the seconds that the call has left.
+
+        Raises WriterClosed, ForkedHandle, DeadlineExceeded.
+        """
         self._check_open()
+        start = time.monotonic()
         with held(self._turn, "this writer", timeout_s):
             self._check_open()
-            yield
+            yield _left(timeout_s, start)
 
     def _send(self, operation: Operation, timeout_s: float) -> Keys:
         start, ends = time.monotonic(), cutoff(timeout_s)
         if self._stream is None:
             self._stream = self._open(ends)[0]
             if self._version is not None:
-                self._exchange(self._stream, _version(self._version), timeout_s, ends, start)
+                self._exchange(self._stream, _version(self._version), _left(timeout_s, start), ends, start)
+            timeout_s = _left(timeout_s, start)  # the server may have been away: the limiter's wait is in the rest
         return self._exchange(self._stream, operation, timeout_s, ends, start)
 
     def _exchange(self, stream: Exchange, operation: Operation, timeout_s: float, ends: float, start: float) -> Keys:
@@ -273,6 +278,11 @@ class SyncWriterCore(RemoteWriterCore):
                 self._connection.drop(stream)
             raise error
         return keys_of(operation, body)
+
+
+def _left(timeout_s: float, start: float) -> float:
+    """Returns the seconds that a call has left that began at `start`, a time.monotonic()."""
+    return max(timeout_s - (time.monotonic() - start), 0.0)
 
 
 def _version(version: int | None) -> Operation:

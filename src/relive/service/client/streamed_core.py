@@ -167,13 +167,17 @@ class StreamedWriterCore(RemoteWriterCore):
             self._wait(lambda: not (self._outbox or self._sent) or self._failure is not None, timeout_s)
             self._check_usable()
 
-    def wait_for_keys(self, part: Part) -> None:
-        """Waits until this part is answered. Raises DeadlineExceeded, ForkedHandle."""
+    def wait_for_keys(self, part: Part, timeout_s: float | None) -> None:
+        """Waits until this part is answered. Raises DeadlineExceeded, ForkedHandle.
+
+        timeout_s: At least a second is waited, as for every answer. None: the writer's deadline.
+        """
         self._check_free()
         with self._changed:
             if self._block is not None and self._block.part is part:
                 self._seal()
-            self._wait(lambda: part.keys is not None or part.error is not None, self.timeout_s)
+            seconds = self.timeout_s if timeout_s is None else max(timeout_s, MIN_REPLY_S)
+            self._wait(lambda: part.keys is not None or part.error is not None, seconds)
 
     def unseen(self, ends: float) -> tuple[int, int] | None:
         """Sends the open block. Returns (session, last message) if a message is unanswered."""

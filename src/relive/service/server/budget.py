@@ -102,6 +102,11 @@ class Budget:
                 del self._used_by[client]
             self._changed.notify_all()
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest request that is not refused."""
+        return max(self._per_client, FREE_BYTES - 1)
+
     def used_by(self, client: str) -> int:
         """Returns the bytes that a client has now."""
         return self._used_by.get(client, 0)

@@ -67,10 +67,13 @@ def _parse(address: str, form: str) -> tuple[str, str, int, str]:
     if not isinstance(address, str):
         raise InvalidConfig("address", form, address)
     try:
+        address.encode()  # a lone surrogate cannot be sent
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
+    if host is not None and any(one.isspace() for one in host):
+        host = None
     if host is None or port is None or parts.scheme not in _SCHEMES or parts.query or parts.fragment or parts.username:
         here = "" if "://" in str(address) else " (relive.attach(name) finds a table of this machine)"
         raise InvalidConfig("address", form + here, address)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import fnmatch
 import hashlib
 import hmac
@@ -22,7 +23,7 @@ import re
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -178,24 +179,43 @@ def add_token(
         options["expires"] = expires
     options["grants"] = [{"roles": list(roles), "tables": list(tables)}]
     _entry(path, name, options)
-    before = ""
-    if os.path.exists(path):
-        if any(one.name == name for one in read_tokens(path)):
-            raise InvalidConfig(f"name of a token in {path}", "one that the file does not have", name)
-        with open(path, encoding="utf-8") as file:
-            before = file.read().rstrip() + "\n"
-    _replace(path, (before or _HEAD) + "\n" + _section(name, options))
+    with _alone(path):
+        before = ""
+        if os.path.exists(path):
+            if any(one.name == name for one in read_tokens(path)):
+                raise InvalidConfig(f"name of a token in {path}", "one that the file does not have", name)
+            with open(path, encoding="utf-8") as file:
+                before = file.read().rstrip() + "\n"
+        _replace(path, (before or _HEAD) + "\n" + _section(name, options))
     return token
 
 
 def remove_token(path: str, name: str) -> None:
     """Removes an entry of the file: the server ends the streams of its clients. Raises InvalidConfig."""
-    entries = read_tokens(path)
-    if all(one.name != name for one in entries):
-        raise InvalidConfig(f"name of a token in {path}", " or ".join(one.name for one in entries) or "none", name)
-    with open(path, "rb") as file:
-        parts = tomllib.load(file)["tokens"]
-    _replace(path, _HEAD + "".join("\n" + _section(key, one) for key, one in parts.items() if key != name))
+    with _alone(path):
+        entries = read_tokens(path)
+        if all(one.name != name for one in entries):
+            raise InvalidConfig(f"name of a token in {path}", " or ".join(one.name for one in entries) or "none", name)
+        with open(path, "rb") as file:
+            parts = tomllib.load(file)["tokens"]
+        _replace(path, _HEAD + "".join("\n" + _section(key, one) for key, one in parts.items() if key != name))
+
+
+@contextlib.contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """Lets one change at a time pass: a change reads the file and then replaces it.
+
+    Locks the folder, as the file itself is replaced. If the system cannot lock the folder (some network file systems
+    cannot), changes at the same time may lose one of them.
+
+    Blocks: until the changes of other threads and processes are done.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            folder = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
 
 
 def _section(name: str, options: Mapping[str, Any]) -> str:
