@@ -10,18 +10,21 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium", reason="the recorder wraps Gymnasium environments")
 
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
+from processes.shm import needs_shared_memory  # noqa: E402
 
 import relive  # noqa: E402
 from adapters.worlds import Diary, World, make_table, stored  # noqa: E402
 from relive import errors  # noqa: E402
 from relive.adapters.gymnasium import record  # noqa: E402
+from relive.fleet import ShardOwner, attach, writing  # noqa: E402
+from relive.fleet.draws.pace import Wait  # noqa: E402
 
 NUM_ENVS = 3
 SPEC = relive.StepSpec.from_spaces(World().observation_space, World.action_space)
 
 
-def worlds() -> SyncVectorEnv:
-    makers = [lambda number=number: World(number) for number in range(NUM_ENVS)]
+def worlds(num_envs: int = NUM_ENVS) -> SyncVectorEnv:
+    makers = [lambda number=number: World(number) for number in range(num_envs)]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
@@ -62,7 +65,7 @@ class HalfTable:
 
 def note(diary: Diary, before: Any, result: Any) -> None:
     _, reward, terminated, truncated, _ = result
-    for env in range(NUM_ENVS):
+    for env in range(len(before)):
         episode, ends = int(before[env][1]), (bool(terminated[env]), bool(truncated[env]))
         diary.note(env, episode, 1, float(reward[env]), *ends)
 
@@ -136,3 +139,40 @@ def test_a_refused_step_names_the_environments_that_did_not_store_it() -> None:
         steps = {(row[0], row[2]) for row in stored(table) if row[2] != row[6]}
         assert {(0, 1), (1, 1)} <= steps and (2, 1) not in steps
         table.check()
+
+
+@needs_shared_memory
+@pytest.mark.parametrize("path", ["mapped", "service"])
+def test_ctrl_c_in_the_wait_for_room_over_all_shards_stores_no_lane_twice(
+    shm_name: Any, monkeypatch: pytest.MonkeyPatch, path: Any
+) -> None:
+    """The totals let in two of three environments that go on in the third step. Ctrl-C comes while the others wait."""
+    if path == "service":
+        pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+    name, diary = shm_name(), Diary()
+    index = relive.Index(relive.Transitions(gamma=0.5), limiter=relive.SamplesPerInsert(1.0, 1, 5.0))
+    with ShardOwner(0, relive.TableConfig(SPEC, 1000, index, relive.SharedMemory(name), max_lanes=8)) as owner:
+        place = owner.serve("grpc://127.0.0.1:0") if path == "service" else name
+        with attach([place], path=path, timeout_s=60.0) as table:
+            envs = record(worlds(4), table)
+            before, _ = envs.reset(seed=0)
+            for _ in range(2):
+                note(diary, before, result := envs.step(np.ones(4, int)))
+                before = result[0]
+            with monkeypatch.context() as patch:
+                patch.setattr(writing, "_WHOLE_FOR_S", 0.0)
+                patch.setattr(Wait, "pause", raising)
+                with pytest.raises(KeyboardInterrupt) as caught:
+                    envs.step(np.ones(4, int))
+            assert len(table) == 10 and not getattr(caught.value, "unanswered", 0)
+            table.sample(4)
+            note(diary, before, envs.finish_step())
+            envs.close()
+            owner.table.set_limiter(relive.MinSize(1))
+            found = {row[:7] for row in stored(owner.table)}
+            assert {row[:7] for row in diary.transitions()} <= found and len(found) == len(table) == 12
+            assert all(after == t + 1 for _, _, t, *_, after in found)
+
+
+def raising(_: Wait) -> None:
+    raise KeyboardInterrupt

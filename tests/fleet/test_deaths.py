@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract.tools import prioritized, step
 from processes.shm import needs_shared_memory
 from processes.test_locks import stopped_holder
 from processes.tools import eventually
@@ -23,7 +24,7 @@ import relive
 from fleet.tools import CONTEXT, Owner, config_of, fill
 from relive import errors
 from relive.core import locked
-from relive.fleet import NoLiveShard, ShardOwner, attach, drawing, mapped
+from relive.fleet import NoLiveShard, ShardOwner, attach, drawing, mapped, shards
 from relive.fleet import owner as owner_module
 
 pytestmark = needs_shared_memory
@@ -45,15 +46,16 @@ def test_draws_go_on_without_a_killed_shard_and_it_comes_back(shm_name: Any, own
         assert stats.indexes["default"].inserted == 40, "a counter does not jump back"
         present = table.gather(keys, columns=["reward"])
         assert present.present.tolist() == [True] * 30 + [False] * 10 and not present["reward"][30:].any()
-        assert table.update_priorities(keys, np.full(40, 2.0)) == 30
-        assert table.delete(keys[35:]) == 0
+        assert table.update_priorities(keys, np.full(40, 2.0)) == 40, "the memory of a mapped shard is changed"
+        assert table.delete(keys[35:]) == 5
         with table.writer() as writer:
             assert writer.append(observation=[0, 0], action=0, reward=0.0, next_observation=[0, 0]) >> 51 == 0
 
         owners.append(Owner(1, config_of(names[1])))
         assert owners[1].is_restored
         again = table.gather(keys, columns=["reward"])
-        assert again.present.all() and again["reward"].tolist() == list(range(40))
+        assert again.present.tolist() == [True] * 35 + [False] * 5
+        assert again["reward"][:35].tolist() == list(range(35))
         assert {one.state for one in table.stats().shards} == {"live"}
         assert 1 in (table.sample(256).item_keys >> 51)
         table.check()
@@ -132,6 +134,78 @@ def test_where_no_shard_lives_calls_end_at_their_deadline(shm_name: Any, owners:
             table.writer()
 
 
+PACED = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)  # writers wait at inserted - sampled = 20
+
+
+def stored(writer: Any, most: int = 50, keys: list[int] | None = None) -> int:
+    """How many of so many steps go in at once; their keys are added to `keys`."""
+    for count in range(most):
+        try:
+            key = writer.append(**step(count, count + 1, truncated=True), timeout_s=0.0)
+        except errors.DeadlineExceeded:
+            return count
+        if keys is not None:
+            keys.append(int(key))
+    return most
+
+
+@pytest.mark.parametrize("initial", ["max", "given"])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_writer_of_a_shard_without_an_owner_waits_for_the_limiter(
+    shm_name: Any, owners: list[Owner], num_shards: int, initial: str
+) -> None:
+    """Items that wait for a priority count, too. The writer goes on when draws reach its shard again."""
+    index = prioritized(initial=initial, limiter=PACED)
+    configs = [config_of(shm_name(), index) for _ in range(num_shards)]
+    owners += [Owner(number, config) for number, config in enumerate(configs)]
+    with attach([config.storage.name for config in configs], timeout_s=30.0) as table, table.writer(shard=0) as writer:
+        keys = list[int]()
+        assert stored(writer, 6, keys) == 6
+        owners[0].kill()
+        assert stored(writer, 50, keys) == 14
+        with pytest.raises(errors.DeadlineExceeded):
+            table.draw(1, timeout_s=0.0)
+        owners.append(Owner(0, configs[0]))
+        assert stored(writer) == 0
+        if initial == "given":
+            table.update_priorities(np.array(keys), np.ones(20))
+        table.draw(5)
+        assert stored(writer) == 5
+
+
+def test_draws_of_other_shards_make_room_for_a_writer_of_a_shard_without_an_owner(
+    shm_name: Any, owners: list[Owner]
+) -> None:
+    configs = [config_of(shm_name(), prioritized(limiter=PACED)) for _ in range(2)]
+    owners += [Owner(number, config) for number, config in enumerate(configs)]
+    with attach([config.storage.name for config in configs], timeout_s=30.0) as table:
+        with table.writer(shard=0) as near, table.writer(shard=1) as far:
+            assert (stored(near, 15), stored(far, 5), stored(near), stored(far)) == (15, 5, 0, 0)
+            owners[0].kill()
+            assert (stored(near), stored(far), stored(near)) == (0, 5, 0)  # draws need ten items of live shards
+            assert (table.draw(8).item_keys >> 51 == 1).all()
+            assert (stored(near), stored(far)) == (3, 0)
+            owners.append(Owner(0, configs[0]))
+            assert (stored(near), stored(far)) == (0, 0)
+            table.draw(2)
+            assert (stored(far), stored(near)) == (2, 0)
+
+
+def test_masses_of_zero_in_other_shards_let_no_writer_of_a_shard_without_an_owner_pass(
+    shm_name: Any, owners: list[Owner]
+) -> None:
+    """Its rows give no live shard a mass, however many there are."""
+    configs = [config_of(shm_name(), prioritized(limiter=PACED)) for _ in range(2)]
+    owners += [Owner(number, config) for number, config in enumerate(configs)]
+    with attach([config.storage.name for config in configs], timeout_s=30.0) as table:
+        table.update_priorities(fill(table, 1, 0, 10), np.zeros(10))
+        with table.writer(shard=0) as near, table.writer(shard=1) as far:
+            assert stored(near, 10) == 10
+            owners[0].kill()
+            assert (stored(near), stored(far)) == (0, 1)
+            assert (table.draw(5).item_keys >> 51 == 1).all()
+
+
 def test_a_shard_whose_lock_is_held_is_left_out(shm_name: Any, owners: list[Owner]) -> None:
     """A process that is stopped in the lock: no owner died, but nothing that needs the lock goes on there."""
     names = [shm_name(), shm_name()]
@@ -166,7 +240,8 @@ def test_a_draw_that_counts_uses_waits_for_a_lock_as_long_as_other_draws(
     noted = list[int]()
     kind = module.MappedShard if path == "mapped" else module.RemoteShard
     monkeypatch.setattr(kind, "stalls", lambda shard: noted.append(shard.number))
-    monkeypatch.setattr(drawing, "STALL_S", 30.0 if is_freed else 0.1)
+    for one in (drawing, shards):
+        monkeypatch.setattr(one, "STALL_S", 30.0 if is_freed else 0.1)
     with (
         ShardOwner(0, config_of(names[0], index)) as first,
         ShardOwner(1, config_of(names[1], index)) as second,

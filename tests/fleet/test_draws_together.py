@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from relive.core.request import DrawRequest
 from relive.fleet import ShardOwner, attach
 from relive.fleet.drawing import Drawing
 from relive.fleet.remote.shard import RemoteShard
-from relive.fleet.remote.streams import Lines
+from relive.fleet.remote.streams import Lines, Pending
 from relive.fleet.remote.turns import Turns, _sizes
 from relive.service.server.shard_session import ShardSession
 from relive.service.wire.packing import DRAWN, MOST_DRAWS, MOST_TOGETHER_ITEMS
@@ -74,27 +75,39 @@ def in_flight(owners: Any) -> int:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_batches_that_are_asked_for_at_once_share_a_message(shards: Any, asked: list[Any], num_shards: int) -> None:
+def test_half_of_the_batches_ahead_share_a_message(shards: Any, asked: list[Any], num_shards: int) -> None:
+    """The shards work on the other half, or it waits for the program."""
     table, owners = shards(num_shards)
     source = ahead(table, 8, prefetch=8)
     source.ask(8)
     source.take().hold.give_back()
     del asked[:]
     source.ask(8)
-    assert len(asked) == num_shards and all(len(counts) == 8 for counts in asked)
-    assert np.array(asked).sum(axis=0).tolist() == [8] * 8
+    assert [len(counts) for counts in asked] == [4] * 2 * num_shards
+    assert np.array(asked).reshape(2, num_shards, 4).sum(axis=1).tolist() == [[8] * 4] * 2
     assert eventually(lambda: in_flight(owners) == 8 * 8)
     taken = [source.take() for _ in range(3)]
+    del asked[:]
     source.ask(8)
-    assert len(asked) == num_shards  # room for three is less than half
+    assert not asked  # room for three is less than half
     taken.append(source.take())
     source.ask(8)
-    assert [len(counts) for counts in asked[num_shards:]] == [4] * num_shards
+    assert [len(counts) for counts in asked] == [4] * num_shards
     for one in taken:
         one.hold.commit()
     source.close()
     assert eventually(lambda: in_flight(owners) == 0)
     assert table.stats().indexes["default"].sampled == 4 * 8
+
+
+def test_draws_with_other_numbers_of_items_share_a_message(shards: Any, asked: list[Any]) -> None:
+    """Shares that are no whole number of items give a shard now one item more and now one less."""
+    table, _ = shards(2)
+    fill(table, 1, 200, 13)
+    with table.batches(32, prefetch=16) as batches:
+        for batch in itertools.islice(batches, 100):
+            assert np.array_equal(batch["reward"], table.gather(batch.item_keys)["reward"])
+    assert any(isinstance(counts, list) and len(set(counts)) > 1 for counts in asked)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +162,7 @@ def test_draws_of_a_message_count_and_go_back_each_by_itself(shards: Any) -> Non
     table, owners = shards(2)
     drawing: Drawing = table._fleet.drawing
     turns: dict[int, Any] = {}
-    begun = [drawing.begin(DrawRequest(0, 8), 5.0, 0.0, turns) for _ in range(6)]
+    begun = [drawing.begin(DrawRequest(0, 8), 0.0, 5.0, turns) for _ in range(6)]
     assert in_flight(owners) == 0
     drawing.send(turns)
     first, second, third = (drawing.finish(begun[number], 5.0) for number in range(3))
@@ -176,18 +189,35 @@ def test_batches_of_one_answer_keep_their_rows(shards: Any) -> None:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_a_draw_that_fails_takes_none_of_its_message_with_it(
+def test_a_draw_that_fails_takes_no_other_of_its_message_with_it(
     shards: Any, asked: list[Any], monkeypatch: pytest.MonkeyPatch, num_shards: int
 ) -> None:
-    """Those before it come. It and those after it are drawn again."""
-    as_it_is, calls = ShardSession._lend, itertools.count(1)
+    """Those before it come, and those after it are made next."""
+    table, owners = shards(num_shards)
+    drawing, turns = table._fleet.drawing, dict[int, Any]()
+    _fail(monkeypatch, lambda number: number == 3)
+    begun = [drawing.begin(DrawRequest(0, 8), 0.0, 5.0, turns) for _ in range(6)]
+    del asked[:]
+    drawing.send(turns)
+    shared = [one for one in turns.values() for _ in one._unsent]
+    assert not shared and len(asked) == num_shards
+    failed = []
+    for number, one in enumerate(begun):
+        try:
+            drawing.commit(drawing.finish(one, 5.0))
+        except errors.DeadlineExceeded:
+            failed.append(number)
+    drawing.flush()
+    assert failed == ([2] if num_shards == 1 else [])  # the other shard makes the draw
+    assert eventually(lambda: in_flight(owners) == 0)
+    assert table.stats().indexes["default"].sampled == 8 * (6 - len(failed))
 
-    def lend(session: Any, *arguments: Any) -> Any:
-        if next(calls) % 7 == 0:
-            raise errors.DeadlineExceeded("8 items", 0, 0.0)
-        return as_it_is(session, *arguments)
 
-    monkeypatch.setattr(ShardSession, "_lend", lend)
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_batches_come_though_draws_fail_now_and_then(
+    shards: Any, asked: list[Any], monkeypatch: pytest.MonkeyPatch, num_shards: int
+) -> None:
+    _fail(monkeypatch, lambda number: number % 7 == 0)
     table, owners = shards(num_shards)
     with table.batches(8, prefetch=8, timeout_s=20.0) as batches:
         for batch in itertools.islice(batches, 60):
@@ -196,6 +226,65 @@ def test_a_draw_that_fails_takes_none_of_its_message_with_it(
     assert any(isinstance(counts, list) for counts in asked)
     assert eventually(lambda: in_flight(owners) == 0)
     assert table.stats().indexes["default"].sampled == 60 * 8
+
+
+def _fail(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool]) -> None:
+    """Draws of all shards fail by their number, from 1 on, as if items lacked."""
+    as_it_is, calls = ShardSession._lend, itertools.count(1)
+
+    def lend(session: Any, *arguments: Any) -> Any:
+        if fails(next(calls)):
+            raise errors.DeadlineExceeded("8 items", 0, 0.0)
+        return as_it_is(session, *arguments)
+
+    monkeypatch.setattr(ShardSession, "_lend", lend)
+
+
+def test_a_draw_that_is_made_again_asks_all_shards_before_it_waits(
+    shards: Any, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, _ = shards(3)
+    drawing, turns = table._fleet.drawing, dict[int, Any]()
+    begun = drawing.begin(DrawRequest(0, 12), 5.0, 0.0, turns)
+    _fail(monkeypatch, lambda number: number == 2)
+    events: list[str] = []
+    for name in ("ask", "take"):
+        owner = Lines if name == "ask" else Pending
+        monkeypatch.setattr(owner, name, _noting(events, name, getattr(owner, name)))
+    drawing.send(turns)
+    drawing.commit(drawing.finish(begun, 5.0))
+    assert events == [*["ask"] * 3, *["take"] * 3] * 2
+
+
+def _noting(events: list[str], name: str, call: Any) -> Any:
+    def noted(*arguments: Any, **named: Any) -> Any:
+        events.append(name)
+        return call(*arguments, **named)
+
+    return noted
+
+
+@pytest.mark.parametrize("num_draws", [1, 4])
+def test_the_draws_of_a_message_have_their_time_together(num_draws: int) -> None:
+    """As long as one after another has on a slow link."""
+
+    class Sent:
+        is_over = False
+        until = 0.0
+
+        def ask(self, *_: Any, **named: Any) -> Any:
+            return self
+
+        def extend(self, ends: float) -> None:
+            self.until = ends
+
+    sent = Sent()
+    turns = Turns(sent)  # type: ignore[arg-type]
+    first, *_ = [turns.add({"op": "draw"}, 4, DRAWN, 0.0, may_share=True) for _ in range(num_draws)]
+    turns.send()
+    began = time.monotonic()
+    first.extend(began + 1e6)
+    assert sent.until - began == pytest.approx(1e6 * num_draws, rel=0.1)
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
@@ -209,7 +298,7 @@ def test_an_error_of_a_message_is_that_of_its_draws(
         for shard in range(2):
             fill(table, shard, 100 * shard, 50)
         drawing, turns = table._fleet.drawing, dict[int, Any]()
-        begun = [drawing.begin(DrawRequest(0, 8), 5.0, 0.0, turns) for _ in range(3)]
+        begun = [drawing.begin(DrawRequest(0, 8), 0.0, 5.0, turns) for _ in range(3)]
         far.kill()
         with monkeypatch.context() as patched:
             if not is_sent:
@@ -274,11 +363,11 @@ def test_a_message_that_is_none_draws_nothing(shards: Any, counts: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "drawn", [None, 3, [], [4], [{}], [{"ticket": "1"}], [{"ticket": -1}], [{"ticket": 1}] * 3], ids=str
+    "drawn", [None, 3, [4], [{}], [{"ticket": "1"}], [{"ticket": -1}], [{"ticket": 1}] * 3], ids=str
 )
 def test_an_answer_that_is_none_is_refused(drawn: Any) -> None:
     turns = Turns(None)  # type: ignore[arg-type]
     two = [turns.add({"op": "draw"}, 4, DRAWN, 0.0, may_share=True) for _ in range(2)]
-    assert _sizes({"drawn": [{"ticket": 1}]}, two) == [DRAWN.num_bytes(4)]
+    assert _sizes({"drawn": [{"ticket": 1}]}, two) == [DRAWN.num_bytes(4)] and _sizes({"drawn": []}, two) == []
     with pytest.raises(errors.BadMessage):
         _sizes({"drawn": drawn}, two)

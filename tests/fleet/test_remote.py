@@ -462,6 +462,23 @@ def test_a_served_shard_is_a_table_of_the_service(start: Any, shm_name: Any) -> 
         assert table.gather(keys).present.all() and len(table) == 5
 
 
+def test_values_that_a_dead_shard_did_not_count_are_given_again(start: Any, shm_name: Any) -> None:
+    spec = relive.StepSpec({"a": relive.ArraySpec((), "int64"), "r": relive.ArraySpec((), "float32", late=True)})
+    configs = [relive.TableConfig(spec, 1000, None, relive.SharedMemory(shm_name())) for _ in range(2)]
+    near, far, again = start(), start(), start()
+    addresses = [near.own(0, configs[0]), far.own(1, configs[1])]
+    with attach(addresses, path="service") as table:
+        keys = [table.writer(shard=number).extend(a=np.arange(4), truncated=True) for number in (0, 1)]
+        far.kill()
+        assert table.complete(np.concatenate(keys), r=np.zeros(8)) == 4
+        assert again.own(1, configs[1], at(addresses[1])) == addresses[1]
+        wait_for(table, ["live", "live"])
+        assert table.num_items() == 4
+        with pytest.raises(errors.AlreadyCompleted):
+            table.complete(np.concatenate(keys), r=np.zeros(8))
+        assert table.complete(keys[1], r=np.zeros(4)) == 4 and table.num_items() == 8
+
+
 def test_an_owner_serves_once(shm_name: Any) -> None:
     with ShardOwner(0, config_of(shm_name())) as owner:
         address = owner.serve("grpc://127.0.0.1:0", "shown")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract.tools import prioritized, step, write_steps
+from contract.tools import plain_spec, prioritized, step, write_steps
 from processes.shm import needs_shared_memory
 
 import relive
@@ -163,6 +163,73 @@ def test_min_size_and_samples_per_insert_act_on_totals(shards: Any) -> None:
         assert table.limiter() == limiter
         with pytest.raises(errors.RequestTooLarge):
             table.draw(21)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        relive.Uniform(),
+        relive.TopK(7),
+        relive.TopK(12),
+        relive.TopK(40),
+        relive.TopK(0.5),
+        relive.Fresh(last=9),
+        relive.Fresh(last=12),
+    ],
+    ids=repr,
+)
+def test_the_only_shard_refuses_a_draw_without_replacement_as_one_table_does(shards: Any, sampler: Any) -> None:
+    """It does so before it waits: writers may stop as soon as min_size items are there."""
+    index = relive.Index(sampler=sampler, limiter=relive.SamplesPerInsert(4.0, 12, 1000.0), replacement=False)
+
+    def refusal(table: Any, num_items: int) -> str:
+        try:
+            table.draw(num_items, timeout_s=0.0)
+        except errors.RequestTooLarge as error:
+            return f"{error.requested} {error.window} {error}"
+        except (errors.DeadlineExceeded, errors.WaitsForItself):
+            return "waits"
+        return "drawn"
+
+    with relive.Table(plain_spec(), 4096, index) as one, attach(shards(1, index)) as table:
+        asked = (3, 6, 7, 8, 9, 10, 12, 13, 5000)
+        refusals = [refusal(one, num_items) for num_items in asked]
+        assert [refusal(table, num_items) for num_items in asked] == refusals
+        assert refusals[0] == "waits" and "without replacement" in refusals[-2]
+        fill(table, 0, 0, 12)
+        assert refusal(table, 6) == "drawn" and refusal(table, 13) == refusals[-2]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("ratio", "times", "tolerance", "most"), [(1.0, 1, 32.0, 48), (2.0, 2, 48.0, 79), (1.0, 3, 32.0, 64)]
+)
+def test_a_draw_of_more_uses_than_may_be_left_where_writers_wait_is_refused(
+    shards: Any, count: int, ratio: float, times: int, tolerance: float, most: int
+) -> None:
+    """Such a draw and the writers would wait for each other. The last of these draws is bound by the window alone."""
+    limiter = relive.SamplesPerInsert(ratio, min_size=16, tolerance=tolerance)
+    index = relive.Index(sampler=relive.Fifo(), limiter=limiter, max_times_sampled=times)
+
+    def fills(writer: Any) -> int:
+        with contextlib.suppress(errors.DeadlineExceeded):
+            for number in range(1000):
+                writer.append(**step(number, number + 1, truncated=True), timeout_s=0.0)
+        return number
+
+    with attach(shards(count, index), timeout_s=30.0) as table, table.writer(shard=count - 1) as writer:
+        for call in (table.sample, table.draw, table.batches):
+            with pytest.raises(errors.RequestTooLarge, match=r"tolerance [0-9]+: window \[-16, ") as refused:
+                call(most + 1)
+            assert refused.value.requested == most + 1
+            uses = f"; max_times_sampled {times}: {most} uses may be left where writers wait)"
+            assert (uses in str(refused.value)) == (most < limiter.window - ratio)
+        for one_more in range(6):
+            assert fills(writer)
+            for _ in range(one_more):
+                table.draw(1)
+            fills(writer)
+            assert table.sample(most, timeout_s=30.0).num_items == most
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -154,6 +155,36 @@ def test_cut_counts_fill_the_room_and_never_pass_it() -> None:
         if cut is not None:
             assert sum(cut) == sum(counts)
             assert all(min(count, most) <= some <= most for count, most, some in zip(counts, room, cut, strict=True))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [relive.Fifo(), relive.Lifo(), relive.Fresh(), relive.MaxPriority(), relive.MinPriority(), relive.RankBased()],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_the_value_of_the_best_item_is_that_of_the_shard_that_has_it(over: Any, sampler: Any) -> None:
+    """A shard without items changes nothing. A table without items has the value of one table without."""
+    table, keys = over(relive.Index(sampler=sampler))
+    best = min if isinstance(sampler, (relive.Fifo, relive.MinPriority)) else max
+    for deleted in (keys[0][:0], *keys):
+        table.delete(deleted)
+        values = [shard.table.stats().indexes["default"].total_mass for shard in table._fleet.shards]
+        assert table.stats().indexes["default"].total_mass == best(values)
+        assert any(map(np.isfinite, values)) == (deleted is not keys[-1])
+
+
+def test_the_fewest_uses_where_writers_wait_are_those_of_any_draws_before() -> None:
+    """Counted step by step: writers insert while they may, and draws of one make room."""
+    for ratio, times, min_size, tolerance in itertools.product((0.5, 1.0, 1.5, 3.0), (1, 2, 3, 5), (1, 7), (2.0, 9.5)):
+        if times < ratio:
+            continue
+        limiter, inserted, found = relive.SamplesPerInsert(ratio, min_size, tolerance), 0, list[int]()
+        for sampled in range(100):
+            while (inserted + 1) * ratio - sampled <= ratio * min_size + tolerance:
+                inserted += 1
+            found.append(inserted * times - sampled)
+        assert limiter.uses_left(times) == min(found) >= 1, limiter
+    assert relive.SamplesPerInsert(1.0, 1, 1e308).uses_left(1) > 1e300
 
 
 def test_what_would_have_to_know_of_other_shards_is_refused(over: Any) -> None:

@@ -16,13 +16,13 @@ from processes.tools import eventually
 
 import relive
 from relive import errors
-from relive.fleet import ShardOwner, attach, mapped
+from relive.fleet import ShardOwner, attach, mapped, shards
 
 pytestmark = needs_shared_memory
 SPEC = relive.StepSpec({"a": relive.ArraySpec((), "int64")})
 INDEX = relive.Index(sampler=relive.Prioritized(0.6), max_times_sampled=1000)
 LATE = (errors.DeadlineExceeded, errors.ServiceUnavailable)  # the latter on a busy machine: the answer is on its way
-Make = Callable[[int], tuple[Any, list[str]]]
+Make = Callable[..., tuple[Any, list[str]]]
 
 
 @pytest.fixture(params=["mapped", "service"])
@@ -34,16 +34,20 @@ def path(request: Any) -> str:
 
 @pytest.fixture
 def make(path: str, shm_name: Any) -> Iterator[Make]:
-    """make(number of shards): a table over shards of this process, and the names of their memory."""
+    """make(number of shards): a table over shards of this process, and the names of their memory.
+
+    lock_s: how long its calls without a deadline of their own wait for a lock.
+    """
     with contextlib.ExitStack() as stack:
 
-        def one(count: int) -> tuple[Any, list[str]]:
+        def one(count: int, index: relive.Index = INDEX, lock_s: float = 60.0) -> tuple[Any, list[str]]:
             names, places = [shm_name() for _ in range(count)], []
             for number, name in enumerate(names):
-                config = relive.TableConfig(SPEC, 1000, INDEX, relive.SharedMemory(name), timeout_s=60.0)
+                config = relive.TableConfig(SPEC, 1000, index, relive.SharedMemory(name), timeout_s=lock_s)
                 owner = stack.enter_context(ShardOwner(number, config))
                 places.append(owner.serve("grpc://127.0.0.1:0") if path == "service" else name)
-            return stack.enter_context(attach(places, path=path, timeout_s=60.0)), names
+            waits_s = 60.0 if path == "service" else lock_s
+            return stack.enter_context(attach(places, path=path, timeout_s=waits_s)), names
 
         yield one
 
@@ -51,9 +55,11 @@ def make(path: str, shm_name: Any) -> Iterator[Make]:
 def set_waits(monkeypatch: pytest.MonkeyPatch, path: str, stall_s: float) -> None:
     """Calls wait stall_s for the lock of one of several shards, and a minute for a byte of an owner."""
     monkeypatch.setattr(mapped, "STALL_S", stall_s)
+    monkeypatch.setattr(shards, "STALL_S", stall_s)
     if path == "service":
-        from relive.fleet.remote import shard
+        from relive.fleet.remote import answers, shard
 
+        monkeypatch.setattr(answers, "STALL_S", stall_s)
         monkeypatch.setattr(shard, "STALL_S", stall_s)
         monkeypatch.setattr(shard, "SILENCE_S", 60.0)
 
@@ -102,6 +108,65 @@ def test_a_claim_of_a_stuck_shard_ends_and_leaves_the_shard_out(
     with stopped_holder(names[1]) as holder:
         assert table.claim(own(keys)).item_keys.tolist() == keys[:8].tolist()
         holder.kill()
+
+
+def test_a_claim_of_a_queue_takes_the_items_that_are_there_beside_a_stuck_shard(
+    make: Make, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = relive.Index(sampler=relive.Fifo(), limiter=relive.Queue(100), max_times_sampled=1)
+    table, names = make(2, index)
+    set_waits(monkeypatch, path, 0.2)
+    near, far = (write(table, number) for number in (0, 1))
+    assert table.claim(own(near[:3])).num_items == 3
+    with stopped_holder(names[1]) as holder:
+        keys = np.concatenate([far[:3], near, near[:2]])
+        assert table.claim(own(keys)).item_keys.tolist() == near[3:].tolist()
+        holder.kill()
+    set_waits(monkeypatch, path, 60.0)
+    with stuck_for(names[1], 0.5):
+        assert table.claim(own(np.tile(far[:4], 2))).item_keys.tolist() == far[:4].tolist()
+
+
+CALLS: dict[str, Callable[[Any, np.ndarray], Any]] = {
+    "update_priorities": lambda table, keys: table.update_priorities(keys, np.ones(16)),
+    "claim": lambda table, keys: table.claim(own(keys), timeout_s=0.05).num_items,
+    "sample": lambda table, keys: table.sample(8, timeout_s=0.05).num_items,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_shorter_wait_for_the_lock_leaves_the_shard_in_use(
+    make: Make, path: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    set_waits(monkeypatch, path, 60.0)
+    table, names = make(2, lock_s=0.05)
+    keys = np.concatenate([write(table, number) for number in (0, 1)])
+    with stopped_holder(names[1]) as holder:
+        for _ in range(3):
+            with contextlib.suppress(*LATE):
+                assert CALLS[call](table, keys) == 8
+            assert [shard.state for shard in table._fleet.shards] == ["live", "live"]
+        holder.kill()
+
+
+def test_draws_that_miss_the_lock_one_after_another_leave_the_shard_out(
+    make: Make, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_waits(monkeypatch, path, 1.0)
+    table, names = make(2)
+    for number in (0, 1):
+        write(table, number)
+
+    def stalls() -> bool:
+        with contextlib.suppress(*LATE):
+            table.sample(8, timeout_s=0.05)
+        return bool(table._fleet.shards[1].state == "stalled")
+
+    with stopped_holder(names[1]) as holder:
+        assert eventually(stalls)
+        holder.kill()
+    assert eventually(lambda: np.any(table.sample(8).item_keys >> 51 == 1))
+    assert table._fleet.shards[1]._lock_missed is None
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {

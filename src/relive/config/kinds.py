@@ -66,6 +66,11 @@ class SamplerKind(ABC):
         return self
 
     @property
+    def best_is_least(self) -> bool:
+        """Whether the best item is that of the least value, if items are drawn by an order or by ranks."""
+        return False
+
+    @property
     def has_exponent(self) -> bool:
         """Whether table.set_priority_exponent works."""
         return False

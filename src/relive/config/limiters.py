@@ -227,6 +227,19 @@ class SamplesPerInsert(LimiterKind):
         if not fits:
             raise RequestTooLarge(num_items, self.window)
 
+    def uses_left(self, max_times_sampled: int) -> float:
+        """The fewest uses that all items together may have left where writers wait, if each item has all its uses.
+
+        uses = inserted x max_times_sampled - sampled, for all numbers at which d + samples_per_insert > high. The
+        smallest is that of the fewest items, just before the next draw of one lets the next item in.
+        """
+        ratio, high = self.samples_per_insert, self._low + self.window
+        if not math.isfinite(high / ratio):
+            return math.inf
+        inserted = math.floor(high / ratio)
+        sampled = math.ceil((inserted + 1) * ratio - high) - 1
+        return inserted * max_times_sampled - sampled
+
     def can_sample(self, totals: Totals, num_items: int) -> bool:
         """live >= min_size and d - n >= low."""
         return totals.num_items >= self.min_size and (

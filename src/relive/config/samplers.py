@@ -139,6 +139,7 @@ class Fifo(SamplerKind, RemoverKind):
     draws_by: ClassVar[DrawsBy] = "order"
     initial_priority: ClassVar[None] = None
     one_table_only: ClassVar[None] = None
+    best_is_least: ClassVar[bool] = True
 
     def sampler_config(self) -> dict[str, Any]:
         """The sampler as the core reads it."""
@@ -221,6 +222,7 @@ class MinPriority(_LooksAtPriorities, SamplerKind, RemoverKind):
 
     draws_by: ClassVar[DrawsBy] = "order"
     one_table_only: ClassVar[None] = None
+    best_is_least: ClassVar[bool] = True
 
     initial: InitialPriority = "max"
 

@@ -3,8 +3,8 @@
 - All shards are asked before the first answer is awaited, so any number of silent shards costs one wait.
 - A call waits for a shard while bytes come from its owner, at most until the deadline of the call. It waits for the
   lock of a shard at most STALL_S, and the waits for all locks begin together. If the table has only one shard, a
-  claim or a change of all shards waits until its deadline. A shard that gives no answer is left out, and its keys
-  count as gone.
+  claim or a change of all shards waits until its deadline. A shard that gives no answer is left out: its keys are not
+  present, and not counted. Changes by key reach a mapped shard also while it has no owner, as rows do.
 - Everything that can be refused is checked before the first shard changes. If another process completes a row after
   the check, that row's shard still refuses its part. The parts of the other shards are then done, and the error says
   how many rows they had.
@@ -25,6 +25,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from relive.config.kinds import SamplerKind
 from relive.core.late_rows import check_twice
 from relive.errors import AlreadyCompleted, DeadlineExceeded, InvalidPriority, ReliveError, TableClosed, from_core
 from relive.fleet.draws.mixing import Outputs, are_ragged, empty, end_to_end, scatter
@@ -199,7 +200,7 @@ class Calls:
         check_twice(keys, column)
         due = (
             (self._shards[at], mine, partial(self._shards[at].ask_filled, keys[mine]))
-            for at, mine in self._split(places)
+            for at, mine in self._split(places, changes=True)
         )
         filled = [int(mine[first]) for _, mine, first in self._taken(due) if first >= 0]
         if filled:
@@ -218,10 +219,11 @@ class Calls:
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
-    def _split(self, places: Places) -> list[tuple[int, Places]]:
-        """(place, positions) of each live shard that has keys of the call."""
+    def _split(self, places: Places, changes: bool = False) -> list[tuple[int, Places]]:
+        """(place, positions) of each live shard that has keys of the call; changes: of each that takes changes."""
         found = [(at, np.flatnonzero(places == at)) for at in range(len(self._shards))]
-        return [(at, mine) for at, mine in found if mine.size and self._shards[at].is_live]
+        asked = [(at, mine, self._shards[at]) for at, mine in found if mine.size]
+        return [(at, mine) for at, mine, shard in asked if (shard.takes_changes if changes else shard.is_live)]
 
     def items_of(self, index: int) -> AreOwn:
         """Tells which keys may be those of items of an index. The number after that of the last index is the steps'."""
@@ -230,7 +232,7 @@ class Calls:
 
     def _summed(self, call: str, keys: Keys, are_own: AreOwn, values: Callable[[Places], tuple[Any, ...]]) -> int:
         places = self._shards.places_of(keys, are_own)
-        split = self._split(places)
+        split = self._split(places, changes=True)
         if not len(keys):  # some shard checks the other arguments
             split = [(0, np.arange(0))]
         due = ((self._shards[at], mine, partial(self._shards[at].ask, call, *values(mine))) for at, mine in split)
@@ -315,9 +317,10 @@ def totals(told: Sequence[tuple[Shard, dict[str, Any]]], paces: Sequence[Pace]) 
     whole = _merged(plain, live)
     versions = [raw["policy_version"] for raw, is_live in zip(raws, live, strict=True) if is_live or not any(live)]
     whole["policy_version"] = min(versions)
+    samplers = [index.drawn_by for index in told[0][0].table.config.index.values()]
     whole["indexes"] = [
-        _merged([raw["indexes"][number] for raw in raws], live) | {"limiter": list(pace.core_numbers())}
-        for number, pace in enumerate(paces)
+        _merged([raw["indexes"][number] for raw in raws], live, sampler) | {"limiter": list(pace.core_numbers())}
+        for number, (pace, sampler) in enumerate(zip(paces, samplers, strict=True))
     ]
     whole["tiers"] = None
     whole["shards"] = [
@@ -328,7 +331,7 @@ def totals(told: Sequence[tuple[Shard, dict[str, Any]]], paces: Sequence[Pace]) 
     return whole
 
 
-def _merged(raws: Sequence[dict[str, Any]], live: Sequence[bool]) -> dict[str, Any]:
+def _merged(raws: Sequence[dict[str, Any]], live: Sequence[bool], sampler: SamplerKind | None = None) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name, first in raws[0].items():
         values = [raw[name] for raw, is_live in zip(raws, live, strict=True) if is_live or name not in _LIVE_ONLY]
@@ -336,4 +339,13 @@ def _merged(raws: Sequence[dict[str, Any]], live: Sequence[bool]) -> dict[str, A
             merged[name] = next((value for value in values if value), first)
         else:
             merged[name] = max(values) if name in _LARGEST else sum(values)
+    if sampler is not None and sampler.draws_by != "mass":
+        merged["total_mass"] = _best_of(
+            (raw["total_mass"] for raw, one in zip(raws, live, strict=True) if one), sampler
+        )
     return merged
+
+
+def _best_of(values: Iterable[float], sampler: SamplerKind) -> float:
+    """The value of the best item of several shards. A shard without items tells the infinity of one table without."""
+    return min(values, default=math.inf) if sampler.best_is_least else max(values, default=-math.inf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, cast, final
 
 import numpy as np
@@ -33,6 +34,14 @@ Masses = npt.NDArray[np.float64]
 Arrays = list[npt.NDArray[Any]]
 
 _LEAVES_BITS = 48  # low bits of a listing's position are the leaf, the bits above are the shard
+
+
+class _NewItems(NamedTuple):
+    """Items that a limiter may let in: their index, their number, and the number of their shard."""
+
+    index_number: int
+    num_items: int
+    shard: int
 
 
 class FleetSelection(NamedTuple):
@@ -181,10 +190,11 @@ class FleetCore:
         acts_here = pace.stops_inserts and not pace.bounds_items  # else it acts in the shard, or nowhere
         if not acts_here or not len(windows):
             return core.create_items(index, windows, rows, priorities, columns, timeout_s)
+        number = self.shards[0].number
         return made_as_let_in(
             NewItems(windows, list(rows), priorities, list(columns)),
             lambda part, left_s: core.create_items(index, *part, left_s),
-            lambda count, left_s: self._lets_in([(index, count)], left_s),
+            lambda count, left_s: self._lets_in([_NewItems(index, count, number)], left_s),
             Wait(timeout_s),
         )
 
@@ -214,25 +224,24 @@ class FleetCore:
         has_own_limit = any(pace.bounds_items for pace in paced)
         return PacedWriterCore(
             core,
-            self._has_room,
+            partial(self._has_room, shard.number),
             shard.table.config.spec.columns,
             is_single=single,
             has_own_limit=has_own_limit,
-            is_served=shard.path != "mapped",
         )
 
-    def _has_room(self, inserted: Inserted, left_s: float) -> bool:
-        """Whether the limiters let an insert pass, by the totals. Raises RequestTooLarge if they never do."""
+    def _has_room(self, shard: int, inserted: Inserted, left_s: float) -> bool:
+        """Whether the limiters let in an insert of a shard, by the totals. Raises RequestTooLarge if they never do."""
         asked = []
         for number, (pace, items) in enumerate(zip(self._paces, self._items, strict=True)):
             if self._stops_steps[number]:
                 num_items = inserted.num_ends if items.end_with_episodes else inserted.num_steps
                 owed = most_insertable(pace, inserted.num_owed) if items.end_with_episodes else 0
-                asked.append((number, max(num_items, owed)))
+                asked.append(_NewItems(number, max(num_items, owed), shard))
         return self._lets_in(asked, left_s, is_whole=True)
 
-    def _lets_in(self, asked: Sequence[tuple[int, int]], left_s: float, is_whole: bool = False) -> bool:
-        """Whether the totals have room for items, given as (index, number of items). Has overdue items dropped.
+    def _lets_in(self, asked: Sequence[_NewItems], left_s: float, is_whole: bool = False) -> bool:
+        """Whether the totals have room for items. Has overdue items dropped.
 
         is_whole: raises RequestTooLarge at once if a limiter refuses the items and will never let them in together. The
         first fill lets in more items than fit the window, so only a limiter that refuses them is asked.
@@ -240,7 +249,7 @@ class FleetCore:
         began = time.monotonic()
         refusing = self._refusing(asked, left_s)
         if is_whole:
-            num_items = dict(asked)
+            num_items = {one.index_number: one.num_items for one in asked}
             for number, _ in refusing:
                 self._paces[number].check_insert(num_items[number])
         for number, roots in refusing:
@@ -248,12 +257,24 @@ class FleetCore:
         have_dropped = any(self.calls.has_dropped(number, began) for number, _ in refusing)  # also other threads
         return not refusing or (have_dropped and not self._refusing(asked, left_s))
 
-    def _refusing(self, asked: Sequence[tuple[int, int]], left_s: float) -> list[tuple[int, Roots]]:
+    def _refusing(self, asked: Sequence[_NewItems], left_s: float) -> list[tuple[int, Roots]]:
         """The indexes whose limiters refuse, with the roots that say so."""
-        read = [(number, self.agreement.read(number, left_s), num_items) for number, num_items in asked]
+        read = [(one, self._totals(one, left_s)) for one in asked]
         return [
-            (number, roots) for number, roots, num_items in read if not self._paces[number].can_insert(roots, num_items)
+            (one.index_number, roots)
+            for one, roots in read
+            if not self._paces[one.index_number].can_insert(roots, one.num_items)
         ]
+
+    def _totals(self, asked: _NewItems, left_s: float) -> Roots:
+        """The roots by which a limiter lets items in.
+
+        The items of a dead shard do not count as live, so the rows of its writers would never end a first fill. These
+        writers therefore wait as if all shards lived. A limiter that bounds items acts in the shard's region, too.
+        """
+        roots = self.agreement.read(asked.index_number, left_s)
+        is_dead = any(root.is_dead and root.shard == asked.shard for root in roots.shards)
+        return roots.with_dead() if is_dead and not self._paces[asked.index_number].bounds_items else roots
 
     def shard_of_group(self, value: int) -> int:
         """The number of the live shard for groups of this value. Raises NoLiveShard and TableClosed."""

@@ -19,7 +19,7 @@ from relive.errors import DeadlineExceeded, ServiceUnavailable, TableClosed
 from relive.fleet.agreement import LEAST_S, Agreement, Exchange
 from relive.fleet.calls import Calls
 from relive.fleet.draws.mixing import mixed
-from relive.fleet.draws.pace import Pace, Wait
+from relive.fleet.draws.pace import Pace, Wait, check_distinct, check_uses
 from relive.fleet.draws.placement import Roots, place, shared_point, within
 from relive.fleet.errors import NotOverShards
 from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shards, Short
@@ -86,8 +86,9 @@ class Drawing:
         self.agreement.while_waiting = calls.drop_overdue  # a dropped item gives its room to a writer
         config = shards[0].table.config
         self._seed = config.seed
-        self._paces: list[Pace] = [index.limiter for index in config.index.values()]
-        self._max_times = [index.max_times_sampled for index in config.index.values()]
+        self._indexes = list(config.index.values())
+        self._paces: list[Pace] = [index.limiter for index in self._indexes]
+        self._max_times = [index.max_times_sampled for index in self._indexes]
         self._heard: dict[int, tuple[Roots, float]] = {}  # by index: roots that came with a draw, and when
 
     def check_request(self, request: DrawRequest) -> None:
@@ -95,8 +96,11 @@ class Drawing:
 
         The limiter must let pass all draws of all ranks that one read of the roots serves.
         """
-        num_served = request.num_items * self._exchange.world * self.agreement.root_age
-        self._paces[request.index_number].check_draw(num_served)
+        index, num_items = self._indexes[request.index_number], request.num_items
+        check_distinct(index, num_items)
+        index.limiter.check_draw(num_items * self._exchange.world * self.agreement.root_age)
+        if not self._shards.read_only:
+            check_uses(index, num_items)
         where = request.condition
         if where is not None and len(self._shards) > 1:
             raise NotOverShards(
@@ -233,7 +237,9 @@ class Drawing:
             placed = self._placed(index, roots, num_items, call, attempt, room) if roots.bounds[-1] > 0.0 else None
             if placed is not None:
                 try:
-                    return self._taken(making, self._ask(making, *placed), roots.num_items)
+                    parts = self._ask(making, *placed)
+                    self.send(making.turns or {})
+                    return self._taken(making, parts, roots.num_items)
                 except Missed as missed:
                     if missed.is_late:
                         needs = f"{num_items} items, of which those of shard {missed.shard.number} are on their way"
@@ -456,9 +462,11 @@ class Drawing:
             seconds = min(seconds, STALL_S)
             if self._shares_uses(whole.index_number):
                 seconds, retry_s = min(seconds, _USES_S), seconds
-        selection = None if whole.selection is None else whole.selection.parts[at]
-        condition = None if whole.condition is None else whole.condition[at]
-        request = DrawRequest(whole.index_number, count, selection, condition)
+        request = whole._replace(
+            num_items=count,
+            selection=None if whole.selection is None else whole.selection.parts[at],
+            condition=None if whole.condition is None else whole.condition[at],
+        )
         is_read = whole.selection is not None
         arrives_s = making.wait.arrives_s
         return Asked(request, seconds, arrives_s, self._shards.read_only, is_read, is_only, making.turns, retry_s)

@@ -146,7 +146,9 @@ class FleetSource:
             return True
         drawing = self._fleet.drawing
         try:
-            for _ in range(room):
+            for number in range(room):
+                if number and number % together == 0:
+                    drawing.send(self._turns)  # the shards begin
                 self._begun.append(drawing.begin(self._request, 0.0, self._timeout_s, self._turns))
         except DeadlineExceeded:  # take() waits
             return False

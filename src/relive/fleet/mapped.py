@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive._core import CoreTable, Hold
+from relive.core.claiming import claim_there
 from relive.core.forks import renewed_in_children
 from relive.core.late_rows import first_filled
 from relive.core.limiter_words import NO_WORDS, limiter_words
@@ -83,12 +84,26 @@ class MappedShard(Shard):
         return "stalled" if time.monotonic() < self._stalled_until else "live"
 
     @property
+    def takes_changes(self) -> bool:
+        """Whether the shard's lock is free, as far as is known. As for rows of a writer, no owner is needed.
+
+        The lock of a shard that stalled is tried once.
+        """
+        if time.monotonic() >= self._stalled_until:
+            return True
+        try:
+            check_lock(self.core, 0.0)
+        except DeadlineExceeded:
+            return False
+        return True
+
+    @property
     def stream(self) -> int:
         """The random stream of the handle."""
         return self.core.stream
 
     def stalls(self) -> None:
-        """Notes that the shard kept a call waiting: draws leave it out for STALL_S."""
+        """Draws leave the shard out for STALL_S."""
         self._stalled_until = time.monotonic() + STALL_S
 
     def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> Any:
@@ -171,12 +186,12 @@ class MappedShard(Shard):
     def ask_claim(self, index: int, keys: Keys, left_s: float) -> Answer:
         """Returns an answer that claims when it is taken."""
         waits_s = left_s if self._is_only else min(left_s, STALL_S)
-        return self._later(partial(self._claim, index, keys, time.monotonic() + waits_s))
+        ends = time.monotonic() + waits_s
 
-    def _claim(self, index: int, keys: Keys, ends: float) -> Present:
-        if not self.core.root(index)[1]:  # the core would wait for an item
-            return np.zeros(len(keys), np.bool_)
-        return self.core.claim(index, keys, max(0.0, ends - time.monotonic()))[0]
+        def claim() -> Present:
+            return claim_there(self.core, index, keys, max(0.0, ends - time.monotonic()))[0]
+
+        return self._later(claim, waits_s)
 
     def ask_filled(self, keys: Keys) -> Answer:
         """Returns an answer that looks at the rows when it is taken."""
@@ -196,19 +211,22 @@ class MappedShard(Shard):
         def free() -> None:
             check_lock(self.core, max(0.0, ends - time.monotonic()))
 
-        return self._later(free) if waits_s >= STALL_S else Later(free)
+        return self._later(free, waits_s) if waits_s >= STALL_S else Later(free)
 
     def begin_save(self, asked: AskedSave) -> SavingPart:
         """Begins a save by a thread of this process."""
         return _MappedSaving(self, asked)
 
-    def _later(self, call: Callable[[], Any], takes_lock: bool = False) -> Answer:
+    def _later(self, call: Callable[[], Any], waits_s: float | None = None, takes_lock: bool = False) -> Answer:
         """Returns an answer that calls the core when it is taken.
 
+        waits_s: how long the call waits for the lock, in seconds; None: the handle's timeout. A lock that is not free
+        for STALL_S stalls the shard.
         takes_lock: the call waits for the lock as long as the handle's timeout. The wait begins here. If other shards
         were waited for that long meanwhile, this lock is free by now, or the shard gives no answer.
         """
         ends = time.monotonic() + self.core.timeout_s
+        waits_s = self.core.timeout_s if waits_s is None else waits_s
 
         def take() -> Any:
             try:
@@ -216,7 +234,7 @@ class MappedShard(Shard):
                     check_lock(self.core, 0.0)
                 return call()
             except DeadlineExceeded as error:
-                if is_of_lock(error):
+                if is_of_lock(error) and waits_s >= STALL_S:
                     self.stalls()
                 raise Missed(self, error) from None
 
@@ -300,18 +318,19 @@ class _MappedPart:
         return arrays, keys, masses
 
     def _drawn(self) -> tuple[Arrays, Keys, Masses]:
-        asked = self._asked
-        ends = time.monotonic() + asked.retry_s
+        asked, began = self._asked, time.monotonic()
         while True:
             try:
-                return self._shard.core.draw(asked.request, asked.timeout_s, self._hold)[:3]
+                drawn = self._shard.core.draw(asked.request, asked.timeout_s, self._hold)[:3]
+                self._shard.note_drawn(asked.request.index_number)
+                return drawn
             except DeadlineExceeded as error:
                 if asked.is_only:
                     raise
                 if not is_of_lock(error):
                     raise Short(self._shard, error) from None
-                if time.monotonic() >= ends:
-                    self._shard.stalls()
+                if time.monotonic() >= began + asked.retry_s:
+                    self._shard.note_refused(asked, began)
                     raise Missed(self._shard, error) from None
 
     def check(self) -> None:

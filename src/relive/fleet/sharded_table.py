@@ -127,8 +127,8 @@ class ShardedTable(SavesShards):
 
         p = (shard's share of the roots' mass) * (item's mass / mass of its shard when the item was drawn)
 
-    and weights use N and the total mass of all shards. A shard without a live owner is left out of draws, and its items
-    count as gone until the shard has an owner again; stats().shards names such shards.
+    and weights use N and the total mass of all shards. A shard without a live owner is left out of draws, gather and
+    len until it has an owner again; stats().shards names such shards. docs/fleet.md tells which changes reach it.
 
     Capacity is the sum of the shards' capacities. Each shard evicts its own oldest steps. max_items and max_groups are
     numbers for each shard.
@@ -281,6 +281,8 @@ class ShardedTable(SavesShards):
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the arithmetic of the limiter, and of the draws that one read of the roots serves."""
         told, age = super()._explained(error, index), self._fleet.agreement.root_age
+        if error.arithmetic.startswith(told.arithmetic):  # it may tell more than the limiter's
+            told = error
         world = self._fleet.drawing.num_ranks
         if age * world == 1 or told.none_twice:
             return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -211,6 +212,34 @@ class Shard(ABC):
         self.uuid = facts[0]
         self.keys = ShardKeys(table.config.index, *facts[1:])
         self.bounds_items = [index.limiter.bounds_items for index in table.config.index.values()]
+        self._counts_uses = [index.max_times_sampled is not None for index in table.config.index.values()]
+        # Time of the first and of the last draw that did not get the lock, with no draw in between that got it.
+        self._lock_missed: tuple[float, float] | None = None
+
+    def counts_uses(self, index: int) -> bool:
+        """Whether items of an index are used up (max_times_sampled). Its draws take the lock."""
+        return self._counts_uses[index]
+
+    def note_drawn(self, index: int) -> None:
+        """Notes that a draw of an index was made."""
+        if self._counts_uses[index]:
+            self._lock_missed = None
+
+    def note_refused(self, asked: Asked, began: float) -> None:
+        """Notes that a draw has waited for the lock since this time.monotonic(), and did not get it.
+
+        A lock that is not free for STALL_S stalls the shard. Draws that have less time count together, if they end so
+        one after another.
+        """
+        now, refused = time.monotonic(), self._lock_missed
+        since = began if refused is None or refused[1] + 2 * STALL_S < began else min(refused[0], began)
+        self._lock_missed = since, now
+        if max(asked.timeout_s, asked.retry_s) >= STALL_S or since + STALL_S <= now:
+            self.stalls()
+
+    @abstractmethod
+    def stalls(self) -> None:
+        """Notes that the lock kept a call waiting for STALL_S: draws leave the shard out for as long."""
 
     @property
     def progress(self) -> str:
@@ -232,6 +261,11 @@ class Shard(ABC):
     def is_live(self) -> bool:
         """Whether draws use this shard."""
         return self.state == "live"
+
+    @property
+    def takes_changes(self) -> bool:
+        """Whether changes by key go to this shard: its owner answers, or this process changes the memory itself."""
+        return self.is_live
 
     @property
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -69,7 +70,6 @@ class PacedWriterCore:
         columns: the table's columns, which tell how many steps a block has.
         is_single: the arrays have no lane axis.
         has_own_limit: the shard's region has a limiter of its own that bounds items (Queue, StalenessBudget).
-        is_served: a server writes the rows, so that the answer to a part may be lost.
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class PacedWriterCore:
         *,
         is_single: bool,
         has_own_limit: bool,
-        is_served: bool,
     ) -> None:
         self._core = core
         self._has_room = has_room
@@ -88,7 +87,6 @@ class PacedWriterCore:
         self._steps = {name for name, column in columns.items() if column.kind != "state"}
         self._is_single = is_single
         self._has_own_limit = has_own_limit
-        self._is_served = is_served
         self._owes = np.zeros(core.num_lanes, np.bool_)  # lanes whose last episode end_episode ended, until a step
         self.abandon = core.abandon
         self.set_policy_version = core.set_policy_version
@@ -105,7 +103,10 @@ class PacedWriterCore:
                 return keys.reshape(-1)
         wait = Wait(timeout_s)
         self._admitted(Block(columns, priority, 1, num_lanes), lanes, 0, wait)
-        keys = self._core.append(columns, lanes, priority, wait.left_s)
+        try:
+            keys = self._core.append(columns, lanes, priority, wait.left_s)
+        except DeadlineExceeded as error:
+            raise _of_call(error, wait) from None
         self._note_rows(lanes, 0, num_lanes)
         return keys
 
@@ -115,9 +116,9 @@ class PacedWriterCore:
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
         """Appends a block of steps as soon as there is room for all of them, or by parts. Returns the keys.
 
-        If an error ends it in a later part, error.stored and error.keys tell which rows are stored. The rows of a part
-        whose answer was lost (ServiceUnavailable) are error.unanswered rows after these: they may be stored, too. An
-        exception of a signal handler has these attributes only where this process writes the rows itself.
+        If an exception ends it in a later part, its `stored` and `keys` tell which rows are stored. The rows of a part
+        whose answer was lost (ServiceUnavailable, or Ctrl-C in the wait for it) are `unanswered` rows after these: they
+        may be stored, too.
         """
         num_steps = count_steps(columns, self._steps, self._states)
         return self._stored(Block(columns, priority, num_steps, self._count(lanes)), lanes, Wait(timeout_s))
@@ -165,7 +166,7 @@ class PacedWriterCore:
         except BaseException as error:
             if isinstance(error, ServiceUnavailable):
                 error.tell_rows(_keys_of(error, stored), block.num_rows, error.unanswered)
-            elif first and (isinstance(error, ReliveError) or not self._is_served):
+            elif any(map(len, stored)):
                 _note_stored(error, stored, block.num_rows)
             raise
         keys = np.concatenate([part.reshape(-1) for part in stored])
@@ -178,7 +179,10 @@ class PacedWriterCore:
         part, named = block, lanes
         if upto - first < block.num_rows:
             part, named = block.part(first, upto), block.lanes_of(lanes, first, upto)
-        keys: Keys = self._core.extend(part.columns, named, part.priority, min(patience, wait.left_s))
+        try:
+            keys: Keys = self._core.extend(part.columns, named, part.priority, min(patience, wait.left_s))
+        except DeadlineExceeded as error:
+            raise _of_call(error, wait) from None
         return keys
 
     def _inserted(self, block: Block, lanes: Lanes | None, first: int, upto: int) -> Inserted:
@@ -237,8 +241,13 @@ class PacedWriterCore:
         return block.end_of(first, first + fits) - first if fits else 0
 
 
+def _of_call(error: DeadlineExceeded, wait: Wait) -> ReliveError:
+    """The error of a part with the wait of the whole call."""
+    return from_core(type(error).__name__, {**vars(error), "waited_s": wait.waited_s})
+
+
 def _note_stored(error: BaseException, parts: list[Keys], num_rows: int) -> None:
-    """Adds to an error which rows the parts before it have stored."""
+    """Adds to an exception which rows the parts before it have stored. Keeps `unanswered`, of the part under way."""
     keys = _keys_of(error, parts)
     if isinstance(error, ReliveError) and error.args and not error.stored:
         error.args = (
@@ -246,7 +255,8 @@ def _note_stored(error: BaseException, parts: list[Keys], num_rows: int) -> None
             " with the rows after them, not with the whole block again",
             *error.args[1:],
         )
-    error.stored, error.keys = len(keys), keys  # type: ignore[attr-defined]
+    with suppress(AttributeError):  # an exception of a signal's handler may take no attributes
+        error.stored, error.keys = len(keys), keys  # type: ignore[attr-defined]
 
 
 def _keys_of(error: BaseException, parts: list[Keys]) -> Keys:

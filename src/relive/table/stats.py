@@ -28,7 +28,8 @@ class IndexStats:
     inserted: int  # items published
     sampled: int  # items handed out or in flight
     in_flight: int  # items drawn ahead and not yet handed out
-    total_mass: float  # sum of the masses of live items; with an order or ranks, the value of the best item
+    total_mass: float  # sum of the masses of live items; with an order or ranks, the value of the best item of all
+    # shards, and an infinity without items
     max_priority: float  # largest priority ever given
     limiter: Limiter  # the present one
     waiting_samplers: int  # threads that wait for this index now, of handles that are not read-only

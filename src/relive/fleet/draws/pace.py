@@ -7,11 +7,13 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Protocol, final
 
-from relive.config.limiters import Limiter, MinSize, Totals
+from relive.config.index import Index
+from relive.config.limiters import Limiter, MinSize, SamplesPerInsert, Totals
+from relive.config.samplers import Fresh, TopK
 from relive.errors import DeadlineExceeded, InvalidConfig, RequestTooLarge
 from relive.fleet.draws.placement import Roots
 
-__all__ = ["Pace", "Wait", "lacked", "most_insertable", "region_limiter"]
+__all__ = ["Pace", "Wait", "check_distinct", "check_uses", "lacked", "most_insertable", "region_limiter"]
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two checks
 
@@ -73,6 +75,39 @@ def region_limiter(limiter: Limiter) -> Limiter:
     alone, because a shard's own corridor could close while that of the totals is open.
     """
     return limiter if limiter.bounds_items else MinSize()
+
+
+def check_distinct(index: Index, num_items: int) -> None:
+    """Raises RequestTooLarge for a draw without replacement that could wait for ever, as one table does.
+
+    A shard has no SamplesPerInsert. It therefore lacks the bound min_size, and the bounds that follow from min_size.
+    """
+    limiter, sampler = index.limiter, index.drawn_by
+    if index.replacement or not isinstance(limiter, SamplesPerInsert):
+        return
+    bounds = [(limiter.min_size, "min_size of SamplesPerInsert, up to which writers never wait")]
+    if isinstance(sampler, Fresh) and sampler.last is not None:
+        bounds.append((sampler.last, "last of Fresh(last=)"))
+    if isinstance(sampler, TopK):
+        share = int(sampler.shard_part(0.0, limiter.min_size)), "the share k of TopK"
+        bounds.insert(0, (sampler.k, "k of TopK") if isinstance(sampler.k, int) else share)
+    most, by = min(bounds, key=lambda bound: bound[0])
+    if num_items > most:
+        raise RequestTooLarge(num_items, float(most), none_twice=by)
+
+
+def check_uses(index: Index, num_items: int) -> None:
+    """Raises RequestTooLarge for a draw of more uses than may be left where writers wait for SamplesPerInsert.
+
+    One table lets writers go on while a draw lacks items. Roots do not tell of draws that lack items.
+    """
+    limiter, times = index.limiter, index.max_times_sampled
+    if times is None or not isinstance(limiter, SamplesPerInsert):
+        return
+    most = limiter.uses_left(times)
+    if num_items > most:
+        uses = f"max_times_sampled {times}: {most:g} uses may be left where writers wait"
+        raise RequestTooLarge(num_items, most, f"{limiter.arithmetic()}; {uses}")
 
 
 def lacked(pace: Pace, roots: Roots, num_items: int) -> tuple[str, object]:

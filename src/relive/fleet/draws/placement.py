@@ -99,6 +99,10 @@ class Roots:
         """The same roots with these shards dead. All probabilities refer to the remaining shards."""
         return Roots(tuple(replace(root, is_dead=root.is_dead or root.shard in shards) for root in self.shards))
 
+    def with_dead(self) -> Roots:
+        """The same roots with all shards alive, each as it was last known."""
+        return Roots(tuple(replace(root, is_dead=False) for root in self.shards))
+
     @computed_once
     def bounds(self) -> tuple[float, ...]:
         """[S] The fraction of the total mass in the shards up to and including each one.

@@ -216,13 +216,14 @@ class PeerShard(RemoteShard):
         self.check_live()
         choice, chosen = self._chosen("draw", selection, request.num_items)
         started = time.monotonic()
-        part = super().begin(asked) if chosen.way == BY_OWNER else self._begun_here(asked, selection)
+        begin = self.part if chosen.way == BY_OWNER else partial(self._begun_here, selection)
         if choice is None or not chosen.is_tried:
-            return part
+            return begin(asked)
+        part = begin(asked, shares=False)  # else the wait for the message would be that of its first draw
         return _TimedPart(part, partial(choice.took, chosen), time.monotonic() - started)
 
-    def _begun_here(self, asked: Asked, selection: LazySelection) -> Part:
-        return _PeerPart(self, asked, selection, self.part(asked._replace(request=asked.request.keys_only)))
+    def _begun_here(self, selection: LazySelection, asked: Asked, shares: bool = True) -> Part:
+        return _PeerPart(self, asked, selection, self.part(asked._replace(request=asked.request.keys_only), shares))
 
     def _chosen(self, call: str, selection: LazySelection, num_items: int) -> tuple[FasterPath | None, Chosen]:
         if self._quickers is None:
@@ -340,9 +341,8 @@ class _TimedPart:
 class _PeerPart:
     """A draw of an owner whose rows are read here. Items that went meanwhile are drawn again, by draws of their own.
 
-    If a writer replaces items faster than they are read, redraws alone would not end. The last redraw therefore gets
-    its
-    rows from the owner.
+    If a writer replaces items faster than they are read, redraws alone would not end. The owner therefore sends the
+    rows of the last redraw.
     """
 
     def __init__(self, shard: PeerShard, asked: Asked, selection: LazySelection, first: RemotePart) -> None:

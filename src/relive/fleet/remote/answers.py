@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 from relive.core.locked import is_of_lock
 from relive.errors import DeadlineExceeded
 from relive.fleet.remote.streams import Lines, Pending
-from relive.fleet.shards import Answer, Missed
+from relive.fleet.shards import STALL_S, Answer, Missed
 from relive.service.client.connection import cutoff
 from relive.service.wire import framing
 
@@ -42,13 +42,13 @@ class RemoteAnswer:
         due: Any,
         then: Callable[[], None] = lambda: None,
         *,
-        stalls: bool = True,
+        stalls: bool = False,
         again: Again | None = None,
     ) -> None:
         self._shard = shard
         self._due = due
         self._then = then
-        self._stalls = stalls  # a lock that is not free stalls the shard
+        self._stalls = stalls  # the owner waits for its lock for STALL_S
         self._again = again
         self._asked_at = time.monotonic()
 
@@ -71,11 +71,11 @@ class RemoteAnswer:
     def _missed(self, error: DeadlineExceeded) -> Missed:
         if not is_of_lock(error):
             return Missed(self._shard, error)
-        if self._stalls:
-            self._shard.stalls()
         if self._again is not None:  # the owner tells the wait for the last question
             waited_s = time.monotonic() - self._again.began
             error = DeadlineExceeded(error.needs, error.has, waited_s, error.holder_pid)
+        if self._stalls or error.waited_s >= STALL_S:
+            self._shard.stalls()
         return Missed(self._shard, error)
 
     def drop(self) -> None:

@@ -131,7 +131,6 @@ class RemoteShard(Shard):
             raise
         self.core: RemoteCore = table.core
         connection.retries_s = SILENCE_S
-        self._counted = [one.max_times_sampled is not None for one in table.config.index.values()]
         self._stalled_until = 0.0
         self._is_only = False
         self._stream = secrets.randbelow(_STREAMS) if stream is None else stream
@@ -179,7 +178,7 @@ class RemoteShard(Shard):
         self.is_gone()
 
     def stalls(self) -> None:
-        """Notes that the shard's lock kept a call waiting: draws leave the shard out for STALL_S."""
+        """Draws leave the shard out for STALL_S."""
         self._stalled_until = time.monotonic() + STALL_S
 
     def is_gone(self) -> None:
@@ -271,7 +270,7 @@ class RemoteShard(Shard):
         began = time.monotonic()
 
         def start() -> Started:
-            return self.core.start_claim(index, keys, 0.0, max(0.0, began + left_s - time.monotonic()))
+            return self.core.start_claim(index, keys, max(0.0, began + left_s - time.monotonic()))
 
         self.check_live()
         waits_s = left_s if self._is_only else min(left_s, STALL_S)
@@ -295,7 +294,8 @@ class RemoteShard(Shard):
             return self._lines.ask(header, cutoff(self.core.timeout_s))
 
         again = Again(start, began, ends) if goes_on else None
-        return RemoteAnswer(self, self.answered(start), stalls=left_s is None or left_s >= STALL_S, again=again)
+        waits_whole = not goes_on and waits_s >= STALL_S
+        return RemoteAnswer(self, self.answered(start), stalls=waits_whole, again=again)
 
     def ask_stats(self) -> Answer:
         """Asks the owner for its statistics, after it has received all settled tickets."""
@@ -353,10 +353,11 @@ class RemoteShard(Shard):
         self.check_live()
         return self.part(asked)
 
-    def part(self, asked: Asked) -> RemotePart:
-        """Begins a draw by the owner, with or without columns. Raises Missed."""
-        selection, num_items = cast("LazySelection | None", asked.request.selection), asked.request.num_items
+    def part(self, asked: Asked, shares: bool = True) -> RemotePart:
+        """Begins a draw by the owner, with or without columns, which `shares` its message or not. Raises Missed."""
+        selection = cast("LazySelection | None", asked.request.selection)
         header = {"op": "draw", **asked.request.to_header()}
+        num_items = header.pop("n")  # draws that differ in it alone share messages
         header |= {"timeout_s": server_wait(asked.timeout_s), "is_read": asked.is_read, "root": asked.turns is not None}
         turns = None if asked.turns is None else asked.turns.setdefault(self.number, Turns(self._lines))
 
@@ -366,8 +367,8 @@ class RemoteShard(Shard):
             message = header | ({"after": after} if after else {})
             if turns is None:
                 expects = partial(_num_bytes, packing, num_items)
-                return self._lines.ask(message, cutoff(asked.left_s), expects=expects), packing
-            may_share = self.hello.get("draws") is True
+                return self._lines.ask(message | {"n": num_items}, cutoff(asked.left_s), expects=expects), packing
+            may_share = shares and self.hello.get("draws") is True
             return turns.add(message, num_items, packing, cutoff(asked.left_s), may_share=may_share), packing
 
         return RemotePart(self, asked, ask)
@@ -409,10 +410,6 @@ class RemoteShard(Shard):
             for name, heard in (("inserted", root.inserted), ("sampled", root.sampled)):
                 indexes[index][name] = max(indexes[index][name], heard)
         return self._last_stats | {"indexes": indexes}
-
-    def counts_uses(self, index: int) -> bool:
-        """Whether items of an index are used up (max_times_sampled)."""
-        return self._counted[index]
 
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
         """Sets how long calls without a deadline of their own wait for answers that are on their way."""
@@ -502,17 +499,19 @@ class RemotePart:
         return arrays, keys, masses
 
     def _told_draw(self) -> Reply:
-        ends = time.monotonic() + self._asked.retry_s
+        began = time.monotonic()
         while True:
             try:
-                return self._shard.answered(self._pending.take)
+                told = self._shard.answered(self._pending.take)
+                self._shard.note_drawn(self._asked.request.index_number)
+                return told
             except DeadlineExceeded as error:
                 if self._asked.is_only:
                     raise
                 if not is_of_lock(error):
                     raise Short(self._shard, error) from None
-                if time.monotonic() >= ends:
-                    self._shard.stalls()
+                if time.monotonic() >= began + self._asked.retry_s:
+                    self._shard.note_refused(self._asked, began)
                     raise Missed(self._shard, error) from None
             self._pending, self._packing = self._shard.answered(self._ask)
 

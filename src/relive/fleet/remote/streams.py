@@ -237,6 +237,11 @@ class Pending:
         """Puts the deadline off: the answers before this one took their time."""
         self._ends = max(self._ends, ends)
 
+    @property
+    def ends(self) -> float:
+        """The deadline, a time.monotonic()."""
+        return self._ends
+
     def drop(self) -> None:
         """Gives up on the answer, and ends the stream."""
         self.line.drop()

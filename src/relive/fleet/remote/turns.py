@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any, NamedTuple, final
 
@@ -36,7 +37,7 @@ class Turn:
         self.ends = ends
         self.num_bytes = 0 if packing.is_ragged else packing.num_bytes(num_items)  # of the answer
         self.may_share = may_share and not packing.is_ragged
-        self.pending: Pending | None = None  # of the message that has this draw
+        self.message: _Message | None = None  # that has this draw
         self.outcome: Reply | BaseException | None = None
 
     def take(self) -> Reply:
@@ -54,14 +55,15 @@ class Turn:
     def hurry(self, ends: float) -> None:
         """Brings the deadline forward."""
         self.ends = min(self.ends, ends)
-        if self.pending is not None:
-            self.pending.hurry(ends)
+        if self.message is not None:
+            self.message.pending.hurry(ends)
 
     def extend(self, ends: float) -> None:
-        """Puts the deadline off: the answers before this one took their time."""
+        """Puts the deadline off: the answers before this one took their time. All draws of a message have theirs."""
         self.ends = max(self.ends, ends)
-        if self.pending is not None:
-            self.pending.extend(ends)
+        if self.message is not None:
+            left_s = max(ends - time.monotonic(), 0.0)
+            self.message.pending.extend(ends + left_s * (len(self.message.turns) - 1))
 
 
 class _Message(NamedTuple):
@@ -77,7 +79,7 @@ class Turns:
 
     The wait for one of them receives those before it. Draws that are alike but for their number of items go in one
     message, up to the bounds of relive.service.wire.packing. Each of them has a ticket of its own, so the shard draws,
-    counts and takes back each as if it had come alone.
+    counts and takes back each as if it had come alone. If one fails, those after it are sent again, in order.
     """
 
     def __init__(self, lines: Lines) -> None:
@@ -131,9 +133,10 @@ class Turns:
             if not isinstance(problem, Exception):
                 raise
         else:
-            self._due.append(_Message(pending, turns))
+            message = _Message(pending, turns)
+            self._due.append(message)
             for turn in turns:
-                turn.pending = pending
+                turn.message = message
 
     @property
     def _line(self) -> Line | None:
@@ -143,34 +146,40 @@ class Turns:
 
     def receive(self, turn: Turn) -> None:
         """Receives the answers up to this one, unless they came before."""
-        if turn.pending is None and turn.outcome is None:
-            self.send()
         while turn.outcome is None:
-            assert turn.pending is not None
+            if self._unsent:
+                self.send()
+                continue
+            assert turn.message is not None
             pending, turns = self._due.popleft()
-            if pending.line is turn.pending.line:
-                pending.hurry(turn.ends)
+            if pending.line is turn.message.pending.line:
+                pending.hurry(turn.message.pending.ends)
             is_last = not (self._due and self._due[0].pending.line is pending.line)
             try:
-                _settle(turns, pending.take(is_last), pending.line)
-            except Exception as problem:
+                self._unsent.extendleft(reversed(_settle(turns, pending.take(is_last), pending.line)))
+            except BaseException as problem:
                 for one in turns:
                     one.outcome = problem
+                if not isinstance(problem, Exception):
+                    raise
 
 
-def _settle(turns: list[Turn], reply: Reply, line: Line) -> None:
-    """Gives each draw of a message its part of the answer."""
+def _settle(turns: list[Turn], reply: Reply, line: Line) -> list[Turn]:
+    """Gives the draws of a message their parts of the answer. Returns those that the shard did not try."""
     if len(turns) == 1:
         turns[0].outcome = reply
-        return
+        return []
     drawn: list[dict[str, Any]] = reply.header["drawn"]  # _sizes has looked at it
     lent = [Lent(line, told["ticket"]) for told in drawn]
     begin = 0
     for turn, told, own in zip(turns, drawn, lent, strict=False):
         turn.outcome = Reply(told, framing.NOTHING, reply.block[begin : begin + turn.num_bytes], own)
         begin += turn.num_bytes
-    for turn in turns[len(drawn) :]:
+    for turn in turns[len(drawn) : len(drawn) + 1]:
         turn.outcome = framing.error_from(reply.header.get("stopped"))
+    for turn in turns[len(drawn) + 1 :]:
+        turn.message = None
+    return turns[len(drawn) + 1 :]
 
 
 def _sizes(told: dict[str, Any], turns: list[Turn]) -> list[int]:
@@ -179,8 +188,8 @@ def _sizes(told: dict[str, Any], turns: list[Turn]) -> list[int]:
         packing = turns[0].packing
         return [packing.num_bytes(turns[0].num_items, packing.num_rows(told))]
     drawn = framing.field(told, "drawn", list)
-    if not 1 <= len(drawn) <= len(turns) or not all(isinstance(one, dict) for one in drawn):
-        raise BadMessage("draws of an answer", f"1 to {len(turns)}", str(drawn)[:100])
+    if len(drawn) > len(turns) or not all(isinstance(one, dict) for one in drawn):
+        raise BadMessage("draws of an answer", f"at most {len(turns)}", str(drawn)[:100])
     for one in drawn:
         framing.whole(one, "ticket", 0, 1 << 62)
     return [turn.num_bytes for turn, _ in zip(turns, drawn, strict=False)]

@@ -125,13 +125,13 @@ class RemoteCore(SimpleCalls):
         assert block is not None
         return PRESENT.arrays(block, count)[0], told["live"]
 
-    def start_claim(self, index: int, keys: Keys, timeout_s: float, left_s: float) -> Started:
-        """Sends the message of a claim: which keys were claimed.
+    def start_claim(self, index: int, keys: Keys, left_s: float) -> Started:
+        """Sends the message of a claim of the items that are there: which keys were claimed.
 
-        The server waits timeout_s for the limiter, and this side left_s for the answer.
+        The server waits for no items, and this side waits left_s for the answer.
         """
         count = len(keys)
-        header = {"op": "claim", "index": index, "n": count, "timeout_s": timeout_s}
+        header = {"op": "claim", "index": index, "n": count, "timeout_s": 0.0, "some": True}
         asking = self._start(header, (np.ascontiguousarray(keys),), left_s, PRESENT, count)
         return Started(asking, lambda answer: PRESENT.arrays(_block(answer), count)[0])
 

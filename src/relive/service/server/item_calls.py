@@ -4,17 +4,22 @@
 are given}
 body: windows int64[N, W, 2], the named rows int64[N, R] of each window, priorities float32[N], the items' own columns
 -> {"made": number of items made, "stopped": the error that stopped the call, if any}, keys int64[N]
+
+Chooses also how the message of a claim is answered: {"op": "claim", "index", "n", "some": true, if the limiter has let
+the draw pass by the totals of several tables, of which this table may have too few items}.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 from relive.config.explicit import Explicit
+from relive.core.claiming import claim_there
 from relive.core.table_core import TableCore
 from relive.errors import BadMessage, ReliveError, RowGone, RowsApart
 from relive.service.server.hosting import Hosted
@@ -22,9 +27,18 @@ from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 from relive.writing.new_items import NewItems
 
-__all__ = ["Creation", "items_of"]
+__all__ = ["Creation", "claim_of", "items_of"]
+
+Keys = npt.NDArray[np.int64]
 
 _MAX_NAMED = 4096
+
+
+def claim_of(
+    core: TableCore, header: Mapping[str, Any]
+) -> Callable[[int, Keys, float], tuple[npt.NDArray[np.bool_], int]]:
+    """Returns the call that answers a claim. With "some" it waits for no items, and claims those that are there."""
+    return partial(claim_there, core) if header.get("some") is True else core.claim
 
 
 def items_of(hosted: Hosted, header: Mapping[str, Any], body: Bytes) -> tuple[int, NewItems]:

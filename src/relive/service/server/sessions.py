@@ -19,7 +19,7 @@ from relive.errors import BadMessage, InvalidConfig, ReliveError
 from relive.reading.sources import DrawNumber
 from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted, HostedSelection
-from relive.service.server.item_calls import Creation, items_of
+from relive.service.server.item_calls import Creation, claim_of, items_of
 from relive.service.server.pipe import Pipe, StreamBroken, packed
 from relive.service.server.room import Room
 from relive.service.server.save_calls import begin_save, cancel_save, forget_saves, look_at_save
@@ -218,16 +218,18 @@ class CallSession(Session):
         self.hosted.index_name(number)
         count = bound(framing.whole(header, "n", 0, 2**31 - 1), 0, self.options)
         (keys,) = framing.arrays_of(body, (np.int64, (count,)))
-        core, seconds = self.hosted.table.core, framing.seconds(header)
+        claim, seconds = claim_of(self.hosted.table.core, header), framing.seconds(header)
         with self._room(count, count * SCRATCH_BYTES, seconds) as within:
             taken, num_live = self.hosted.wait(
-                lambda slice_s: within(lambda: core.claim(number, keys, slice_s)), seconds, self.pipe.gone
+                lambda slice_s: within(lambda: claim(number, keys, slice_s)), seconds, self.pipe.gone
             )
             self.pipe.send_buffers({"live": num_live}, packed(PRESENT, [taken], count))
 
     def _list(self, header: Header, body: Bytes) -> None:
         number = framing.whole(header, "index", 0, len(self.hosted.table.indexes))  # the last one: the steps
-        most = max(self.options.max_reply_bytes // LISTED.item_bytes(1), 1)
+        leaf_bytes, memory = LISTED.item_bytes(1), self.hosted.memory
+        reply_bytes = min(self.options.max_reply_bytes, memory.inflight.largest)
+        most = max(min(reply_bytes // leaf_bytes, memory.work.largest // (leaf_bytes + SCRATCH_BYTES)), 1)
         first, count = framing.whole(header, "first", 0, 1 << 48), framing.whole(header, "n", 1, 1 << 48)
         text = framing.field(header, "where", str) if "where" in header else None
         if text is not None:
@@ -235,7 +237,7 @@ class CallSession(Session):
         where = None if text is None else self.hosted.table.condition(number, text)
         count = min(count, most, 1 << 20)
         core = self.hosted.table.core
-        with self._room(count * LISTED.item_bytes(1), count * SCRATCH_BYTES, _seconds(header)) as within:
+        with self._room(count * leaf_bytes, count * SCRATCH_BYTES, _seconds(header)) as within:
             *found, next_leaf = within(lambda: core.list_items(number, first, count, where))
             rows = len(found[0])
             self.pipe.send_buffers({"rows": rows, "next": next_leaf}, packed(LISTED, found, 0, rows))
@@ -381,10 +383,7 @@ class HoldSession(Session):
 
 
 def drawn_answer(asked: AskedDraw, drawn: DrawnItems, header: Header) -> tuple[Header, list[pa.Buffer]]:
-    """Returns a draw as the header and the body of an answer.
-
-    The body is one block. The core has already made that block, unless the table's layout changed.
-    """
+    """Returns a draw as header and body of an answer: one block, as the core made it unless the layout changed."""
     arrays, keys, probabilities, num_live = drawn
     selection, told = asked.selection, {"live": num_live, **header}
     if selection is None:

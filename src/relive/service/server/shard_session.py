@@ -163,8 +163,6 @@ class ShardSession(Session):
                 try:
                     one, buffers = self._lend(header, asked, max(ends - time.monotonic(), 0.0), rooms)
                 except Exception as problem:  # any error of a message is sent to the client
-                    if not told["drawn"]:
-                        raise
                     told["stopped"] = framing.error_to(problem)
                     break
                 told["drawn"].append(one)
