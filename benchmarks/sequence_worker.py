@@ -22,17 +22,20 @@ from benchmarks import windows
 from benchmarks.worker import versions
 
 TRAINED = "0.1M"  # the model of the loop that a rank times with its data
-MOST_CALLS, MOST_S, LEAST_CALLS = 300, 2.0, 12
+MOST_READINGS, MOST_S = 300, 2.0
+LOOPS, LEAST_LOOPS, LOOPS_S = 12, 3, 60.0  # a step of long windows takes 15 s
+GROUP = 2 * windows.AHEAD  # calls of a reading: batches that are drawn ahead may come several at a time
 
 
-def timed(call: Callable[[], Any], least: int = LEAST_CALLS, most: int = MOST_CALLS) -> list[float]:
-    """Microseconds of each call."""
+def timed(call: Callable[[], Any]) -> list[float]:
+    """Microseconds of a call, each the mean of GROUP calls one after another."""
     readings: list[float] = []
     began = time.perf_counter()
-    while len(readings) < least or (len(readings) < most and time.perf_counter() - began < MOST_S):
+    while not readings or (len(readings) < MOST_READINGS and time.perf_counter() - began < MOST_S):
         start = time.perf_counter()
-        call()
-        readings.append((time.perf_counter() - start) * 1e6)
+        for _ in range(GROUP):
+            call()
+        readings.append((time.perf_counter() - start) * 1e6 / GROUP)
     return readings
 
 
@@ -61,8 +64,11 @@ def rank(module: str, kind: str, length: int, place: str, number: int, ready: Ca
         told: dict[str, Any] = {"ways": {way: timed(call) for way, call in ways.items()}}
         call = ways.get("ahead", ways["on request"])
         waits, steps = [], []
-        for _ in range(LEAST_CALLS if step is not None else 0):
+        ends = time.perf_counter() + LOOPS_S
+        for number in range(LOOPS if step is not None else 0):
             start = time.perf_counter()
+            if number >= LEAST_LOOPS and start > ends:
+                break
             batch = call()
             waits.append((time.perf_counter() - start) * 1e6)
             steps.append(cpu_us(lambda: step(batch)) * step.scale)  # noqa: B023  (called at once)

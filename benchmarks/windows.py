@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-EPISODE, NUM_EPISODES, BATCH, AHEAD = 2_048, 100, 64, 4
+EPISODE, NUM_EPISODES, BATCH, AHEAD = 2_048, 100, 64, 8
 PARTS = {"observation": slice(0, 11), "action": slice(11, 14), "return_to_go": slice(14, 15), "time": slice(15, 16)}
 LENGTHS = (20, 1_024)
 
