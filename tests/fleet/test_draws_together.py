@@ -25,7 +25,7 @@ from relive.core.request import DrawRequest
 from relive.fleet import ShardOwner, attach
 from relive.fleet.drawing import Drawing
 from relive.fleet.remote.shard import RemoteShard
-from relive.fleet.remote.streams import Lines, Pending
+from relive.fleet.remote.streams import Lines, Pending, Reply
 from relive.fleet.remote.turns import Turns, _sizes
 from relive.service.server.shard_session import ShardSession
 from relive.service.wire.packing import DRAWN, MOST_DRAWS, MOST_TOGETHER_ITEMS
@@ -287,6 +287,43 @@ def test_the_draws_of_a_message_have_their_time_together(num_draws: int) -> None
     assert sent.until - began == pytest.approx(1e6 * num_draws, rel=0.1)
 
 
+def test_messages_before_the_one_that_is_waited_for_have_its_time() -> None:
+    """Draws that were not made are asked for again behind messages under way."""
+    ends: dict[str, float] = {}
+
+    class Sent:
+        is_over = False
+
+        def __init__(self, name: str = "") -> None:
+            self.name, self.line, self.ends = name, lines, 0.0
+
+        def ask(self, header: Any, until: float, **named: Any) -> Any:
+            sent = Sent(header["op"])
+            sent.ends = until
+            return sent
+
+        def extend(self, until: float) -> None:
+            self.ends = max(self.ends, until)
+
+        def hurry(self, until: float) -> None:
+            self.ends = min(self.ends, until)
+
+        def take(self, is_last: bool) -> Any:
+            ends[self.name] = self.ends
+            return Reply({}, b"", b"", None)
+
+    lines: Any = None
+    lines = Sent()
+    turns = Turns(lines)
+    now = time.monotonic()
+    turns.add({"op": "earlier"}, 4, DRAWN, now + 1.0)
+    later = turns.add({"op": "later"}, 4, DRAWN, now + 1.0)
+    turns.send()
+    later.extend(now + 1000.0)
+    later.take()
+    assert ends == {"earlier": now + 1000.0, "later": now + 1000.0}
+
+
 @pytest.mark.parametrize("is_sent", [True, False])
 def test_an_error_of_a_message_is_that_of_its_draws(
     start: Any, shm_name: Any, monkeypatch: pytest.MonkeyPatch, is_sent: bool
@@ -337,9 +374,11 @@ def test_draws_that_differ_share_no_message_and_an_ended_line_takes_no_more() ->
     turns = Turns(lines)  # type: ignore[arg-type]
     for header in ({"op": "draw"}, {"op": "draw"}, {"op": "draw", "after": [[1, 2]]}, {"op": "draw"}):
         turns.add(header, 4, DRAWN, 0.0, may_share=True)
+    turns.add({"op": "draw"}, 4, DRAWN, 0.0)  # a draw that is timed
+    turns.add({"op": "draw"}, 4, DRAWN, 0.0, may_share=True)
     turns.send()
-    assert [header["n"] for header, _ in sent] == [[4, 4], 4, 4] and sent[1][0]["after"] == [[1, 2]]
-    assert [behind for _, behind in sent] == [None, lines, lines]
+    assert [header["n"] for header, _ in sent] == [[4, 4], 4, 4, 4, 4] and sent[1][0]["after"] == [[1, 2]]
+    assert [behind for _, behind in sent] == [None, *[lines] * 4]
     lines.is_over = True
     turns.add({"op": "draw"}, 4, DRAWN, 0.0)
     turns.send()

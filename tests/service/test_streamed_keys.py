@@ -88,6 +88,7 @@ def test_patterns_wait_for_the_keys_of_a_streamed_step_until_the_deadline_of_the
             with pytest.raises(errors.DeadlineExceeded) as caught:
                 writer.append(**step(1, 2), timeout_s=0.5)
             assert caught.value.waited_s < 30.0
+            assert (caught.value.stored, len(caught.value.keys), caught.value.unanswered) == (0, 0, 1)
             for _ in range(2):
                 table.draw(1, index="steps")  # the second step is stored meanwhile
             writer.append(**step(2, 3))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ import relive
 from relive import errors
 from relive.service import connect, serve
 from relive.service.client import connection as calls
-from relive.service.client import remote_writer
+from relive.service.client import remote_parameters, remote_writer
 from relive.service.client.exchange import Exchange
 from relive.service.parameters.sets import publication_of
 from relive.service.wire import framing
@@ -43,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (calls, remote_writer):
+    for module in (calls, remote_parameters, remote_writer):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -179,3 +181,49 @@ def test_parameters_wait_for_the_server_after_one_that_closes() -> None:
                 assert publishes.result(60) is None
                 pulled = pulls.result(60)
                 assert pulled is not None and pulled.version == 2
+
+
+def test_an_error_of_a_listener_is_no_server_that_closes() -> None:
+    """Another server that the listener uses is away, say."""
+    heard: list[Any] = []
+
+    def listen(_: Any, note: Any) -> None:
+        if note is not None:
+            heard.append(note)
+            raise errors.ServiceUnavailable("grpc://other:1/table", 1.0, "it is away")
+
+    with relive.Table(plain_spec(), 100) as table, serve({"table": table}, "grpc://127.0.0.1:0") as server:
+        server.parameters("table").listen(listen)
+        with connect(f"{server.address}/table", timeout_s=60.0) as remote:
+            with pytest.raises(errors.ServiceUnavailable, match="it is away"):
+                remote.parameters.pull(timeout_s=60.0, note={"steps": 1})
+    assert heard == [{"steps": 1}]
+
+
+def test_a_server_that_says_it_closes_is_asked_again_after_a_pause_until_the_deadline(clock: Clock) -> None:
+    asked: list[float] = []
+
+    def refuse(_: Any) -> Any:
+        asked.append(clock.ahead_s)
+        raise remote_parameters._Refused(errors.ServiceUnavailable("table", 0.0, "the server closes"))
+
+    clock.sleep = lambda seconds: setattr(clock, "ahead_s", clock.ahead_s + seconds)
+    with relive.Table(plain_spec(), 100) as table, serve({"table": table}, "grpc://127.0.0.1:0") as server:
+        with connect(f"{server.address}/table", timeout_s=60.0) as remote:
+            with pytest.raises(errors.ServiceUnavailable, match="the server closes"):
+                remote.parameters._call(clock.monotonic() + 10.0, refuse)
+    assert 2 <= len(asked) <= 101 and all(later > earlier for earlier, later in itertools.pairwise(asked))
+
+
+def test_a_kept_error_of_connect_that_the_server_sent_keeps_no_connection() -> None:
+    with relive.Table(plain_spec(), 100) as table, serve({"table": table}, "grpc://127.0.0.1:0") as server:
+        kept = []
+        for number in range(6):
+            with pytest.raises(errors.NoSuchTable) as caught:
+                connect(f"{server.address}/none", timeout_s=60.0)
+            kept.append(caught.value)
+            if number == 0:
+                until(lambda: server._counts.num_streams == 0)
+                before = len(os.listdir("/proc/self/fd"))
+        until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    assert all(one.__traceback__ is not None for one in kept)

@@ -21,6 +21,7 @@ from relive.core.closing import Closing
 from relive.core.protocol import ReplayWriter
 from relive.errors import (
     BadMessage,
+    DeadlineExceeded,
     InvalidConfig,
     MissingColumn,
     NoPriorities,
@@ -278,7 +279,8 @@ class PatternWriter(Closing):
     A call has one deadline for its step, for the keys of the step, and for all items that wait.
 
     Each item is made at most once. If the answer of a server is lost, or Ctrl-C ends the call, it may be unknown
-    whether some items are made. These items are not made again, and num_unanswered counts them.
+    whether some items are made. These items are not made again, and num_unanswered counts them. If the keys of a writer
+    that streams miss the deadline, the DeadlineExceeded has the steps as `unanswered`: they may be stored later.
 
     A lost server cuts all lanes of a remote writer: after ServiceUnavailable the next step of each lane begins an
     episode. The same holds after Unacknowledged of a writer that streams, and after Ctrl-C in a wait for an answer.
@@ -338,6 +340,9 @@ class PatternWriter(Closing):
                 self._came(lanes, came, columns)
             if keys is not None or _has_cut(problem):  # the step may be stored, but its keys are not known
                 self._steps[:] = 0
+            if keys is not None and isinstance(problem, DeadlineExceeded):  # the writer still waits for the answer
+                told: Any = problem
+                told.stored, told.keys, told.unanswered = 0, np.empty(0, np.int64), len(self._ids(lanes))
             raise
         self._came(lanes, came, columns)
         self._make(keys, ends)

@@ -62,8 +62,7 @@ class Turn:
         """Puts the deadline off: the answers before this one took their time. All draws of a message have theirs."""
         self.ends = max(self.ends, ends)
         if self.message is not None:
-            left_s = max(ends - time.monotonic(), 0.0)
-            self.message.pending.extend(ends + left_s * (len(self.message.turns) - 1))
+            self.message.pending.extend(_ends_of(self.message.turns))
 
 
 class _Message(NamedTuple):
@@ -111,7 +110,7 @@ class Turns:
             other = self._unsent[0]
             num_items, num_bytes = num_items + other.num_items, num_bytes + other.num_bytes
             fit = num_items <= MOST_TOGETHER_ITEMS and num_bytes <= MOST_TOGETHER_BYTES
-            if not fit or other.header != first.header:
+            if not (fit and other.may_share and other.header == first.header):
                 break
             turns.append(self._unsent.popleft())
         return turns
@@ -123,7 +122,7 @@ class Turns:
         try:
             pending = self._lines.ask(
                 first.header | more,
-                max(turn.ends for turn in turns),
+                _ends_of(turns),
                 expects=lambda told: sum(_sizes(told, turns)),
                 behind=self._line,
             )
@@ -152,7 +151,8 @@ class Turns:
                 continue
             assert turn.message is not None
             pending, turns = self._due.popleft()
-            if pending.line is turn.message.pending.line:
+            if pending.line is turn.message.pending.line:  # it has the time of the answer that is waited for
+                pending.extend(turn.message.pending.ends)
                 pending.hurry(turn.message.pending.ends)
             is_last = not (self._due and self._due[0].pending.line is pending.line)
             try:
@@ -162,6 +162,12 @@ class Turns:
                     one.outcome = problem
                 if not isinstance(problem, Exception):
                     raise
+
+
+def _ends_of(turns: list[Turn]) -> float:
+    """The deadline of a message: each of its draws has its time."""
+    ends = max(turn.ends for turn in turns)
+    return ends + max(ends - time.monotonic(), 0.0) * (len(turns) - 1)
 
 
 def _settle(turns: list[Turn], reply: Reply, line: Line) -> list[Turn]:

@@ -222,6 +222,7 @@ class Connection:
                     return one.stream, self._greeted(one, min(ends, time.monotonic() + hello_s))
                 finally:
                     is_there = one.stream.was_heard
+                    del one  # an error that is kept keeps this frame
             except ReliveError as problem:  # before StreamBroken: some errors of the library are OSErrors
                 if not isinstance(problem, Draining):
                     raise  # the server's answer
@@ -295,6 +296,7 @@ class Connection:
                 keep_alive_to(self._addresses())
         except BaseException:
             self.drop(stream)
+            del stream, opening  # as in open()
             raise
         return hello
 

@@ -35,6 +35,7 @@ Answer = TypeVar("Answer")
 _KIND = "parameters"
 _PART_BYTES = 512 << 10
 _MAX_BYTES = 1 << 40
+_PAUSE_S = 0.1  # before another try at a server that closes
 
 
 @final
@@ -178,8 +179,9 @@ class RemoteParameters:
                 stream.end()
             except _Refused as refused:
                 stream.end()
-                if isinstance(refused.error, ServiceUnavailable):  # the server closes: the next server answers
+                if _closes(refused.error) and time.monotonic() + _PAUSE_S < ends:  # the next server answers
                     connection.broken(stream, refused, start)
+                    time.sleep(_PAUSE_S)
                     continue  # as below
                 connection.give(stream, _KIND)
                 raise refused.error from None
@@ -193,6 +195,11 @@ class RemoteParameters:
                 raise
             connection.give(stream, _KIND)
             return answer
+
+
+def _closes(error: ReliveError) -> bool:
+    """Whether a server refused the call because it closes."""
+    return isinstance(error, ServiceUnavailable) and error.reason == "the server closes"
 
 
 @final
