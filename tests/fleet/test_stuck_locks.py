@@ -221,6 +221,24 @@ def test_a_change_of_the_only_shard_ends_at_its_deadline(
     assert eventually(lambda: len(table) == 8) and table.priority_exponent() == 0.6
 
 
+def test_a_table_whose_only_shard_has_a_stuck_lock_keeps_its_items(
+    make: Make, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change that ended at its deadline may be made again: it waits again, and counts."""
+    set_waits(monkeypatch, path, 0.5)
+    table, (name,) = make(1)
+    keys = write(table, 0)
+    table._fleet.set_patience(0.6)
+    with stopped_holder(name) as holder:
+        for _ in range(2):
+            with pytest.raises(LATE) if path == "mapped" else contextlib.nullcontext():
+                assert table.update_priorities(keys, np.ones(8)) == 0  # as for a served shard that is silent
+            assert table.gather(keys).present.all() and table._fleet.shards[0].is_live
+        holder.kill()
+    table._fleet.set_patience(60.0)
+    assert table.update_priorities(keys, np.ones(8)) == 8
+
+
 def test_a_claim_does_not_wait_for_the_items_of_an_empty_shard(
     make: Make, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

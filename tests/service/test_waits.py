@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
-import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -215,15 +216,21 @@ def test_a_server_that_says_it_closes_is_asked_again_after_a_pause_until_the_dea
     assert 2 <= len(asked) <= 101 and all(later > earlier for earlier, later in itertools.pairwise(asked))
 
 
-def test_a_kept_error_of_connect_that_the_server_sent_keeps_no_connection() -> None:
+def test_a_kept_error_of_connect_that_the_server_sent_keeps_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[weakref.ref[Exchange]] = []
+
+    def noted(*arguments: Any) -> Exchange:
+        made = Exchange(*arguments)
+        streams.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(calls, "Exchange", noted)
     with relive.Table(plain_spec(), 100) as table, serve({"table": table}, "grpc://127.0.0.1:0") as server:
-        kept = []
-        for number in range(6):
-            with pytest.raises(errors.NoSuchTable) as caught:
+        gc.disable()
+        try:
+            with pytest.raises(errors.NoSuchTable) as kept:
                 connect(f"{server.address}/none", timeout_s=60.0)
-            kept.append(caught.value)
-            if number == 0:
-                until(lambda: server._counts.num_streams == 0)
-                before = len(os.listdir("/proc/self/fd"))
-        until(lambda: len(os.listdir("/proc/self/fd")) <= before)
-    assert all(one.__traceback__ is not None for one in kept)
+            until(lambda: all(stream() is None for stream in streams))
+        finally:
+            gc.enable()
+    assert streams and kept.value.__traceback__ is not None

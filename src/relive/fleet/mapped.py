@@ -103,8 +103,9 @@ class MappedShard(Shard):
         return self.core.stream
 
     def stalls(self) -> None:
-        """Draws leave the shard out for STALL_S."""
-        self._stalled_until = time.monotonic() + STALL_S
+        """Draws leave the shard out for STALL_S. The only shard stays in use: its calls wait until their deadline."""
+        if not self._is_only:
+            self._stalled_until = time.monotonic() + STALL_S
 
     def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> Any:
         """Resolves columns in the core."""

@@ -178,8 +178,9 @@ class RemoteShard(Shard):
         self.is_gone()
 
     def stalls(self) -> None:
-        """Draws leave the shard out for STALL_S."""
-        self._stalled_until = time.monotonic() + STALL_S
+        """Draws leave the shard out for STALL_S. The only shard stays in use: its calls wait until their deadline."""
+        if not self._is_only:
+            self._stalled_until = time.monotonic() + STALL_S
 
     def is_gone(self) -> None:
         """Called when the shard stops answering. A subclass releases its resources other than streams here."""
