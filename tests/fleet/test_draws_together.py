@@ -75,10 +75,10 @@ def in_flight(owners: Any) -> int:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_half_of_the_batches_ahead_share_a_message(shards: Any, asked: list[Any], num_shards: int) -> None:
-    """The shards work on the other half, or it waits for the program."""
+def test_a_quarter_of_the_batches_ahead_share_a_message(shards: Any, asked: list[Any], num_shards: int) -> None:
+    """The shards work on the rest, or it waits for the program."""
     table, owners = shards(num_shards)
-    source = ahead(table, 8, prefetch=8)
+    source = ahead(table, 8, prefetch=16)
     source.ask(8)
     source.take().hold.give_back()
     del asked[:]
@@ -89,7 +89,7 @@ def test_half_of_the_batches_ahead_share_a_message(shards: Any, asked: list[Any]
     taken = [source.take() for _ in range(3)]
     del asked[:]
     source.ask(8)
-    assert not asked  # room for three is less than half
+    assert not asked  # room for three is less than a quarter
     taken.append(source.take())
     source.ask(8)
     assert [len(counts) for counts in asked] == [4] * num_shards
@@ -125,7 +125,7 @@ def test_other_batches_come_alone(shards: Any, asked: list[Any], index: Any, num
                 write_steps(writer, first + begin, 10, truncated=True)
 
     table, _ = shards(1, index, in_episodes)
-    with table.batches(num_items, prefetch=4) as batches:
+    with table.batches(num_items, prefetch=16) as batches:
         for batch in itertools.islice(batches, 8):
             assert len(batch) == num_items
     assert asked and not any(isinstance(counts, list) for counts in asked)
@@ -139,7 +139,7 @@ def test_an_owner_of_an_earlier_version_is_asked_for_one_draw_at_a_time(
         ShardSession, "begin", lambda session: {k: v for k, v in greeting(session).items() if k != "draws"}
     )
     table, _ = shards(2)
-    with table.batches(8, prefetch=8) as batches:
+    with table.batches(8, prefetch=16) as batches:
         for _ in range(20):
             next(batches)
     assert asked and not any(isinstance(counts, list) for counts in asked)
@@ -181,7 +181,7 @@ def test_draws_of_a_message_count_and_go_back_each_by_itself(shards: Any) -> Non
 def test_batches_of_one_answer_keep_their_rows(shards: Any) -> None:
     """Their arrays are views of one block, which goes to no later answer while one of them lives."""
     table, _ = shards(1)
-    with table.batches(8, prefetch=4) as batches:
+    with table.batches(8, prefetch=16) as batches:
         kept = [batch for number, batch in enumerate(itertools.islice(batches, 60)) if number % 2]
         for batch in kept:
             same = table.gather(batch.item_keys)
@@ -219,7 +219,7 @@ def test_batches_come_though_draws_fail_now_and_then(
 ) -> None:
     _fail(monkeypatch, lambda number: number % 7 == 0)
     table, owners = shards(num_shards)
-    with table.batches(8, prefetch=8, timeout_s=20.0) as batches:
+    with table.batches(8, prefetch=16, timeout_s=20.0) as batches:
         for batch in itertools.islice(batches, 60):
             same = table.gather(batch.item_keys)
             assert len(batch) == 8 and np.array_equal(batch["reward"], same["reward"])
