@@ -31,7 +31,7 @@ class Clock:
         return self.now
 
     def told(self) -> list[float | None]:
-        """What the calls since the last call of this method had."""
+        """The timeout_s of each call that came after the last told()."""
         asked, self.asked = self.asked, []
         return asked
 
