@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -341,3 +342,19 @@ def test_a_shard_whose_port_is_taken_is_served_at_another(shm_name: Any, monkeyp
         assert f":{taken}/" not in address
         with attach([address], path="service") as table:
             assert len(table) == 0
+
+
+def test_a_free_port_is_tried_after_an_attempt_that_outlasts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy node one attempt may take longer than the wait for the port."""
+    monkeypatch.setattr("relive.fleet.ray._PORT_S", 0.05)
+
+    def serve(address: str, door: Any) -> str:
+        if address.endswith(":0"):
+            return address
+        time.sleep(0.1)
+        raise errors.CannotListen(address, "Address already in use")
+
+    actor = object.__new__(ShardActor)
+    actor._door, owner = None, SimpleNamespace(serve=serve)
+    actor._owner = owner  # type: ignore[assignment]
+    assert actor._served("grpc://127.0.0.1", 4000) == "grpc://127.0.0.1:0"

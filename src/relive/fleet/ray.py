@@ -110,13 +110,11 @@ class ShardActor:
         that knows only the address does not find the shard at another port until it connects again.
         """
         wait = Wait(_PORT_S)
-        while True:
-            try:
-                return self._owner.serve(f"{host}:{0 if wait.is_over else port}", door=self._door)
-            except CannotListen:
-                if wait.is_over:
-                    raise
+        while not wait.is_over:
+            with suppress(CannotListen):
+                return self._owner.serve(f"{host}:{port}", door=self._door)
             wait.pause()
+        return self._owner.serve(f"{host}:0", door=self._door)
 
     def report(self) -> ShardReport:
         """Reports where the shard is, and how full it is."""
