@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from relive.service.server import server as server_code
 from relive.service.server.guard import Guard
 from relive.service.server.keeper import Keeper
 from relive.service.server.saves import Saves
+from relive.service.wire.sockets import cut
 
 HEARD_S = 3.0  # in which it is heard; 0.1 s where no other program runs. A call lasts longer by itself
 
@@ -225,3 +227,41 @@ def test_a_process_ends_although_ctrl_c_interrupts_its_close_twice() -> None:
 def _wait_for_steps(remote: RemoteTable) -> None:
     with contextlib.suppress(errors.ReliveError):
         remote.sample(1, timeout_s=600.0)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_ctrl_c_while_the_connections_are_looked_at_leaves_no_copy_of_a_socket() -> None:
+    """A copy would keep a socket open after the close() of its owner. The moments are the steps of the interpreter."""
+
+    def look(step: int) -> bool:
+        """Looks at all connections. Says whether Ctrl-C came, at this step of it."""
+        left = [step]
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            if frame.f_globals.get("__name__") != "relive.service.wire.sockets":
+                return None
+            frame.f_trace_opcodes = True
+            left[0] -= event == "opcode"
+            if left[0] < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            cut(lambda one: False)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        before = set(os.listdir("/dev/fd"))
+        step = 0
+        while look(step):
+            assert set(os.listdir("/dev/fd")) == before, f"after Ctrl-C at step {step}"
+            step += 1
+        assert step > 100

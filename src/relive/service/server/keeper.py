@@ -62,7 +62,7 @@ class Keeper:
         self._peers = peers
         self._stalled = stalled
         self._budgets = budgets
-        self._is_accepted: Callable[[socket.socket], bool] = lambda one: False
+        self._is_accepted: Callable[[socket.SocketType], bool] = lambda one: False
         self._silent_since: dict[Peer, float] = {}
         self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(_SPARE)]
         self._trimmed = time.monotonic()
@@ -71,7 +71,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self.num_cut = 0
 
-    def start(self, is_accepted: Callable[[socket.socket], bool]) -> None:
+    def start(self, is_accepted: Callable[[socket.SocketType], bool]) -> None:
         """Starts the thread, for the connections that the server accepted: those for which the function is true."""
         self._is_accepted = is_accepted
         _have_large_blocks_returned()
@@ -126,7 +126,7 @@ class Keeper:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return self._options.max_connections if soft < 0 else min(self._options.max_connections, soft * 3 // 4)
 
-    def _peer(self, one: socket.socket) -> Peer | None:
+    def _peer(self, one: socket.SocketType) -> Peer | None:
         try:
             return peer_of(one) if self._is_accepted(one) else None
         except (OSError, IndexError, TypeError, ValueError):

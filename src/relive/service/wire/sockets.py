@@ -34,22 +34,34 @@ _LOOPBACK = frozenset(("127.0.0.1", "::1"))
 _OF_IPV4 = "::ffff:"  # before an IPv4 address of a socket for both versions
 
 
-def tcp_sockets() -> Iterator[socket.socket]:
+def tcp_sockets() -> Iterator[socket.SocketType]:
     """Yields a copy of each socket of this process. The copy is closed when the next one is asked for."""
     for name in os.listdir("/dev/fd"):
-        try:
+        with contextlib.suppress(OSError):  # closed meanwhile
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
-            copy = os.dup(int(name))
-        except OSError:
-            continue  # closed meanwhile
-        try:
-            found = socket.socket(fileno=copy)
-        except OSError:
-            os.close(copy)
-            continue
-        with found:
-            yield found
+            found = _copied(int(name))
+            try:
+                yield found
+            finally:
+                found.close()
+
+
+def _copied(number: int) -> socket.SocketType:
+    """Returns a copy of a socket, which ends with the object. Raises OSError if it was closed meanwhile.
+
+    Ctrl-C at any moment leaves no copy behind. A copy would keep a socket of the program open after its close().
+    Each extend() is one step of the interpreter, which runs handlers of signals between its steps only.
+    """
+    copies: list[int] = []
+    found: list[socket.SocketType] = []
+    try:
+        copies.extend(map(os.dup, (number,)))
+        found.extend(map(socket.SocketType, (-1,), (-1,), (-1,), copies))
+    finally:
+        if len(found) < len(copies):
+            os.close(copies[0])
+    return found[0]
 
 
 def peers_of(location: str) -> frozenset[tuple[str, int]]:
@@ -92,7 +104,7 @@ def heard_s(peers: frozenset[tuple[str, int]]) -> float | None:
     return min(quiet_ms) / 1000.0 if quiet_ms else None
 
 
-def cut(connections: Callable[[socket.socket], bool]) -> int:
+def cut(connections: Callable[[socket.SocketType], bool]) -> int:
     """Ends every TCP connection of this process for which the function is true. Returns the number of them."""
     number = 0
     for one in tcp_sockets():
@@ -105,7 +117,7 @@ def cut(connections: Callable[[socket.socket], bool]) -> int:
     return number
 
 
-def is_of_port(port: int, host: str = "") -> Callable[[socket.socket], bool]:
+def is_of_port(port: int, host: str = "") -> Callable[[socket.SocketType], bool]:
     """Returns a function that says whether a socket is a connection that a server at this host and port accepted.
 
     If the host is no IP address, or the address of every interface, the port alone decides. A process may have further
@@ -132,7 +144,7 @@ def _plain(host: str) -> str:
     return host.removeprefix(_OF_IPV4).partition("%")[0]
 
 
-def peer_of(one: socket.socket) -> tuple[str, int]:
+def peer_of(one: socket.SocketType) -> tuple[str, int]:
     """Returns host and port of the other end. Raises OSError for a socket without one."""
     host, port = one.getpeername()[:2]
     return _plain(str(host)), int(port)
@@ -149,7 +161,7 @@ def peer_in(text: str) -> tuple[str, int] | None:
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
 
 
-def keep_alive(one: socket.socket) -> None:
+def keep_alive(one: socket.SocketType) -> None:
     """Sets the options with which the system finds out, within about 15 s, that the machine of the peer is gone.
 
     A stopped process whose system answers stays connected. An option that the system does not have is left out.
