@@ -79,23 +79,34 @@ class RequestTooLarge(ReliveError, ValueError):
         arithmetic: the derivation of the window.
         none_twice: for a draw without replacement of more items than are sure to exist, the number that bounds them;
             `window` is how many exist for sure. Else ''.
+        uses: for a draw of more uses of items than are sure to be left, the number that bounds them; `window` is how
+            many are sure to be left. Else ''.
     """
 
-    def __init__(self, requested: float, window: float, arithmetic: str = "", none_twice: str = "") -> None:
+    def __init__(
+        self, requested: float, window: float, arithmetic: str = "", none_twice: str = "", uses: str = ""
+    ) -> None:
         self.requested = requested
         self.window = window
         self.arithmetic = arithmetic
         self.none_twice = none_twice
-        if none_twice:
-            super().__init__(
-                f"a request for {requested:g} items could wait for ever: without replacement none comes twice in a"
-                f" batch, and so many are never sure to be there, but {window:g} are ({none_twice}); ask for less at a"
-                " time, raise that bound, or draw with replacement"
+        self.uses = uses
+        super().__init__(f"a request for {requested:g} items could wait for ever: {self._reason()}")
+
+    def _reason(self) -> str:
+        if self.none_twice:
+            return (
+                "without replacement none comes twice in a batch, and so many are never sure to be there, but"
+                f" {self.window:g} are ({self.none_twice}); ask for less at a time, raise that bound, or draw with"
+                " replacement"
             )
-            return
-        super().__init__(
-            f"a request for {requested:g} items could wait for ever: it does not fit the limiter's window of"
-            f" {window:g}, which a draw has to share with at least one row"
-            + (f" ({arithmetic})" if arithmetic else "")
+        if self.uses:
+            return (
+                f"where writers wait, {self.window:g} uses of items may be left ({self.arithmetic}; {self.uses}); ask"
+                " for less at a time, or give SamplesPerInsert a larger tolerance"
+            )
+        return (
+            f"it does not fit the limiter's window of {self.window:g}, which a draw has to share with at least one row"
+            + (f" ({self.arithmetic})" if self.arithmetic else "")
             + "; ask for less at a time, or give SamplesPerInsert a larger tolerance, Queue a larger max_size"
         )

@@ -281,10 +281,8 @@ class ShardedTable(SavesShards):
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the arithmetic of the limiter, and of the draws that one read of the roots serves."""
         told, age = super()._explained(error, index), self._fleet.agreement.root_age
-        if error.arithmetic.startswith(told.arithmetic):  # it may tell more than the limiter's
-            told = error
         world = self._fleet.drawing.num_ranks
-        if age * world == 1 or told.none_twice:
+        if age * world == 1 or told.none_twice or told.uses:
             return told
         served = f"one read of the roots serves root_age {age} draws of {world} rank{'s' if world > 1 else ''}"
         return RequestTooLarge(told.requested, told.window, f"{told.arithmetic}; {served}")

@@ -160,7 +160,7 @@ class Bound(Closing, Loadable):
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the arithmetic of the index's limiter; without an index, of the narrowest limiter."""
-        if error.none_twice:
+        if error.none_twice or error.uses:
             return error
         number = getattr(error, "index", None)  # the core says which index refused a block
         if index is None and type(number) is int:

@@ -106,8 +106,7 @@ def check_uses(index: Index, num_items: int) -> None:
         return
     most = limiter.uses_left(times)
     if num_items > most:
-        uses = f"max_times_sampled {times}: {most:g} uses may be left where writers wait"
-        raise RequestTooLarge(num_items, most, f"{limiter.arithmetic()}; {uses}")
+        raise RequestTooLarge(num_items, most, limiter.arithmetic(), uses=f"max_times_sampled {times}")
 
 
 def lacked(pace: Pace, roots: Roots, num_items: int) -> tuple[str, object]:
