@@ -3,16 +3,19 @@
 The module does not know Gymnasium. It turns actions and observations of environments into calls of `append` and
 `end_episode`.
 
-A stored transition always joins two states that followed each other, also after an error:
+A stored transition always joins two states that followed each other, also after an error or Ctrl-C:
 
 - A row is checked whole before anything changes.
 - A step that cannot be stored cuts its episode. The environment is then *lost*: it runs, but its present state is not
   known until its next row shows it.
+- An environment is *moving* from its action until its row is planned. One that still moves at its next action is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import starmap
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -57,7 +60,7 @@ class WritableTable(Protocol):
         ...
 
 
-# After these errors the end of an episode may still be written later. Until then nothing else is written to its lane.
+# After these errors, and after those of a signal handler, an end is written later. Its lane takes no row until then.
 _TRANSIENT = (StorageFull, SystemFailure, ServiceUnavailable)
 
 
@@ -103,6 +106,7 @@ class LaneRecorder:
         self._started = np.zeros(num_lanes, np.bool_)
         self._ended = np.zeros(num_lanes, np.bool_)
         self._lost = np.zeros(num_lanes, np.bool_)
+        self._moving = np.zeros(num_lanes, np.bool_)
         self._unfinished = np.zeros(num_lanes, np.bool_)  # the writer has rows of an episode that has not ended
         self._pending: list[Append | End] = []
         self._priority = priority
@@ -161,8 +165,11 @@ class LaneRecorder:
         for name, known in self._extra_known.items():
             if not known[lanes].all():
                 raise MissingColumn(name, [path for path, some in self._extra_known.items() if some[lanes].all()])
+        if len(stopped := lanes[self._moving[lanes]]):  # a signal stopped the step of these lanes
+            self.lose(stopped)
         self.write(None)
         self._put(lanes, exact)
+        self._moving[lanes] = True
 
     def set_extras(self, lanes: Lanes, extras: Mapping[str, Any]) -> None:
         """Takes values [M, ...] of further columns: all of them or, after an error, none."""
@@ -190,8 +197,7 @@ class LaneRecorder:
         for path, values in self.rows.of("observation", observation, len(present)).items():
             self._buffers[path][lanes] = values if rows is None else values[rows]
         self._started[lanes] = True
-        self._ended[lanes] = False
-        self._lost[lanes] = False
+        self._ended[lanes] = self._lost[lanes] = self._moving[lanes] = False
 
     def end_unfinished(self, lanes: Lanes) -> None:
         """Ends the open episodes of these lanes as truncated, at their last observation. Blocks as a write does."""
@@ -205,8 +211,7 @@ class LaneRecorder:
     ) -> None:
         """Plans the rows of a step for `write`.
 
-        The row of a lane whose episode had ended or not begun is a reset, and is not stored. Nor is the row of a lost
-        lane.
+        The row of a lost lane is not stored. Nor is a reset: the row of a lane whose episode had ended or not begun.
 
         Args:
             present: the lanes of the rows.
@@ -219,24 +224,23 @@ class LaneRecorder:
                 the lanes: `lanes_not_stored`.
         """
         observation, reward, terminated, truncated = step
-        self.item_keys[present] = -1
-        over = None
+        over, first = None, len(self._pending)
         try:
-            ends = tuple(
-                self.rows.ends(name, value, len(present))
-                for name, value in (("terminated", terminated), ("truncated", truncated))
-            )
+            self.item_keys[present] = -1
+            num = len(present)
+            ends = self.rows.ends("terminated", terminated, num), self.rows.ends("truncated", truncated, num)
             over = ends[0] | ends[1]
-            shown = self.rows.of("observation", observation, len(present))
-            rewards = self.rows.of("reward", reward, len(present))
+            shown = self.rows.of("observation", observation, num)
+            rewards = self.rows.of("reward", reward, num)
             last = self.rows.final(present, over, final) if same_step else None
-            priorities = self._priorities(present, shown, rewards, (ends[0], ends[1]), last)
+            rewards.update(self._priorities(present, shown, rewards, ends, last))
+            self._plan(present, shown, rewards, ends, last)
         except BaseException as error:
+            self._pending[first:] = [self._undone(one) for one in self._pending[first:] if isinstance(one, Append)]
             self.lose(present, None if same_step else over)
             if not isinstance(error, ReliveError):
                 raise
             raise tell(error, present) from None
-        self._plan(present, shown, rewards, (ends[0], ends[1]), last, priorities)
 
     def lose(self, lanes: Lanes, over: NDArray[np.bool_] | None = None) -> None:
         """Ends the episodes of these lanes as truncated at their last observation, because a step is not known.
@@ -258,16 +262,21 @@ class LaneRecorder:
         deadline_s = self._timeout_s if timeout_s is None else timeout(timeout_s)
         while self._pending:
             planned = self._pending[0]
+            answer: list[Any] = []
             try:
-                self._apply(planned, deadline_s)
+                self._apply(planned, deadline_s, answer)
+                del self._pending[0]
             except BaseException as error:
+                if not self._pending or self._pending[0] is not planned:
+                    raise
                 if isinstance(planned, Append):
-                    planned = self._pending[0] = self._note(planned, stored_before(error))
+                    keys = answer[0] if answer else stored_before(error)
+                    self._note(planned, keys)
+                    planned = self._pending[0] = planned.after(len(keys))
                 may_be_stored = bool(getattr(error, "unanswered", 0))  # by a server whose answer was not waited for
                 if may_be_stored or (isinstance(error, Exception) and not isinstance(error, DeadlineExceeded)):
                     self._give_up(planned, error)
                 raise
-            del self._pending[0]
 
     def close(self) -> None:
         """Closes the writer in any case, and before that ends open episodes as truncated if the limiter permits.
@@ -294,16 +303,14 @@ class LaneRecorder:
         stored: NDArray[np.bool_] = (self._started & ~self._ended & ~self._lost)[lanes]
         return stored
 
-    def _priorities(
-        self, present: Lanes, shown: Flat, rewards: Flat, ends: Ends, last: Flat | None
-    ) -> NDArray[np.float64] | None:
-        """Returns the priorities [M] of the user's function, for the rows that are steps. None without a function."""
+    def _priorities(self, present: Lanes, shown: Flat, rewards: Flat, ends: Ends, last: Flat | None) -> Flat:
+        """Returns {"priority": [M]} of the user's function, for the rows that are steps. Empty without a function."""
         if self._priority is None:
-            return None
+            return {}
         found = np.zeros(len(present), np.float64)
         rows = np.flatnonzero(self._is_stored(present))
         if not len(rows):
-            return found
+            return {"priority": found}
         columns: dict[str, Any] = {path: buffer[present[rows]] for path, buffer in self._buffers.items()}
         columns.update({path: part[rows] for path, part in rewards.items()})
         for path, part in shown.items():
@@ -318,32 +325,23 @@ class LaneRecorder:
         if given.dtype.kind not in "fiu":
             raise DtypeMismatch("priority", "float32", str(given.dtype))
         found[rows] = given
-        return found
+        return {"priority": found}
 
-    def _plan(
-        self,
-        present: Lanes,
-        shown: Flat,
-        rewards: Flat,
-        ends: Ends,
-        last: Flat | None,
-        priorities: NDArray[np.float64] | None,
-    ) -> None:
+    def _plan(self, present: Lanes, shown: Flat, rewards: Flat, ends: Ends, last: Flat | None) -> None:
         stored = self._is_stored(present)
         over = ends[0] | ends[1]
         going, done = np.flatnonzero(stored & ~over), np.flatnonzero(stored & over)
-        given = {} if priorities is None else {"priority": priorities}
         if len(going):
-            self._plan_append(present, going, {**rewards, **given}, over, {})
+            self._plan_append(present, going, rewards, over, {})
         if len(done):
             which = done if last is None else stored[over]
             following = {f"next_{path}": part[which] for path, part in (shown if last is None else last).items()}
             following.update(terminated=ends[0][done], truncated=ends[1][done])
-            self._plan_append(present, done, {**rewards, **given}, over, following)
+            self._plan_append(present, done, rewards, over, following)
         self._put(present, shown)
         self._ended[present] = (stored | self._lost[present]) & over if last is None else False
         self._started[present] = True
-        self._lost[present] = False
+        self._lost[present] = self._moving[present] = False
 
     def _plan_append(
         self, present: Lanes, rows: NDArray[np.int64], rewards: Flat, over: NDArray[np.bool_], following: Flat
@@ -354,12 +352,14 @@ class LaneRecorder:
         columns.update(following)
         self._pending.append(Append(lanes, columns, over[rows]))
 
-    def _apply(self, planned: Append | End, timeout_s: float | None) -> None:
+    def _apply(self, planned: Append | End, timeout_s: float | None, answer: list[Any]) -> None:
+        """Makes a planned write. Puts the keys of an Append into `answer` as soon as its rows are stored."""
         lanes = planned.lanes
         if isinstance(planned, Append):
             if len(lanes):  # Ctrl-C may have stopped a write that had stored all of its rows
-                keys = self.writer.append(lanes=self._named(lanes), timeout_s=timeout_s, **planned.columns)
-                self._note(planned, keys)
+                write = partial(self.writer.append, lanes=self._named(lanes), timeout_s=timeout_s, **planned.columns)
+                answer.extend(starmap(write, ((),)))  # no signal handler runs between the write and this list
+                self._note(planned, answer[0])
             return
         is_open = self._unfinished[lanes]
         lanes = lanes[is_open]
@@ -368,23 +368,25 @@ class LaneRecorder:
             self.writer.end_episode(lanes=self._named(lanes), truncated=True, timeout_s=timeout_s, **states)
             self._unfinished[lanes] = False
 
-    def _note(self, planned: Append, keys: NDArray[np.int64]) -> Append:
-        """Notes the first len(keys) lanes of a step as stored. Returns the step of the other lanes."""
+    def _note(self, planned: Append, keys: NDArray[np.int64]) -> None:
+        """Notes the first len(keys) lanes of a step as stored."""
         stored = planned.lanes[: len(keys)]
         self.item_keys[stored] = keys
         self._unfinished[stored] = ~planned.over[: len(keys)]
-        return planned.after(len(keys))
 
     def _give_up(self, planned: Append | End, error: BaseException) -> None:
         """Drops the first planned write. A later try would be refused, too, or it would be stored twice."""
         if isinstance(planned, Append):
-            states = {f"next_{path}": planned.columns[path] for path in self.rows.observation}
-            self._pending[0] = End(planned.lanes, states)
+            self._pending[0] = self._undone(planned)
             if isinstance(error, ReliveError):
                 tell(error, planned.lanes)
-        elif not isinstance(error, _TRANSIENT):
+        elif isinstance(error, ReliveError) and not isinstance(error, _TRANSIENT):
             self._unfinished[planned.lanes] = False
             del self._pending[0]
+
+    def _undone(self, planned: Append) -> End:
+        """Returns the End that takes the place of a planned step. Its states are those before the step."""
+        return End(planned.lanes, {f"next_{path}": planned.columns[path] for path in self.rows.observation})
 
     def _states(self, lanes: Lanes) -> Flat:
         return {f"next_{path}": self._buffers[path][lanes] for path in self.rows.observation}

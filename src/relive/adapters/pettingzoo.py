@@ -19,6 +19,9 @@ when no agent is left: truncated, if one of the last agents was truncated.
 
 rows="agents": a row is a step of one agent. Each agent has a lane and episodes of its own, and the column `agent` has
 its number among env.possible_agents. All agents need the same spaces. Agents may come and go at any step.
+
+A stored transition always joins two states that followed each other, also after an error or Ctrl-C. A step that stops
+half way cuts the open episodes. If the state after it is not known, the next step shows the state and is not stored.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from relive.adapters.lanes import WritableTable
 from relive.checks.names import names_arguments
 from relive.config.casting import unmasked
 from relive.config.spec import ArraySpec, StepSpec
-from relive.errors import InvalidConfig, MissingPackage, UnknownColumn, stored_before
+from relive.errors import InvalidConfig, MissingPackage, UnknownColumn
 from relive.errors.extras import install_command
 
 try:
@@ -116,6 +119,7 @@ class _RecordedParallelEnv(BaseParallelWrapper):
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Resets the environment. Unfinished episodes are stored as truncated at their last states."""
         self._rows.cut()
+        self._rows.has_begun = False
         observations, infos = self.env.reset(seed=seed, options=options)
         self._rows.begin(observations, self.env.agents)
         return observations, infos
@@ -123,12 +127,14 @@ class _RecordedParallelEnv(BaseParallelWrapper):
     def step(self, actions: Mapping[str, Any]) -> Any:
         """Takes one step and stores it. Raises ResetNeeded before the first reset, and after the last agent ended."""
         self._rows.check()
+        before = self._rows.leave()
         try:
             observations, rewards, terminations, truncations, infos = self.env.step(actions)
+            self._rows.store(before, actions, (observations, rewards, terminations, truncations), self.env.agents)
         except BaseException:
+            self._rows.has_begun = bool(self.env.agents)
             self._rows.cut()
             raise
-        self._rows.store(actions, (observations, rewards, terminations, truncations), self.env.agents)
         return observations, rewards, terminations, truncations, infos
 
     def set_extras(self, **columns: Any) -> None:
@@ -151,7 +157,11 @@ class _RecordedParallelEnv(BaseParallelWrapper):
 
 
 class _Rows:
-    """The parts of both kinds of rows: the writer, the extras, and arrays of the columns."""
+    """The parts of both kinds of rows: the writer, the extras, and arrays of the columns.
+
+    A lane counts as open from before its append until after its end. If the writer has no open episode of the lane, an
+    end changes nothing.
+    """
 
     def __init__(self, agents: Sequence[str], table: WritableTable, timeout_s: float | None, num_lanes: Any) -> None:
         self.agents = tuple(agents)
@@ -162,6 +172,8 @@ class _Rows:
         self.extras: dict[str, Any] = {}
         self.closed = False
         self.has_begun = False
+        self._state: dict[str, Any] | None = None  # None: the environment has moved, and its state is not known
+        self._is_moving = False  # a step has begun, and is not stored yet
 
     def set_extras(self, columns: Mapping[str, Any]) -> None:
         for name in columns:
@@ -173,6 +185,14 @@ class _Rows:
             raise EnvironmentClosed("the recorded environment")
         if not self.has_begun:
             raise ResetNeeded(lane=0)
+
+    def leave(self) -> dict[str, Any] | None:
+        """Begins a step. Returns the state before it. None: the state is not known, and the step is not stored."""
+        if self._is_moving:  # the last step stopped half way, and perhaps its cut, too
+            self.cut()
+        self._is_moving = True
+        before, self._state = self._state, None
+        return before
 
     def close(self) -> None:
         self.closed = True
@@ -205,13 +225,12 @@ class _JointRows(_Rows):
             raise InvalidConfig("table for rows='joint'", "the columns of pettingzoo.spec(env, 'joint')", missing)
         super().__init__(agents, table, timeout_s, None)
         self._zeros = {name: np.zeros(one.shape, one.dtype) for name, one in self.spec.columns.items()}
-        self._state: Flat = {}
         self._is_open = False
 
     def begin(self, observations: Mapping[str, Any], alive: Iterable[str]) -> None:
         """An episode begins at this state."""
         self._state = self._joint(observations, set(alive))
-        self.has_begun = True
+        self.has_begun, self._is_moving = True, False
 
     def _joint(self, observations: Mapping[str, Any], alive: set[str]) -> Flat:
         state = {name: self._zeros[name] for name in self.states}
@@ -219,41 +238,40 @@ class _JointRows(_Rows):
         state.update({f"alive/{agent}": np.asarray(agent in alive) for agent in self.agents})
         return state
 
-    def store(self, actions: Mapping[str, Any], step: tuple[Any, Any, Any, Any], alive: Iterable[str]) -> None:
-        """Stores one step of all agents."""
+    def store(
+        self, before: Flat | None, actions: Mapping[str, Any], step: tuple[Any, Any, Any, Any], alive: Iterable[str]
+    ) -> None:
+        """Stores one step of all agents, which leave the state `before`. Notes the state after the step."""
         observations, rewards, terminations, truncations = step
         left = set(alive)
-        before, self._state = self._state, self._joint(observations, left)
-        acted = {name: value for name, value in self._zeros.items() if name.startswith("action/")}
-        acted.update(self.flat("action", dict(actions)))
-        over = not left
-        is_cut = any(bool(value) for value in truncations.values()) or not any(terminations.values())
-        self.has_begun = not over
-        try:
+        self._state = after = self._joint(observations, left)
+        self.has_begun = bool(left)
+        if before is not None:
+            acted = {name: value for name, value in self._zeros.items() if name.startswith("action/")}
+            acted.update(self.flat("action", dict(actions)))
+            over = not left
+            is_cut = any(bool(value) for value in truncations.values()) or not any(terminations.values())
             told = {agent: unmasked(f"rewards/{agent}", rewards.get(agent, 0.0), np.float32) for agent in self.agents}
+            self._is_open = True
             self.writer.append(
                 **before,
                 **acted,
                 **{f"rewards/{agent}": value for agent, value in told.items()},
                 **{f"agent_terminated/{agent}": bool(terminations.get(agent, False)) for agent in self.agents},
                 **self.extras,
-                **{f"next_{name}": value for name, value in self._state.items()},
+                **{f"next_{name}": value for name, value in after.items()},
                 reward=np.float32(sum(told.values())),
                 terminated=over and not is_cut,
                 truncated=over and is_cut,
                 timeout_s=self.timeout_s,
             )
-        except BaseException as error:
-            if len(stored_before(error)):  # Ctrl-C came after the step was stored
-                self._is_open = not over
-            self.cut()
-            raise
-        self._is_open = not over
+            self._is_open = not over
+        self._is_moving = False
 
     def cut(self) -> None:
         if self._is_open:
-            self._is_open = False
             self.writer.end_episode(truncated=True, timeout_s=self.timeout_s)
+            self._is_open = False
 
 
 class _AgentRows(_Rows):
@@ -265,26 +283,46 @@ class _AgentRows(_Rows):
             raise InvalidConfig("table for rows='agents'", "the columns of pettingzoo.spec(env, 'agents')", got)
         super().__init__(agents, table, timeout_s, len(agents))
         self._lane = {agent: number for number, agent in enumerate(self.agents)}
-        self._seen: dict[str, Flat] = {}  # the present observation of each agent that may act
         self._open: set[int] = set()
 
     def begin(self, observations: Mapping[str, Any], alive: Iterable[str]) -> None:
         """The agents with an observation begin their episodes."""
-        self._seen = {agent: self.flat("observation", observations[agent]) for agent in observations}
-        self.has_begun = True
+        self._state = {agent: self.flat("observation", observations[agent]) for agent in observations}
+        self.has_begun, self._is_moving = True, False
 
-    def store(self, actions: Mapping[str, Any], step: tuple[Any, Any, Any, Any], alive: Iterable[str]) -> None:
-        """Stores a step of each agent that acted. A step whose next observation is missing is left out."""
-        observations, rewards, terminations, truncations = step
-        left = set(alive)
-        before = self._seen
+    def store(
+        self,
+        before: dict[str, Flat] | None,
+        actions: Mapping[str, Any],
+        step: tuple[Any, Any, Any, Any],
+        alive: Iterable[str],
+    ) -> None:
+        """Stores a step of each agent that acted. A step whose next observation is missing is left out.
+
+        before: the observation that each agent saw before the step. The present ones are noted.
+        """
+        observations, left = step[0], set(alive)
         after = {agent: self.flat("observation", observations[agent]) for agent in observations}
-        self._seen = {agent: flat for agent, flat in after.items() if agent in left}
+        self._state = {agent: flat for agent, flat in after.items() if agent in left}
         self.has_begun = bool(left)
+        if before is not None:
+            self._append(before, actions, step, after, left)
+        self._is_moving = False
+
+    def _append(
+        self,
+        before: dict[str, Flat],
+        actions: Mapping[str, Any],
+        step: tuple[Any, Any, Any, Any],
+        after: dict[str, Flat],
+        left: set[str],
+    ) -> None:
+        _, rewards, terminations, truncations = step
+        present = after.keys() & left
         acted = [agent for agent in self.agents if agent in actions and agent in before]
         # An agent that vanished without a last observation ends before this step, unless it terminated.
         stored = [agent for agent in acted if agent in after or terminations.get(agent, False)]
-        lost = {self._lane[agent] for agent in before if agent not in stored and agent not in self._seen}
+        lost = {self._lane[agent] for agent in before if agent not in stored and agent not in present}
         rows = [
             {
                 **before[agent],
@@ -302,20 +340,11 @@ class _AgentRows(_Rows):
             return
         lanes = np.array([row["agent"] for row in rows])
         over = np.array([row["terminated"] or row["truncated"] for row in rows])
-        try:
-            columns = {name: np.stack([unmasked(name, row[name]) for row in rows]) for name in rows[0]}
-            extras = {name: np.stack([unmasked(name, value)] * len(rows)) for name, value in self.extras.items()}
-            self.writer.append(lanes=lanes, timeout_s=self.timeout_s, **columns, **extras)
-        except BaseException as error:
-            self._note(lanes, over, len(stored_before(error)))
-            self._cut(set(lanes.tolist()))
-            raise
-        self._note(lanes, over, len(lanes))
-
-    def _note(self, lanes: NDArray[np.int64], over: NDArray[np.bool_], num_stored: int) -> None:
-        """Notes which episodes are open after the first num_stored of these lanes stored a step."""
-        stored, ended = lanes[:num_stored], over[:num_stored]
-        self._open = (self._open | set(stored[~ended].tolist())) - set(stored[ended].tolist())
+        columns = {name: np.stack([unmasked(name, row[name]) for row in rows]) for name in rows[0]}
+        extras = {name: np.stack([unmasked(name, value)] * len(rows)) for name, value in self.extras.items()}
+        self._open = self._open | set(lanes.tolist())
+        self.writer.append(lanes=lanes, timeout_s=self.timeout_s, **columns, **extras)
+        self._open = self._open - set(lanes[over].tolist())
 
     @staticmethod
     def _is_truncated(agent: str, terminations: Any, truncations: Any, left: set[str]) -> bool:
@@ -332,9 +361,9 @@ class _AgentRows(_Rows):
 
     def _cut(self, lanes: set[int]) -> None:
         ended = sorted(lanes & self._open)
-        self._open -= lanes
         if ended:
             self.writer.end_episode(lanes=np.array(ended), truncated=True, timeout_s=self.timeout_s)
+            self._open = self._open - lanes
 
 
 # ---- parts ---------------------------------------------------------------------------------------------------------
