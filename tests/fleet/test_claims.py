@@ -63,6 +63,20 @@ def test_claims_over_shards_of_a_queue_are_those_of_one_table(
     assert [shard.state for shard in table.stats().shards] == ["live", "live"]
 
 
+@pytest.mark.parametrize("path", ["mapped", "service"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_refused_claim_over_one_shard_claims_nothing(over: Over, path: str, times: int) -> None:
+    """The shard takes more keys than it has live items in pieces. The key that is refused is in the last one."""
+    table = over(plain_spec(), relive.Index(sampler=relive.Fifo(), max_times_sampled=times), (path,))
+    with table.writer() as writer:
+        keys = [int(writer.append(**alone(number))) for number in range(3)]
+    beyond = keys[0] | (2**10 + 2**16 - 1)
+    with pytest.raises(errors.ForeignKey) as refused:
+        table.claim(own([*[keys[0]] * 3, keys[1], beyond]))
+    assert (refused.value.position, refused.value.key) == (4, beyond)
+    assert table.num_items() == 3 and table.stats().indexes["default"].sampled == 0
+
+
 @pytest.mark.parametrize("paths", PATHS)
 def test_a_claim_waits_for_the_totals_and_not_for_a_shard(over: Over, paths: tuple[str, ...]) -> None:
     table = over(plain_spec(), counted(relive.Fifo(), 1), paths)

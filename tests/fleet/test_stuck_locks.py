@@ -107,6 +107,7 @@ def test_a_claim_of_a_stuck_shard_ends_and_leaves_the_shard_out(
     keys = np.concatenate([write(table, number) for number in (0, 1)])
     with stopped_holder(names[1]) as holder:
         assert table.claim(own(keys)).item_keys.tolist() == keys[:8].tolist()
+        assert [shard.state for shard in table._fleet.shards] == ["live", "stalled"]
         holder.kill()
 
 

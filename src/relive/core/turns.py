@@ -1,14 +1,22 @@
-"""Turns: a mutex whose waits have a deadline and hear signals, for objects whose calls may take long."""
+"""Mutexes that Ctrl-C leaves free. A turn also has a deadline for its waits, for objects whose calls may take long."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from relive._core import Turn
 from relive.errors import WaitsForItself
 
-__all__ = ["Turn", "held"]
+__all__ = ["Turn", "held", "taken"]
+
+
+class _Lock(Protocol):
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+
+    def release(self) -> None: ...
 
 
 @contextmanager
@@ -35,3 +43,23 @@ def held(turn: Turn, purpose: str, timeout_s: float) -> Iterator[None]:
     finally:  # a signal's handler may raise when the turn is taken; release() does nothing for another thread's turn
         if not is_inner:
             turn.release()
+
+
+@contextmanager
+def taken(lock: _Lock, timeout_s: float) -> Iterator[bool]:
+    """Keeps a lock for the block if it is free in time. Gives whether it is.
+
+    A handler of a signal that raises at any moment leaves the lock free: the lock is taken, and that is noted, in one
+    step of the interpreter, which runs handlers between its steps only.
+
+    Args:
+        lock: a lock of threading.
+        timeout_s: how long to wait for the lock, in seconds.
+    """
+    is_mine: list[bool] = []
+    try:
+        is_mine.extend(map(lock.acquire, (True,), (min(max(timeout_s, 0.0), threading.TIMEOUT_MAX),)))
+        yield is_mine[0]
+    finally:
+        if is_mine and is_mine[0]:
+            lock.release()

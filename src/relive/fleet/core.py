@@ -122,7 +122,7 @@ class FleetCore:
         wait, pace = Wait(timeout_s), self._paces[index]
         if self.read_only:
             raise ReadOnly()
-        self.shards.places_of(keys, self.calls.items_of(index))
+        self.shards.places_of(keys, self.calls.items_of(index), in_parts=True)
         pace.check_draw(len(keys))
         while not pace.can_sample(roots := self.agreement.read(index, wait.arrives_s), len(keys)):
             left_s = wait.left_s

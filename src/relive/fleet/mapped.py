@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, final
 
@@ -18,6 +19,7 @@ from relive.core.forks import renewed_in_children
 from relive.core.late_rows import first_filled
 from relive.core.limiter_words import NO_WORDS, limiter_words
 from relive.core.locked import check_lock, is_of_lock
+from relive.core.turns import taken
 from relive.errors import DeadlineExceeded
 from relive.fleet.draws.placement import Root
 from relive.fleet.owner import OwnerWatch, shard_of
@@ -166,19 +168,15 @@ class MappedShard(Shard):
     def _catch_up(self) -> None:
         """Sends the policy version that the shard missed, if the lock is free now."""
         versions = self._versions  # a child that a signal's handler forks here has another lock
-        if self._missed_version is None or not self.is_live or not versions.acquire(blocking=False):
+        if self._missed_version is None or not self.is_live:
             return
-        try:
-            if self._missed_version is not None:
+        with taken(versions, 0.0) as is_free, suppress(DeadlineExceeded, Missed):  # a later call tries again
+            if is_free and self._missed_version is not None:
                 version, before = self._missed_version
                 if self.core.policy_version == before:  # else another handle has set one since
                     check_lock(self.core, 0.0)
                     self._later(partial(self.core.set_policy_version, version)).take()
                 self._missed_version = None
-        except (DeadlineExceeded, Missed):
-            return  # a later call tries again
-        finally:
-            versions.release()
 
     def ask_list(self, index: int, first: int, count: int, condition: Any) -> Answer:
         """Returns an answer that lists when it is taken."""
@@ -323,12 +321,13 @@ class _MappedPart:
         while True:
             try:
                 drawn = self._shard.core.draw(asked.request, asked.timeout_s, self._hold)[:3]
-                self._shard.note_drawn(asked.request.index_number)
+                self._shard.note_lock(asked.request.index_number)
                 return drawn
             except DeadlineExceeded as error:
                 if asked.is_only:
                     raise
                 if not is_of_lock(error):
+                    self._shard.note_lock(asked.request.index_number)
                     raise Short(self._shard, error) from None
                 if time.monotonic() >= began + asked.retry_s:
                     self._shard.note_refused(asked, began)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import io
 import os
 import secrets
 import struct
@@ -141,9 +142,9 @@ class _Ownership:
         self._path = path
         self._core: _core.CoreTable | None = None
         self._keeps = False
-        self._descriptor = _open(path)
+        self._file = _open(path)
         try:
-            _lock(self._descriptor, path)
+            _lock(self._file, path)
         except BaseException:
             self.let_go()
             raise
@@ -155,7 +156,7 @@ class _Ownership:
 
     def end(self) -> None:
         """Ends the ownership. From here on the last close removes the region. A second call has no effect."""
-        if self._descriptor >= 0 and self._core is not None:
+        if not self._file.closed and self._core is not None:
             try:
                 self._core.set_keeps_file(self._keeps)
             except TableClosed:  # the program has closed the owner's table
@@ -164,15 +165,13 @@ class _Ownership:
 
     def _end_through_another_handle(self) -> None:
         with suppress(OSError, ReliveError):
-            if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
                 with attach_path(self._path) as table:
                     table.core.set_keeps_file(self._keeps)
 
     def let_go(self) -> None:
-        """Closes the lock's descriptor. The lock ends with the last copy of the descriptor. The region stays."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        """Closes the lock's file. The lock ends with the last copy of its descriptor. The region stays."""
+        self._file.close()
 
 
 @final
@@ -336,27 +335,23 @@ class OwnerWatch(Closing):
     """Asks the kernel whether a shard has a live owner, in a microsecond and without a wait. Any number of threads."""
 
     def __init__(self, path: str) -> None:
-        self._descriptor = _open(path)
-        self._closes = weakref.finalize(self, os.close, self._descriptor)
+        self._file = _open(path)
+        self._closes = weakref.finalize(self, self._file.close)
         self._closes.atexit = False
 
     def is_owned(self) -> bool:
         """Whether a process owns the region that was at the path when the watch was made. True for a closed watch."""
-        descriptor = self._descriptor
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0)
         try:
-            told = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked) if descriptor >= 0 else None
-        except OSError:
-            if self._descriptor >= 0:
+            told = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, asked)
+        except (OSError, ValueError):  # ValueError: of a closed file
+            if not self._file.closed:
                 raise
-            told = None  # another thread has closed the watch meanwhile
-        if told is None:
             return True  # the core raises TableClosed to the caller
         return bool(_FLOCK.unpack(told)[0] != fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Ends the watch."""
-        self._descriptor = -1
         self._closes()  # once, whatever thread or collector comes first
 
 
@@ -446,18 +441,19 @@ def _different_parts(whole: str, found: Mapping[str, Any], wanted: Mapping[str, 
         yield from ((f"{name!r} of the {whole}", one, other) for name, one, other in pairs if one != other)
 
 
-def _open(path: str) -> int:
+def _open(path: str) -> io.FileIO:
+    """Returns the file, which closes when it is collected: Ctrl-C may come before its owner has it."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return io.FileIO(path, "r+")
     except FileNotFoundError:
         raise NoSuchTable(path) from None
     except OSError as error:
         raise SystemFailure(f"opening {path}", error.errno or 0) from None
 
 
-def _lock(descriptor: int, path: str) -> None:
+def _lock(file: io.FileIO, path: str) -> None:
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0))
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0))
     except OSError:
         raise NameTaken(path, attached_pids(path)) from None
 

@@ -220,8 +220,8 @@ class Shard(ABC):
         """Whether items of an index are used up (max_times_sampled). Its draws take the lock."""
         return self._counts_uses[index]
 
-    def note_drawn(self, index: int) -> None:
-        """Notes that a draw of an index was made."""
+    def note_lock(self, index: int) -> None:
+        """Notes that a draw of an index had the lock, whether or not the items were there."""
         if self._counts_uses[index]:
             self._lock_missed = None
 
@@ -441,18 +441,19 @@ class Shards:
                 return shard
         raise InvalidConfig("shard", " or ".join(str(shard.number) for shard in self._shards), number)
 
-    def places_of(self, keys: Keys, are_own: AreOwn | None) -> Places:
+    def places_of(self, keys: Keys, are_own: AreOwn | None, in_parts: bool = False) -> Places:
         """[B] The place in this list of each key's shard.
 
         Raises ForeignKey for a key of no shard. A shard checks the keys of a read itself. Keys of a change are all
-        checked before the first shard is changed: are_own tells which of a shard's keys the call takes.
+        checked before the first shard is changed: are_own tells which of a shard's keys the call takes. An only shard
+        checks them itself, unless it gets them in parts.
         """
-        numbers = keys >> LEAF_BITS
-        if len(self) == 1 and (numbers == self._shards[0].number).all():
+        numbers, checks = keys >> LEAF_BITS, in_parts or len(self) > 1
+        if not checks and (numbers == self._shards[0].number).all():
             return np.zeros(len(keys), np.int64)
         places: Places = np.where(keys >= 0, self._place_of[numbers & (MAX_SHARDS - 1)], -1)
         wrong = places < 0
-        if are_own is not None and len(self) > 1:
+        if are_own is not None and checks:
             for place in distinct(places[~wrong]):
                 mine = places == place
                 wrong[mine] = ~are_own(self[place].keys, keys[mine])

@@ -22,6 +22,7 @@ from typing import Any, final
 from relive import _core
 from relive.config.table_config import TableConfig
 from relive.core.ending import at_end, start_thread
+from relive.core.turns import taken
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, SaveInUse, TableClosed
 from relive.saving.disk_files import DiskFiles
 from relive.saving.place import Place
@@ -229,14 +230,14 @@ class Keeper:
         if self._closer == threading.get_ident():
             yield False
             return
-        if not self._closing.acquire(timeout=timeout_s):
-            raise DeadlineExceeded("to close a table", "another thread closes it", timeout_s)
-        try:
-            self._closer = threading.get_ident()
-            yield True
-        finally:
-            self._closer = None
-            self._closing.release()
+        with taken(self._closing, timeout_s) as is_free:
+            if not is_free:
+                raise DeadlineExceeded("to close a table", "another thread closes it", timeout_s)
+            try:
+                self._closer = threading.get_ident()
+                yield True
+            finally:
+                self._closer = None
 
     def _save_and_close(self, ends_s: float) -> Exception | None:
         with contextlib.ExitStack() as opened:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.config.spec import next_step_names
+from relive.core.turns import taken
 from relive.errors import (
     DeadlineExceeded,
     ForeignKey,
@@ -187,12 +188,9 @@ class PeerShard(RemoteShard):
 
     def is_gone(self) -> None:
         """Gives up the reader, because the owner does not answer: the memory behind its lists may be gone."""
-        if self._reading.acquire(blocking=False):
-            try:
-                if self._reader is not None:
-                    self._retire(ServiceUnavailable(self.address, 0.0, "its owner does not answer"))
-            finally:
-                self._reading.release()
+        with taken(self._reading, 0.0) as is_free:
+            if is_free and self._reader is not None:
+                self._retire(ServiceUnavailable(self.address, 0.0, "its owner does not answer"))
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -286,21 +284,20 @@ class PeerShard(RemoteShard):
         return arrays, present
 
     def _read(self, index: int, names: list[str], keys: Keys, are_drawn: bool = False) -> Any:
-        if not self._reading.acquire(timeout=STALL_S):
-            return None  # another thread's read is slow: the owner answers this call
-        try:
-            self._revive()
-            if self._reader is None:
+        with taken(self._reading, STALL_S) as is_free:
+            if not is_free:
+                return None  # another thread's read is slow: the owner answers this call
+            try:
+                self._revive()
+                if self._reader is None:
+                    return None
+                return self._reader[0].gather(index, names, keys, _READ_S, are_published=are_drawn)
+            except (ServiceUnavailable, DeadlineExceeded, PeerUnreadable, InvalidConfig, SystemFailure) as problem:
+                self._retire(problem)
                 return None
-            return self._reader[0].gather(index, names, keys, _READ_S, are_published=are_drawn)
-        except (ServiceUnavailable, DeadlineExceeded, PeerUnreadable, InvalidConfig, SystemFailure) as problem:
-            self._retire(problem)
-            return None
-        except BaseException as problem:  # Ctrl-C, in the middle of a read whose bytes may still come
-            self._retire(ServiceUnavailable(self.address, 0.0, f"a read was cut short ({type(problem).__name__})"))
-            raise
-        finally:
-            self._reading.release()
+            except BaseException as problem:  # Ctrl-C, in the middle of a read whose bytes may still come
+                self._retire(ServiceUnavailable(self.address, 0.0, f"a read was cut short ({type(problem).__name__})"))
+                raise
 
     def close(self) -> None:
         """Ends the reader and the streams."""

@@ -504,12 +504,13 @@ class RemotePart:
         while True:
             try:
                 told = self._shard.answered(self._pending.take)
-                self._shard.note_drawn(self._asked.request.index_number)
+                self._shard.note_lock(self._asked.request.index_number)
                 return told
             except DeadlineExceeded as error:
                 if self._asked.is_only:
                     raise
                 if not is_of_lock(error):
+                    self._shard.note_lock(self._asked.request.index_number)
                     raise Short(self._shard, error) from None
                 if time.monotonic() >= began + self._asked.retry_s:
                     self._shard.note_refused(self._asked, began)

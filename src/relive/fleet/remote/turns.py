@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Any, NamedTuple, final
@@ -162,11 +163,16 @@ class Turns:
                     one.outcome = problem
                 if not isinstance(problem, Exception):
                     raise
+            finally:
+                for one in turns:  # else a message and its draws would refer to each other, and wait for the collector
+                    one.message = None
 
 
 def _ends_of(turns: list[Turn]) -> float:
     """The deadline of a message: each of its draws has its time."""
     ends = max(turn.ends for turn in turns)
+    if len(turns) == 1 or math.isinf(ends):
+        return ends
     return ends + max(ends - time.monotonic(), 0.0) * (len(turns) - 1)
 
 
@@ -183,8 +189,6 @@ def _settle(turns: list[Turn], reply: Reply, line: Line) -> list[Turn]:
         begin += turn.num_bytes
     for turn in turns[len(drawn) : len(drawn) + 1]:
         turn.outcome = framing.error_from(reply.header.get("stopped"))
-    for turn in turns[len(drawn) + 1 :]:
-        turn.message = None
     return turns[len(drawn) + 1 :]
 
 
