@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
@@ -19,7 +20,8 @@ import pytest
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
 from fleet.owning import Owners
-from processes.tools import stop_process
+from processes.moments import interrupted
+from processes.tools import eventually, stop_process
 
 import relive
 from relive import errors
@@ -29,7 +31,7 @@ from relive.service.server import server as server_code
 from relive.service.server.guard import Guard
 from relive.service.server.keeper import Keeper
 from relive.service.server.saves import Saves
-from relive.service.wire.sockets import cut
+from relive.service.wire.sockets import cut, tcp_sockets
 
 HEARD_S = 3.0  # in which it is heard; 0.1 s where no other program runs. A call lasts longer by itself
 
@@ -231,37 +233,47 @@ def _wait_for_steps(remote: RemoteTable) -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_ctrl_c_while_the_connections_are_looked_at_leaves_no_copy_of_a_socket() -> None:
-    """A copy would keep a socket open after the close() of its owner. The moments are the steps of the interpreter."""
-
-    def look(step: int) -> bool:
-        """Looks at all connections. Says whether Ctrl-C came, at this step of it."""
-        left = [step]
-
-        def trace(frame: Any, event: str, _: Any) -> Any:
-            if frame.f_globals.get("__name__") != "relive.service.wire.sockets":
-                return None
-            frame.f_trace_opcodes = True
-            left[0] -= event == "opcode"
-            if left[0] < 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            cut(lambda one: False)
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(before)
-        return False
+    """A copy would keep a socket open after the close() of its owner."""
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
         before = set(os.listdir("/dev/fd"))
-        step = 0
-        while look(step):
-            assert set(os.listdir("/dev/fd")) == before, f"after Ctrl-C at step {step}"
-            step += 1
-        assert step > 100
+        moment = 0
+        while (kept := interrupted(lambda: cut(lambda one: False), moment, {cut.__module__})) is not None:
+            assert set(os.listdir("/dev/fd")) == before, f"after Ctrl-C at moment {moment}"
+            moment += 1
+            del kept
+        assert moment > 30
+
+
+def test_a_look_at_the_connections_leaves_the_sockets_of_the_program_as_they_are() -> None:
+    """With a default timeout, Python makes each new socket non-blocking, and so all copies of the same one."""
+    near, far = multiprocessing.Pipe()
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30.0)
+    try:
+        for _ in tcp_sockets():
+            assert os.get_blocking(near.fileno()) and os.get_blocking(far.fileno())
+    finally:
+        socket.setdefaulttimeout(before)
+        near.close()
+        far.close()
+
+
+def test_ctrl_c_in_serve_leaves_the_port_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupts(*arguments: Any) -> Any:
+        """The server listens by now."""
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+        time.sleep(0.05)
+        return as_it_is(*arguments)
+
+    as_it_is = server_code.is_of_port
+    with relive.Table(relive.StepSpec({"a": relive.ArraySpec((), "int64")}), 100) as table:
+        with serve({"t": table}, "grpc://127.0.0.1:0") as server:
+            address = server.address
+        before = threading.active_count()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(server_code, "is_of_port", interrupts)
+            serve({"t": table}, address)
+        serve({"t": table}, address).close()
+        assert eventually(lambda: threading.active_count() <= before)

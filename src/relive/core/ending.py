@@ -5,6 +5,7 @@ A process ends at the end of the interpreter, or at the end of a child of multip
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import os
@@ -19,9 +20,10 @@ from typing import Any, Protocol, TypeVar
 from relive import _core
 from relive.core.made_files import remove_made
 
-__all__ = ["LastingWork", "at_end", "joins_at_end", "num_threads", "start_thread"]
+__all__ = ["LastingWork", "at_end", "joins_at_end", "made_apart", "num_threads", "start_thread"]
 
 Closer = TypeVar("Closer", bound=Callable[[], None])
+Made = TypeVar("Made")
 
 
 class LastingWork(Protocol):
@@ -40,6 +42,7 @@ class LastingWork(Protocol):
         ...
 
 
+_UNDO_S = 1.0
 _JOIN_S = 2.0  # how long the end of the process waits for all threads together
 
 _closers: list[Callable[[], None]] = []
@@ -92,6 +95,48 @@ def _do(work: list[Callable[[], None]]) -> None:
     except IndexError:  # the start was interrupted
         return
     do()
+
+
+def made_apart(make: Callable[[], Made], undo: Callable[[Made], None]) -> Made:
+    """Returns make(), which a thread of its own calls. No handler of a signal runs in that thread.
+
+    If a handler raises in this thread meanwhile, this call waits up to a second for make(), and undoes what it made.
+    After that second the other thread undoes it.
+
+    Raises:
+        RuntimeError: the system starts no more threads.
+    """
+    made: list[Made] = []  # pop() is one step, so one of both threads undoes it
+    problems: list[BaseException] = []
+    given_up: list[bool] = []
+    is_done = threading.Lock()
+    is_done.acquire()
+
+    def work() -> None:
+        try:
+            made.append(make())
+        except BaseException as problem:
+            problems.append(problem)
+        is_done.release()
+        if given_up:
+            give_up()
+
+    def give_up() -> None:
+        with contextlib.suppress(IndexError):
+            undo(made.pop())
+
+    _thread.start_new_thread(work, ())
+    try:
+        is_done.acquire()
+        if problems:
+            raise problems.pop()
+        return made[0]
+    except BaseException:
+        if not (made or problems):  # the other thread is still at work
+            is_done.acquire(timeout=_UNDO_S)
+        given_up.append(True)
+        give_up()
+        raise
 
 
 def joins_at_end(thread: threading.Thread, work: LastingWork) -> None:

@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 from relive.checks.names import names_arguments
 from relive.checks.values import integer
 from relive.core.closing import Closing
-from relive.core.ending import at_end
+from relive.core.ending import at_end, made_apart
 from relive.errors import CannotListen, InvalidConfig, NoSuchTable
 from relive.saving.named import checked_name
 from relive.service.client.connection import close_connections
@@ -85,7 +85,7 @@ def serve(
 
 
 def serve_behind(tables: Mapping[str, Table], address: str, door: Door, options: ServerOptions | None = None) -> Server:
-    """Serves tables as serve() does, behind a door that was made before."""
+    """Serves tables as serve() does, behind a door that was made before. Ctrl-C in this call leaves the port free."""
     if not isinstance(tables, Mapping):
         raise InvalidConfig("tables", '{"name": table}', tables)
     if options is not None and not isinstance(options, ServerOptions):
@@ -99,7 +99,7 @@ def serve_behind(tables: Mapping[str, Table], address: str, door: Door, options:
             raise InvalidConfig(f"table {name!r}", "a relive.Table", type(table).__name__)
         if options is not None and options.saves is not None:
             checked_name("name of a table that is saved", name)
-    return Server(tables, address, options or ServerOptions(), door)
+    return made_apart(lambda: Server(tables, address, options or ServerOptions(), door), Server.close)
 
 
 @final

@@ -31,24 +31,30 @@ __all__ = [
 # tcpi_bytes_received.
 _TCP_INFO = struct.Struct("=24xI24xII68xQ")
 _LOOPBACK = frozenset(("127.0.0.1", "::1"))
+# The type of a copy. For another type, Python makes the program's socket non-blocking, too, if the program has called
+# socket.setdefaulttimeout(): copies of a socket share this mode. A pipe of multiprocessing then raises BlockingIOError.
+_LEAVES_BLOCKING = socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0)
 _OF_IPV4 = "::ffff:"  # before an IPv4 address of a socket for both versions
 
 
 def tcp_sockets() -> Iterator[socket.SocketType]:
-    """Yields a copy of each socket of this process. The copy is closed when the next one is asked for."""
+    """Yields a copy of each socket of this process. The copy is closed when the next one is asked for.
+
+    Do not send or receive with the copy: it may wait although the program's socket does not.
+    """
     for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
+        found = None
+        try:
             found = _copied(int(name))
-            try:
+            if found is not None:
                 yield found
-            finally:
+        finally:
+            if found is not None:
                 found.close()
 
 
-def _copied(number: int) -> socket.SocketType:
-    """Returns a copy of a socket, which ends with the object. Raises OSError if it was closed meanwhile.
+def _copied(number: int) -> socket.SocketType | None:
+    """Returns a copy of a socket. Returns None for another descriptor, and for a socket that was closed meanwhile.
 
     Ctrl-C at any moment leaves no copy behind. A copy would keep a socket of the program open after its close().
     Each extend() is one step of the interpreter, which runs handlers of signals between its steps only.
@@ -56,12 +62,19 @@ def _copied(number: int) -> socket.SocketType:
     copies: list[int] = []
     found: list[socket.SocketType] = []
     try:
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return None
         copies.extend(map(os.dup, (number,)))
-        found.extend(map(socket.SocketType, (-1,), (-1,), (-1,), copies))
-    finally:
-        if len(found) < len(copies):
+        found.extend(map(socket.SocketType, (-1,), (_LEAVES_BLOCKING,), (-1,), copies))
+        return found[0]
+    except BaseException as problem:
+        for one in found:
+            one.close()
+        if copies and not found:
             os.close(copies[0])
-    return found[0]
+        if isinstance(problem, OSError):
+            return None
+        raise
 
 
 def peers_of(location: str) -> frozenset[tuple[str, int]]:
