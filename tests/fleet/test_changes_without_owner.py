@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract.tools import step, write_steps
 from processes.shm import needs_shared_memory
 from processes.test_locks import stopped_holder
 from processes.tools import eventually
@@ -59,6 +60,22 @@ def test_late_values_reach_rows_of_a_mapped_shard_without_an_owner(
         assert table.gather(given)["r"].tolist() == [*values[:-2], 9.0, *values[-2:]]
         assert sorted(table.sample(len(given)).item_keys.tolist()) == sorted(given.tolist())
         table.check()
+
+
+def test_the_items_of_a_shard_without_an_owner_take_no_room_of_the_queue(shm_name: Any, owners: list[Owner]) -> None:
+    """Not for its own writers, either. The bound acts in its region, too."""
+    configs = [config_of(shm_name(), QUEUE) for _ in range(2)]
+    owners.append(Owner(1, configs[1]))
+    names = [config.storage.name for config in configs]  # type: ignore[union-attr]
+    with ShardOwner(0, configs[0]), attach(names, timeout_s=5.0) as table:
+        near, far = (table.writer(shard=number) for number in (0, 1))
+        write_steps(far, 0, 10, truncated=True)
+        owners[0].kill()
+        assert table.stats().shards[1].state == "dead"
+        write_steps(near, 0, 6, truncated=True)
+        write_steps(far, 10, 6, truncated=True)
+        with pytest.raises(errors.DeadlineExceeded):
+            far.append(**step(16, 17, truncated=True), timeout_s=0.0)
 
 
 def test_priorities_and_deletions_reach_a_mapped_shard_without_an_owner(shm_name: Any, owners: list[Owner]) -> None:

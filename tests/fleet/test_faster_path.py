@@ -20,6 +20,7 @@ from fleet.tools import config_of
 from relive.core.request import DrawRequest
 from relive.fleet.onesided.faster_path import AGAIN, TRIED_CALLS, WARM, Chosen, FasterPath
 from relive.fleet.onesided.peer import BY_OWNER, HERE, PeerShard
+from relive.fleet.remote.turns import Turns
 from relive.fleet.shards import Asked
 
 
@@ -92,6 +93,27 @@ def drawn(shard: PeerShard, num_items: int) -> Any:
     arrays, keys, _ = part.take()
     part.commit()
     return arrays[0], keys
+
+
+@needs_shared_memory
+def test_a_draw_ahead_that_is_timed_shares_no_message(pair: Pair, shard: tuple[PeerShard, np.ndarray]) -> None:
+    """The wait for a shared message would be that of its first draw."""
+    peer, _ = shard
+    request, shares = DrawRequest(0, 4, peer.select(0, ["reward"])), []
+
+    class Noted(Turns):  # type: ignore[misc]  # final
+        def add(self, *arguments: Any, may_share: bool = False) -> Any:
+            shares.append(may_share)
+            return super().add(*arguments, may_share=may_share)
+
+    for _ in range(2 * TRIED_CALLS + 3):
+        turns: dict[int, Any] = {peer.number: Noted(peer._lines)}
+        part = peer.begin(Asked(request, 10.0, 10.0, False, False, True, turns=turns))
+        turns[peer.number].send()
+        part.take()
+        part.commit()
+    tried = [True] * WARM + [False] * (TRIED_CALLS - WARM)
+    assert shares == tried * 2 + [True] * 3
 
 
 def slow(pair: Pair, seconds: float) -> None:

@@ -288,7 +288,6 @@ def test_patterns_go_on_with_new_episodes_after_a_restart(shm_name: Any) -> None
                 writer.close()
 
 
-@final
 @contextlib.contextmanager
 def answers_lost(monkeypatch: pytest.MonkeyPatch, lost: BaseException) -> Iterator[None]:
     """`lost` is raised in place of the answers for this thread, which have come."""
@@ -305,6 +304,7 @@ def answers_lost(monkeypatch: pytest.MonkeyPatch, lost: BaseException) -> Iterat
         yield
 
 
+@final
 class LostAnswers:
     """A remote table. `lost` is raised once in place of the answer to create_items, which has come."""
 

@@ -93,7 +93,7 @@ def test_a_call_that_waited_for_its_server_has_the_rest_of_its_time_for_the_limi
     remote: Any, clock: Clock, waits: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote.sample(4)
-    assert waits["sample"] == TIMEOUT_S - 1.0
+    assert TIMEOUT_S - AWAY_S - 1.0 < waits["sample"] <= TIMEOUT_S - 1.0
     comes_late(clock, monkeypatch)
     remote.core.connection._drop_idle()
     remote.sample(4)
@@ -114,7 +114,7 @@ def test_a_call_that_is_sent_again_tells_the_rest_of_its_time(
 
     keys = remote.draw(4).item_keys
     remote.gather(keys)
-    assert waits["gather"] == TIMEOUT_S - 1.0
+    assert TIMEOUT_S - AWAY_S - 1.0 < waits["gather"] <= TIMEOUT_S - 1.0
     monkeypatch.setattr(Exchange, "receive", broken)
     remote.gather(keys)
     assert lost and 0.0 < waits["gather"] <= TIMEOUT_S - AWAY_S - 1.0
