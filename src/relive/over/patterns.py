@@ -286,6 +286,9 @@ class PatternWriter(Closing):
     episode. The same holds after Unacknowledged of a writer that streams, and after Ctrl-C in a wait for an answer.
     Patterns make no items of steps whose keys did not come.
 
+    Ctrl-C may end a call, and its exception may not tell which steps are stored. All windows then begin again with the
+    next step of each lane, also if its episode goes on. num_dropped does not count the items that are not made.
+
     Args:
         table: the table of the items.
         writer: a Writer of the same table. If it streams, each append waits for its keys.
@@ -323,6 +326,8 @@ class PatternWriter(Closing):
         self._steps = np.zeros(self._num_lanes, np.int64)  # of each lane's open episode
         self._last: dict[str, npt.NDArray[Any]] = {}  # columns of each lane's newest step that patterns use, [L, ...]
         self._queue: list[_Due] = []
+        self._asked: _Due | None = None  # the newest items that the table was asked to make
+        self._is_unsure = False  # whether a call of the writer goes on, or has not told which steps it stored
         self.num_dropped = 0
         self.num_unanswered = 0
 
@@ -331,20 +336,22 @@ class PatternWriter(Closing):
     def append(self, *, lanes: Any = None, timeout_s: float | None = None, **columns: Any) -> Any:
         """Writer.append, then the items that are due. Returns the keys of the steps."""
         keys, ends = None, self._ends(timeout_s)
+        self._begin()
         try:
             keys = self._writer.append(lanes=lanes, timeout_s=timeout_s, **columns)
             read = getattr(keys, "read", None)  # of a writer that streams: its keys are waited for
             came = np.atleast_1d(np.asarray(keys if read is None else read(_left_s(ends)), np.int64))
+            self._came(lanes, came, columns)
+            self._is_unsure = False
         except BaseException as problem:
-            if len(came := stored_before(problem)):  # the first lanes have stored their step
-                self._came(lanes, came, columns)
-            if keys is not None or _has_cut(problem):  # the step may be stored, but its keys are not known
-                self._steps[:] = 0
+            if keys is None:  # else the step may be stored, but its keys are not known
+                if len(came := stored_before(problem)):  # the first lanes have stored their step
+                    self._came(lanes, came, columns)
+                self._is_unsure = not _tells(problem) or _has_cut(problem)
             if keys is not None and isinstance(problem, DeadlineExceeded):  # the writer still waits for the answer
                 told: Any = problem
                 told.stored, told.keys, told.unanswered = 0, np.empty(0, np.int64), len(self._ids(lanes))
             raise
-        self._came(lanes, came, columns)
         self._make(keys, ends)
         return keys
 
@@ -357,18 +364,18 @@ class PatternWriter(Closing):
         ends = self._ends(timeout_s)
         with self._noting_cuts():
             self._writer.end_episode(lanes=lanes, timeout_s=timeout_s, **options)
-        ids = self._ids(lanes)
-        ids = ids[self._steps[ids] > 0]
-        self._steps[ids] -= 1  # the last step was counted when it came
-        self._choose(ids, np.ones(len(ids), np.bool_), asks_ends=True)
-        self._steps[ids] = 0
+            ids = self._ids(lanes)
+            ids = ids[self._steps[ids] > 0]
+            self._steps[ids] -= 1  # the last step was counted when it came
+            self._choose(ids, np.ones(len(ids), np.bool_), asks_ends=True)
+            self._steps[ids] = 0
         self._make(None, ends)
 
     def abandon(self, lanes: Any = None, *, timeout_s: float | None = None) -> None:
         """Writer.abandon. The items that patterns made of the episodes end with them, and no more are made."""
         with self._noting_cuts():
             self._writer.abandon(lanes, timeout_s=timeout_s)
-        self._steps[self._ids(lanes)] = 0
+            self._steps[self._ids(lanes)] = 0
 
     def set_policy_version(self, version: int | None) -> None:
         """Writer.set_policy_version."""
@@ -388,7 +395,12 @@ class PatternWriter(Closing):
         """Makes the items that wait. All of them wait until `ends`, a time.monotonic()."""
         while self._queue:
             due = self._queue[0]
+            if due is self._asked:  # Ctrl-C came before the end of the call that asked was noted
+                self.num_unanswered += len(due)
+                del self._queue[0]
+                continue
             pattern = due.bound.pattern
+            self._asked = due
             try:
                 self._table.create_items(
                     due.windows,
@@ -501,21 +513,31 @@ class PatternWriter(Closing):
                 told.unanswered = 0
             raise
 
+    def _begin(self) -> None:
+        """Before a call of the writer. All windows begin again if the call before has not told which steps it stored.
+
+        A signal's handler may raise at any moment of a call. Each call is therefore unsure until its end is noted.
+        """
+        if self._is_unsure:
+            self._steps[:] = 0
+        self._is_unsure = True
+
     @contextmanager
     def _noting_cuts(self) -> Iterator[None]:
-        """Around a call of the writer, and written out in append: notes that the lanes of the writer are new."""
+        """Around a call of the writer and the note of its end; written out in append."""
+        self._begin()
         try:
             yield
         except BaseException as problem:
-            if _has_cut(problem):
-                self._steps[:] = 0
+            self._is_unsure = not _tells(problem) or _has_cut(problem)
             raise
+        self._is_unsure = False
 
     def _note_made(self, due: _Due, problem: BaseException) -> None:
         """After an error of create_items: keeps the items that are certainly not made, and counts the unknown ones."""
         rest = due.after(len(stored_before(problem)))
         unanswered = len(rest)
-        if _tells_of_items(problem):
+        if _tells(problem):
             unanswered = min(unanswered, getattr(problem, "unanswered", 0))
         rest = rest.after(unanswered)
         self._queue[:1] = [rest] if len(rest) else []
@@ -528,10 +550,9 @@ class PatternWriter(Closing):
             return
         at = problem.item
         keep = {name: (np.delete(keys, at), num_rows) for name, (keys, num_rows) in due.windows.items()}
-        self._queue[0] = _Due(due.bound, keep, {name: np.delete(one, at, 0) for name, one in due.columns.items()})
+        rest = _Due(due.bound, keep, {name: np.delete(one, at, 0) for name, one in due.columns.items()})
         self.num_dropped += 1
-        if not len(self._queue[0]):
-            del self._queue[0]
+        self._queue[:1] = [rest] if len(rest) else []
 
 
 def _left_s(ends: float) -> float:
@@ -547,8 +568,8 @@ def _has_cut(problem: BaseException) -> bool:
     return isinstance(problem, _CUTS) or (not isinstance(problem, ReliveError) and hasattr(problem, "unanswered"))
 
 
-def _tells_of_items(problem: BaseException) -> bool:
-    """Whether an error of create_items tells which items are made, and which ones may be made.
+def _tells(problem: BaseException) -> bool:
+    """Whether an error of append tells which steps are stored, or one of create_items which items are or may be made.
 
     An answer that cannot be read tells nothing. The exception of a signal's handler tells by its `keys`. It has none if
     the signal came outside of the core, or while a server worked.

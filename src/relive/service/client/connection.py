@@ -197,15 +197,33 @@ class Connection:
         ends: float,
         wanted: Callable[[], bool] = lambda: True,
         hello_s: float = math.inf,
+        into: list[Exchange] | None = None,
     ) -> tuple[Exchange, dict[str, Any]]:
         """Opens a stream, and returns the stream and the server's hello.
 
         If the server is not there, or sends no hello within hello_s seconds, the method retries until `ends`, as long
         as wanted() is true.
+
+        into: An empty list that gets the stream. Ctrl-C may come after the end of this method and before the caller has
+        noted the stream: the caller then drops the stream in the list. If the method raises, the list is empty.
         """
-        opening = None
-        with contextlib.suppress(KeyError):
-            opening = self._opening.pop(kind)
+        opened: list[Exchange] = [] if into is None else into
+        try:
+            return self._open(kind, fields, ends, wanted, hello_s, opened)
+        except BaseException:
+            self.drop_all(opened)
+            raise
+
+    def _open(
+        self,
+        kind: str,
+        fields: dict[str, Any],
+        ends: float,
+        wanted: Callable[[], bool],
+        hello_s: float,
+        opened: list[Exchange],
+    ) -> tuple[Exchange, dict[str, Any]]:
+        opening = self._prepared(kind, opened)
         start = time.monotonic() if opening is None else opening.started
         tries_until = min(ends, start + (self.retries_s if kind in _SHORT_WAITS else math.inf))
         pause_s = _PAUSES_S[0] / 2
@@ -217,7 +235,9 @@ class Connection:
             self.check_process("a remote table")
             is_there = False
             try:
-                one, opening = opening or self._begin_open(kind, fields), None
+                if opening is None:
+                    self.drop_all(opened)
+                one, opening = opening or self._begin_open(kind, fields, opened), None
                 try:
                     return one.stream, self._greeted(one, min(ends, time.monotonic() + hello_s))
                 finally:
@@ -243,12 +263,29 @@ class Connection:
         """Begins to open a stream of this kind if none is idle. Does not wait: a later call waits for the hello."""
         if self._idle.get(kind) or kind in self._opening or self.closed or self.is_foreign:
             return
-        with contextlib.suppress(*StreamBroken):
-            opening = self._begin_open(kind, {})
-            if self._opening.setdefault(kind, opening) is not opening:  # another thread was first
-                self.drop(opening.stream)
+        begun: list[Exchange] = []
+        try:
+            with contextlib.suppress(*StreamBroken):
+                opening = self._begin_open(kind, {}, begun)
+                if self._opening.setdefault(kind, opening) is opening:  # else another thread was first
+                    begun.clear()
+        finally:
+            self.drop_all(begun)
 
-    def _begin_open(self, kind: str, fields: dict[str, Any]) -> _Opening:
+    def _prepared(self, kind: str, opened: list[Exchange]) -> _Opening | None:
+        """Returns the stream that prepare() began, if it did, and adds it to `opened`."""
+        begun: list[_Opening] = []
+        try:
+            with contextlib.suppress(KeyError):
+                begun.extend(map(self._opening.pop, (kind,)))  # no signal's handler runs between the pop and its note
+            opened.extend(one.stream for one in begun)
+        except BaseException:
+            self.drop_all([one.stream for one in begun])
+            raise
+        return begun[0] if begun else None
+
+    def _begin_open(self, kind: str, fields: dict[str, Any], opened: list[Exchange]) -> _Opening:
+        """Begins a stream, and adds it to `opened`, which is empty."""
         quiet_s = self._silence_s if kind in _SHORT_WAITS else math.inf
         request = {
             "relive": framing.VERSION,
@@ -268,17 +305,26 @@ class Connection:
             client = self._client
         started = time.monotonic()
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
+        ends: list[tuple[Any, Any]] = []  # the writer and the reader
         try:
-            writer, reader = client.do_exchange(descriptor, *self.access.call_options(self._location))
+            # No signal's handler runs between the beginning of the stream and its note.
+            ends.extend(map(client.do_exchange, (descriptor,), *zip(self.access.call_options(self._location))))
+            leave_to_parent(*ends[0])
+            stream = Exchange(*ends[0], self._watch, quiet_s)
+            opened.append(stream)
+        except BaseException:
+            for writer, reader in ends:
+                reader.cancel()
+                with contextlib.suppress(*StreamBroken):
+                    writer.close()
+            raise
         finally:
             del client  # if an error is kept, its traceback keeps this frame: the client would connect again and again
-        leave_to_parent(writer, reader)
-        stream = Exchange(writer, reader, self._watch, quiet_s)
+            ends.clear()
         with self._changed:
             if not self.closed:  # close() looks for streams after it has set `closed`
                 self._all.add(stream)
         if self.closed:
-            self.drop(stream)
             raise TableClosed()
         return _Opening(stream, started)
 
@@ -329,17 +375,27 @@ class Connection:
             self._all.discard(stream)
         stream.cancel()
 
+    def drop_all(self, streams: list[Exchange]) -> None:
+        """Ends these streams at once, and empties the list."""
+        while streams:
+            self.drop(streams[-1])
+            del streams[-1]
+
     def finish(self, stream: Exchange, ends: float) -> bool:
         """Ends a stream, and waits until the server has given back the stream's draws and lanes.
 
         False if not done by `ends`.
         """
-        if self.is_foreign or time.monotonic() >= ends:  # another stream has waited for the server until then
+        try:
+            if self.is_foreign or time.monotonic() >= ends:  # another stream has waited for the server until then
+                self.drop(stream)
+                return False
+            with self._changed:
+                self._all.discard(stream)
+            return stream.finish(ends)
+        except BaseException:  # of a signal's handler: close() finds the stream no more
             self.drop(stream)
-            return False
-        with self._changed:
-            self._all.discard(stream)
-        return stream.finish(ends)
+            raise
 
     def _drop_idle(self) -> None:
         while self._opening:

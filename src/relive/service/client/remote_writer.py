@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -42,6 +43,8 @@ class RemoteWriterCore(ABC):
         self._encoder = encoder
         self.timeout_s = timeout_s
         self._closed = False
+        self._lanes = _Lanes(connection)
+        end_when_collected(self, self._lanes.end)  # before a stream is opened: Ctrl-C may come at any moment
 
     @abstractmethod
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
@@ -95,10 +98,17 @@ class RemoteWriterCore(ABC):
         """Number of lanes, whether or not arrays have an axis for them."""
         return self._encoder.layout.width
 
-    def _open(self, ends: float, wanted: Callable[[], bool] = lambda: True, **fields: Any) -> tuple[Exchange, int]:
-        num_lanes = self._encoder.layout.num_lanes
-        stream, hello = self._connection.open("write", {"num_lanes": num_lanes, **fields}, ends, wanted)
-        return stream, framing.field(hello, "session", int)
+    def _open(
+        self, ends: float, into: list[Exchange], wanted: Callable[[], bool] = lambda: True, **fields: Any
+    ) -> tuple[Exchange, int]:
+        """Opens a stream, as Connection.open does. Returns the stream and the number of its session."""
+        asked = {"num_lanes": self._encoder.layout.num_lanes, **fields}
+        try:
+            stream, hello = self._connection.open("write", asked, ends, wanted, math.inf, into)
+            return stream, framing.field(hello, "session", int)
+        except BaseException:
+            self._connection.drop_all(into)
+            raise
 
     def _check_open(self) -> None:
         self._connection.check_process("a writer")
@@ -126,15 +136,16 @@ def _error_of(operation: Operation, told: Any, body: framing.Bytes) -> ReliveErr
 class _Lanes:
     """The stream of a writer. Apart from the writer, so that the stream can be ended after the writer was collected."""
 
-    def __init__(self, connection: Connection, stream: Exchange) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.stream: Exchange | None = stream
+        self.streams: list[Exchange] = []  # at most one; Connection.open() changes the list
 
     def end(self) -> None:
         """Ends the stream. The server then cuts the lanes."""
-        stream, self.stream = self.stream, None
-        if stream is not None and not self._connection.closed:
-            self._connection.drop(stream)
+        if self._connection.closed:
+            self.streams.clear()
+        else:
+            self._connection.drop_all(self.streams)
 
 
 @final
@@ -152,19 +163,14 @@ class SyncWriterCore(RemoteWriterCore):
     def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float) -> None:
         super().__init__(connection, encoder, timeout_s)
         self._sequence = 0
-        self._epoch = 0
         self._version: int | None = None
+        self._told: tuple[Exchange, int | None] | None = None  # a stream, and the version that its server was told
         self._turn = Turn()
-        self._lanes = _Lanes(connection, self._open(cutoff(timeout_s))[0])
-        end_when_collected(self, self._lanes.end)
+        self._open(cutoff(timeout_s), self._lanes.streams)
 
     @property
     def _stream(self) -> Exchange | None:
-        return self._lanes.stream
-
-    @_stream.setter
-    def _stream(self, stream: Exchange | None) -> None:
-        self._lanes.stream = stream
+        return next(iter(self._lanes.streams), None)
 
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
         """Appends one step of each lane. Returns keys int64[M], or an int for a writer of one lane."""
@@ -191,7 +197,7 @@ class SyncWriterCore(RemoteWriterCore):
         """Sets the version of the rows from now on. The version is sent again when new lanes are opened."""
         with self._alone(self.timeout_s) as left_s:
             self._version = version
-            self._send(_version(version), left_s)
+            self._send(None, left_s)
 
     def close(self) -> None:
         """Cuts the lanes. Raises DeadlineExceeded if the call of another thread does not end in time."""
@@ -218,10 +224,13 @@ class SyncWriterCore(RemoteWriterCore):
                 stream.interrupt()
 
     def _cut(self, ends: float) -> None:
-        self._closed = True
-        stream, self._stream = self._stream, None
-        if stream is not None and not self._connection.closed:
-            self._connection.finish(stream, ends)
+        try:
+            self._closed = True
+            stream = self._stream
+            if stream is not None and not self._connection.closed:
+                self._connection.finish(stream, ends)
+        finally:
+            self._lanes.end()
 
     def unseen(self, ends: float) -> None:
         """Returns None: every call was answered."""
@@ -239,18 +248,30 @@ class SyncWriterCore(RemoteWriterCore):
             self._check_open()
             yield _left(timeout_s, start)
 
-    def _send(self, operation: Operation, timeout_s: float) -> Keys:
+    def _send(self, operation: Operation | None, timeout_s: float) -> Keys:
+        """Sends an operation; None: the policy version alone. Opens new lanes if the old ones were cut.
+
+        The version is sent before the operation if the server of this stream was not told it. A signal's handler may
+        have raised after the lanes were opened.
+        """
         start, ends = time.monotonic(), cutoff(timeout_s)
-        if self._stream is None:
-            self._stream = self._open(ends)[0]
-            if self._version is not None:
-                self._exchange(self._stream, _version(self._version), _left(timeout_s, start), ends, start)
+        stream, keys = self._stream, np.zeros(0, np.int64)
+        if stream is None:
+            stream = self._open(ends, self._lanes.streams)[0]
             timeout_s = _left(timeout_s, start)  # the server may have been away: the limiter's wait is in the rest
-        return self._exchange(self._stream, operation, timeout_s, ends, start)
+        told = self._told
+        if operation is None or self._version != (told[1] if told is not None and told[0] is stream else None):
+            version = self._version
+            keys = self._exchange(stream, _version(version), timeout_s, ends, start)
+            self._told = stream, version
+            timeout_s = _left(timeout_s, start)
+        return keys if operation is None else self._exchange(stream, operation, timeout_s, ends, start)
 
     def _exchange(self, stream: Exchange, operation: Operation, timeout_s: float, ends: float, start: float) -> Keys:
         self._sequence += 1
-        header = {"seq": self._sequence, "epoch": self._epoch, "timeout_s": server_wait(timeout_s)}
+        number = self._sequence
+        # Each message is an epoch of its own: the server drops no later message after a refusal.
+        header = {"seq": number, "epoch": number, "timeout_s": server_wait(timeout_s)}
         message = framing.encode({**header, "ops": [operation.header]}, *operation.arrays)
         try:
             stream.begin(ends)
@@ -258,24 +279,21 @@ class SyncWriterCore(RemoteWriterCore):
             told, body = stream.receive()
             stream.end()
         except StreamBroken as problem:
-            self._stream = None
             error = self._connection.broken(stream, problem, start)
+            self._lanes.end()
             if isinstance(error, ServiceUnavailable) and not self._closed:
                 error.tell_rows(np.zeros(0, np.int64), operation.num_keys, operation.num_keys)
                 raise error from None
             raise WriterClosed() from None
         except BaseException as problem:  # of a signal's handler
-            self._stream = None
-            self._connection.drop(stream)
+            self._lanes.end()
             with suppress(AttributeError):  # it may take no attributes
                 problem.unanswered = operation.num_keys  # type: ignore[attr-defined]
             raise
         if "error" in told:
-            self._epoch += 1
             error = _error_of(operation, told["error"], body)
             if isinstance(error, ServiceUnavailable):  # the server closes: the next call waits for the one that follows
-                self._stream = None
-                self._connection.drop(stream)
+                self._lanes.end()
             raise error
         return keys_of(operation, body)
 

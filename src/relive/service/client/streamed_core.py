@@ -67,7 +67,7 @@ class StreamedWriterCore(RemoteWriterCore):
     def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float, streaming: Streaming) -> None:
         super().__init__(connection, encoder, timeout_s)
         self._streaming = streaming
-        stream, session = self._open(cutoff(timeout_s), pulses=True)
+        stream, session = self._open(cutoff(timeout_s), self._lanes.streams, pulses=True)
         self._lock = threading.RLock()
         self._is_inside: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # as Condition asks it
         self._changed = threading.Condition(self._lock)
@@ -94,6 +94,7 @@ class StreamedWriterCore(RemoteWriterCore):
         if self._stream is not None:
             self._receiver = self._start_receiver(self._stream)
         self._sender = start_thread(self._send_all, "relive-writer")
+        self._lanes.streams.clear()  # from now on close() ends the stream
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
@@ -205,19 +206,36 @@ class StreamedWriterCore(RemoteWriterCore):
             self._closed = True
             return
         self._check_free()
-        with self._changed:
-            self._seal()
-            try:
-                # Until no message is in flight, also after a failure: a remaining message would open the stream again.
-                self._wait(lambda: not self._outbox and not self._sent, max(ends - time.monotonic(), 0.0))
-            except DeadlineExceeded as problem:
-                self._give_up(problem)
-                self._sent.clear()
-            failure, self._failure = self._failure, None
-            self._closed = self._stopping = True
-            stream, self._stream = self._stream, None
-            self._changed.notify_all()
-        is_late = time.monotonic() >= ends
+        stream: Exchange | None = None
+        try:
+            with self._changed:
+                self._seal()
+                try:
+                    # Until no message is in flight, also after a failure: a remaining message would open a stream.
+                    self._wait(lambda: not self._outbox and not self._sent, max(ends - time.monotonic(), 0.0))
+                except DeadlineExceeded as problem:
+                    self._give_up(problem)
+                    self._sent.clear()
+                failure, self._failure = self._failure, None
+                stream = self._stream
+                self._closed = self._stopping = True
+                self._stream = None
+                self._changed.notify_all()
+            self._end(stream, ends)
+        except BaseException:
+            if self._closed:  # a signal's handler raised, and a second close() does nothing
+                if stream is not None:
+                    stream.interrupt()
+                    if self._receiver is None or not self._receiver.is_alive():  # else that thread drops the stream
+                        self._connection.drop(stream)
+                self.note_closed()
+            raise
+        if failure is not None:
+            raise failure
+
+    def _end(self, stream: Exchange | None, ends: float) -> None:
+        """Waits for the threads, and ends the stream."""
+        is_late = time.monotonic() >= ends or bool(self._lanes.streams)  # after Ctrl-C in start(): a thread may read
         if stream is not None and is_late:
             stream.interrupt()  # the threads may wait for the server in it
         if self._sender is not None:
@@ -230,8 +248,6 @@ class StreamedWriterCore(RemoteWriterCore):
             self._receiver.join(max(ends - time.monotonic(), _END_S))
         if stream is not None:
             self._connection.finish(stream, ends)
-        if failure is not None:
-            raise failure
 
     def note_closed(self) -> None:
         """The connection has closed: the sender ends once it has given up what it has."""
@@ -432,7 +448,7 @@ class StreamedWriterCore(RemoteWriterCore):
         start, ends = time.monotonic(), cutoff(max(message.timeout_s, self.timeout_s))
         if self._receiver is not None:
             self._receiver.join(min(ends - start, CLOSE_S))  # until the old lanes are cut: the table may have no others
-        stream, session = self._open(ends, lambda: not self._stopping, pulses=True)
+        stream, session = self._open(ends, [], lambda: not self._stopping, pulses=True)
         if message.version is not None:
             header = {"seq": 0, "epoch": self._epoch, "timeout_s": 0.0}
             try:
