@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-__all__ = ["Interrupted", "interrupted_at"]
+__all__ = ["Interrupted", "interrupted_at", "prepare_opcodes"]
 
 
 class Interrupted(Exception):
@@ -35,3 +35,16 @@ def interrupted_at(at: int, work: Callable[[], object], *files: str) -> Interrup
         sys.setprofile(None)
     assert next(steps) <= at, f"the error at step {at} was dropped"
     return None
+
+
+def prepare_opcodes() -> None:
+    """Traces opcodes once. Python 3.12 traces none in the first call that asks for them."""
+
+    def trace(frame: Any, event: str, arg: object) -> Any:
+        frame.f_trace_opcodes = True
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    (lambda: None)()
+    sys.settrace(before)

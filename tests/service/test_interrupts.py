@@ -26,6 +26,7 @@ from processes.tools import eventually, stop_process
 
 import relive
 from relive import errors
+from relive.core import ending
 from relive.service import RemoteTable, Server, connect, serve
 from relive.service.parameters.store import ParameterStore
 from relive.service.server import server as server_code
@@ -261,6 +262,43 @@ def test_a_look_at_the_connections_leaves_the_sockets_of_the_program_as_they_are
         socket.setdefaulttimeout(before)
         near.close()
         far.close()
+
+
+def test_a_serve_that_is_refused_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "_UNDO_S", None)  # a wait for it is a TypeError
+    with relive.Table(relive.StepSpec({"a": relive.ArraySpec((), "int64")}), 100) as table:
+        with serve({"t": table}, "grpc://127.0.0.1:0") as server, pytest.raises(errors.CannotListen):
+            serve({"t": table}, server.address)
+
+
+def test_ctrl_c_at_any_step_of_serve_leaves_the_port_free() -> None:
+    with relive.Table(relive.StepSpec({"a": relive.ArraySpec((), "int64")}), 100) as table:
+        with serve({"t": table}, "grpc://127.0.0.1:0") as server:
+            address = server.address
+        for at in count():
+            kept = interrupted_at(at, lambda: serve({"t": table}, address).close(), ending.__file__)
+            serve({"t": table}, address).close()
+            if kept is None:
+                break
+        assert at > 3
+
+
+SERVES_AT_THE_END = """
+import relive, relive.service
+class Serves:
+    def __del__(self):
+        try:
+            relive.service.serve({"t": table}, "grpc://127.0.0.1:0")
+        finally:
+            print("ended", flush=True)
+table = relive.Table(relive.StepSpec({"a": relive.ArraySpec((), "int64")}), 100)
+kept = Serves()
+"""
+
+
+def test_a_serve_at_the_end_of_the_interpreter_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", SERVES_AT_THE_END], capture_output=True, text=True, timeout=60)
+    assert "ended" in done.stdout and done.returncode == 0
 
 
 def test_ctrl_c_in_serve_leaves_the_port_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes.interrupts import prepare_opcodes
 
 import relive
 from relive import Explicit, Pattern, PatternWriter, Window, errors
@@ -47,6 +48,7 @@ class At:
         return self._trace
 
     def __enter__(self) -> At:
+        prepare_opcodes()
         self._before = sys.gettrace()
         sys.settrace(self._trace)
         return self

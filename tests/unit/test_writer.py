@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import math
 import subprocess
 import sys
@@ -9,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes.interrupts import prepare_opcodes
 
-from relive import ArraySpec, StepSpec
+from relive import ArraySpec, StepSpec, Table
 from relive.core.protocol import ReplayWriter
 from relive.errors import (
     InvalidConfig,
@@ -307,3 +309,37 @@ for _ in range(400):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_signal_right_after_a_write_tells_which_rows_are_stored() -> None:
+    """The core tells it of signals that it hears itself. Python hears others after each of its calls."""
+    code, moment, raised = Writer._write.__code__, 0, True
+    spec = StepSpec({"a": ArraySpec((), "int64")})
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left, last
+        if frame.f_code is not code:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= last.startswith("CALL")
+            last = dis.opname[code.co_code[frame.f_lasti]]
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    prepare_opcodes()
+    while raised:
+        with Table(spec, 100) as table, table.writer(2) as writer:
+            left, last, raised, before = moment, "", False, sys.gettrace()
+            sys.settrace(trace)
+            try:
+                keys = writer.append(a=[1, 2], lanes=[0, 1], terminated=True)
+            except KeyboardInterrupt as error:
+                raised, keys = True, getattr(error, "keys", [])
+            finally:
+                sys.settrace(before)
+            assert len(keys) == len(table), f"at moment {moment}"
+        moment += 1
+    assert moment > 3

@@ -3,7 +3,7 @@
 The module does not know Gymnasium. It turns actions and observations of environments into calls of `append` and
 `end_episode`.
 
-A stored transition always joins two states that followed each other, also after an error or Ctrl-C:
+A stored transition always joins two states that followed each other, also after an error or a Ctrl-C:
 
 - A row is checked whole before anything changes.
 - A step that cannot be stored cuts its episode. The environment is then *lost*: it runs, but its present state is not

@@ -27,6 +27,7 @@ half way cuts the open episodes. If the state after it is not known, the next st
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -37,7 +38,7 @@ from relive.adapters.lanes import WritableTable
 from relive.checks.names import names_arguments
 from relive.config.casting import unmasked
 from relive.config.spec import ArraySpec, StepSpec
-from relive.errors import InvalidConfig, MissingPackage, UnknownColumn
+from relive.errors import InvalidConfig, MissingPackage, TableClosed, UnknownColumn
 from relive.errors.extras import install_command
 
 try:
@@ -132,7 +133,8 @@ class _RecordedParallelEnv(BaseParallelWrapper):
             observations, rewards, terminations, truncations, infos = self.env.step(actions)
             self._rows.store(before, actions, (observations, rewards, terminations, truncations), self.env.agents)
         except BaseException:
-            self._rows.has_begun = bool(self.env.agents)
+            with suppress(Exception):  # the error of the step is the one to tell
+                self._rows.has_begun = bool(self.env.agents)
             self._rows.cut()
             raise
         return observations, rewards, terminations, truncations, infos
@@ -197,7 +199,8 @@ class _Rows:
     def close(self) -> None:
         self.closed = True
         try:
-            self.cut()
+            with suppress(TableClosed):  # it has cut the lanes
+                self.cut()
         finally:
             self.writer.close()
 

@@ -101,13 +101,17 @@ def made_apart(make: Callable[[], Made], undo: Callable[[Made], None]) -> Made:
     """Returns make(), which a thread of its own calls. No handler of a signal runs in that thread.
 
     If a handler raises in this thread meanwhile, this call waits up to a second for make(), and undoes what it made.
-    After that second the other thread undoes it.
+    After that second the other thread undoes it. At the end of the interpreter no thread starts: this one calls make().
 
     Raises:
         RuntimeError: the system starts no more threads.
     """
+    if sys.is_finalizing():
+        return make()
     made: list[Made] = []  # pop() is one step, so one of both threads undoes it
     problems: list[BaseException] = []
+    started: list[int] = []
+    over: list[bool] = []
     given_up: list[bool] = []
     is_done = threading.Lock()
     is_done.acquire()
@@ -117,6 +121,7 @@ def made_apart(make: Callable[[], Made], undo: Callable[[Made], None]) -> Made:
             made.append(make())
         except BaseException as problem:
             problems.append(problem)
+        over.append(True)
         is_done.release()
         if given_up:
             give_up()
@@ -125,14 +130,14 @@ def made_apart(make: Callable[[], Made], undo: Callable[[Made], None]) -> Made:
         with contextlib.suppress(IndexError):
             undo(made.pop())
 
-    _thread.start_new_thread(work, ())
     try:
+        started.extend(map(_thread.start_new_thread, (work,), ((),)))  # no handler runs between the start and its note
         is_done.acquire()
         if problems:
             raise problems.pop()
         return made[0]
     except BaseException:
-        if not (made or problems):  # the other thread is still at work
+        if started and not over:  # the other thread is still at work
             is_done.acquire(timeout=_UNDO_S)
         given_up.append(True)
         give_up()

@@ -10,7 +10,7 @@ from typing import Protocol
 from relive._core import Turn
 from relive.errors import WaitsForItself
 
-__all__ = ["Turn", "held", "taken"]
+__all__ = ["Turn", "held", "take"]
 
 
 class _Lock(Protocol):
@@ -45,21 +45,26 @@ def held(turn: Turn, purpose: str, timeout_s: float) -> Iterator[None]:
             turn.release()
 
 
-@contextmanager
-def taken(lock: _Lock, timeout_s: float) -> Iterator[bool]:
-    """Keeps a lock for the block if it is free in time. Gives whether it is.
+def take(lock: _Lock, timeout_s: float, mine: list[bool]) -> bool:
+    """Takes a lock if it is free in time, and returns whether it is.
 
-    A handler of a signal that raises at any moment leaves the lock free: the lock is taken, and that is noted, in one
-    step of the interpreter, which runs handlers between its steps only.
+    Releases nothing. A handler of a signal that raises at any moment leaves the lock free if the caller writes:
+
+        mine: list[bool] = []
+        try:
+            if take(lock, timeout_s, mine):
+                ...
+        finally:
+            if True in mine:
+                lock.release()
+
+    The lock is taken, and `mine` gets True, in one step of the interpreter, which runs handlers between its steps only.
+    A context manager could not do that: if a handler raises within its own code, the exception keeps its frame.
 
     Args:
         lock: a lock of threading.
         timeout_s: how long to wait for the lock, in seconds.
+        mine: an empty list, which gets the answer.
     """
-    is_mine: list[bool] = []
-    try:
-        is_mine.extend(map(lock.acquire, (True,), (min(max(timeout_s, 0.0), threading.TIMEOUT_MAX),)))
-        yield is_mine[0]
-    finally:
-        if is_mine and is_mine[0]:
-            lock.release()
+    mine.extend(map(lock.acquire, (True,), (min(max(timeout_s, 0.0), threading.TIMEOUT_MAX),)))
+    return mine[0]

@@ -15,7 +15,7 @@ from relive.checks.values import integer
 from relive.config.limiters import MinSize
 from relive.core.forks import renewed_in_children
 from relive.core.request import DrawRequest
-from relive.core.turns import taken
+from relive.core.turns import take
 from relive.errors import DeadlineExceeded, ServiceUnavailable, TableClosed
 from relive.fleet.agreement import LEAST_S, Agreement, Exchange
 from relive.fleet.calls import Calls
@@ -323,10 +323,14 @@ class Drawing:
         """
         if self._exchange.world == 1:
             return
-        with taken(self._lock, LEAST_S) as is_free:
-            if not is_free:  # a handler of a signal may close in the middle of a draw
+        mine: list[bool] = []
+        try:
+            if not take(self._lock, LEAST_S, mine):  # a handler of a signal may close in the middle of a draw
                 raise DeadlineExceeded("the end of a draw of this handle", "one that goes on", LEAST_S)
             self.agreement.close_batches()
+        finally:
+            if True in mine:
+                self._lock.release()
 
     @property
     def num_ranks(self) -> int:
@@ -354,11 +358,15 @@ class Drawing:
         """The roots of a draw, and its number. A refused draw takes no number."""
         is_group = self._exchange.world > 1
         # Ranks agree on one draw after another. Threads of a handle that draws alone wait for the limiter in parallel.
-        with taken(self._lock, wait.left_s) if is_group else contextlib.nullcontext(True) as is_free:
-            if not is_free:
+        mine: list[bool] = []
+        try:
+            if is_group and not take(self._lock, wait.left_s, mine):
                 raise wait.exceeded("the end of this rank's earlier draws", "")
             roots = self.agreement.roots(index, num_items, pace, wait)
             return roots, self._next_number()
+        finally:
+            if True in mine:
+                self._lock.release()
 
     def _next_number(self) -> int:
         with self._numbers:

@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, final
 
@@ -19,7 +18,7 @@ from relive.core.forks import renewed_in_children
 from relive.core.late_rows import first_filled
 from relive.core.limiter_words import NO_WORDS, limiter_words
 from relive.core.locked import check_lock, is_of_lock
-from relive.core.turns import taken
+from relive.core.turns import take
 from relive.errors import DeadlineExceeded
 from relive.fleet.draws.placement import Root
 from relive.fleet.owner import OwnerWatch, shard_of
@@ -170,13 +169,19 @@ class MappedShard(Shard):
         versions = self._versions  # a child that a signal's handler forks here has another lock
         if self._missed_version is None or not self.is_live:
             return
-        with taken(versions, 0.0) as is_free, suppress(DeadlineExceeded, Missed):  # a later call tries again
-            if is_free and self._missed_version is not None:
+        mine: list[bool] = []
+        try:
+            if take(versions, 0.0, mine) and self._missed_version is not None:
                 version, before = self._missed_version
                 if self.core.policy_version == before:  # else another handle has set one since
                     check_lock(self.core, 0.0)
                     self._later(partial(self.core.set_policy_version, version)).take()
                 self._missed_version = None
+        except (DeadlineExceeded, Missed):
+            return  # a later call tries again
+        finally:
+            if True in mine:
+                versions.release()
 
     def ask_list(self, index: int, first: int, count: int, condition: Any) -> Answer:
         """Returns an answer that lists when it is taken."""

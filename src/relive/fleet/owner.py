@@ -142,7 +142,7 @@ class _Ownership:
         self._path = path
         self._core: _core.CoreTable | None = None
         self._keeps = False
-        self._file = _open(path)
+        self._file = _opened(path)
         try:
             _lock(self._file, path)
         except BaseException:
@@ -335,23 +335,27 @@ class OwnerWatch(Closing):
     """Asks the kernel whether a shard has a live owner, in a microsecond and without a wait. Any number of threads."""
 
     def __init__(self, path: str) -> None:
-        self._file = _open(path)
-        self._closes = weakref.finalize(self, self._file.close)
+        self._descriptor = _open(path)
+        self._closes = weakref.finalize(self, os.close, self._descriptor)
         self._closes.atexit = False
 
     def is_owned(self) -> bool:
         """Whether a process owns the region that was at the path when the watch was made. True for a closed watch."""
+        descriptor = self._descriptor
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0)
         try:
-            told = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, asked)
-        except (OSError, ValueError):  # ValueError: of a closed file
-            if not self._file.closed:
+            told = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked) if descriptor >= 0 else None
+        except OSError:
+            if self._descriptor >= 0:
                 raise
+            told = None  # another thread has closed the watch meanwhile
+        if told is None:
             return True  # the core raises TableClosed to the caller
         return bool(_FLOCK.unpack(told)[0] != fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Ends the watch."""
+        self._descriptor = -1
         self._closes()  # once, whatever thread or collector comes first
 
 
@@ -441,14 +445,25 @@ def _different_parts(whole: str, found: Mapping[str, Any], wanted: Mapping[str, 
         yield from ((f"{name!r} of the {whole}", one, other) for name, one, other in pairs if one != other)
 
 
-def _open(path: str) -> io.FileIO:
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unopened(path, error) from None
+
+
+def _opened(path: str) -> io.FileIO:
     """Returns the file, which closes when it is collected: Ctrl-C may come before its owner has it."""
     try:
         return io.FileIO(path, "r+")
-    except FileNotFoundError:
-        raise NoSuchTable(path) from None
     except OSError as error:
-        raise SystemFailure(f"opening {path}", error.errno or 0) from None
+        raise _unopened(path, error) from None
+
+
+def _unopened(path: str, error: OSError) -> ReliveError:
+    if isinstance(error, FileNotFoundError):
+        return NoSuchTable(path)
+    return SystemFailure(f"opening {path}", error.errno or 0)
 
 
 def _lock(file: io.FileIO, path: str) -> None:

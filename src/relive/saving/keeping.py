@@ -14,7 +14,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, final
@@ -22,7 +21,7 @@ from typing import Any, final
 from relive import _core
 from relive.config.table_config import TableConfig
 from relive.core.ending import at_end, start_thread
-from relive.core.turns import taken
+from relive.core.turns import take
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, SaveInUse, TableClosed
 from relive.saving.disk_files import DiskFiles
 from relive.saving.place import Place
@@ -213,31 +212,29 @@ class Keeper:
         if os.getpid() != self._process:
             self._core.close()
             return
-        with self._as_closer(timeout_s) as is_mine:
-            if is_mine and not self._is_over:
-                error = self._save_and_close(time.monotonic() + timeout_s)
-                self._is_over = True
-                _open.discard(self)
-                self.leave()
-                if self._hosts is not None:
-                    self._hosts.close()
-                if error is not None:
-                    raise error
-
-    @contextlib.contextmanager
-    def _as_closer(self, timeout_s: float) -> Iterator[bool]:
-        """Whether this call closes the table. False in a signal's handler that interrupted the call that does."""
         if self._closer == threading.get_ident():
-            yield False
-            return
-        with taken(self._closing, timeout_s) as is_free:
-            if not is_free:
+            return  # in a signal's handler that interrupted the call that closes the table
+        mine: list[bool] = []
+        try:
+            if not take(self._closing, timeout_s, mine):
                 raise DeadlineExceeded("to close a table", "another thread closes it", timeout_s)
-            try:
-                self._closer = threading.get_ident()
-                yield True
-            finally:
+            self._closer = threading.get_ident()
+            if not self._is_over:
+                self._close(timeout_s)
+        finally:
+            if True in mine:
                 self._closer = None
+                self._closing.release()
+
+    def _close(self, timeout_s: float) -> None:
+        error = self._save_and_close(time.monotonic() + timeout_s)
+        self._is_over = True
+        _open.discard(self)
+        self.leave()
+        if self._hosts is not None:
+            self._hosts.close()
+        if error is not None:
+            raise error
 
     def _save_and_close(self, ends_s: float) -> Exception | None:
         with contextlib.ExitStack() as opened:

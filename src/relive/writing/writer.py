@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
@@ -359,10 +360,17 @@ class Writer(Closing):
             ids, columns, priority = self._select(lanes, columns, priority, axis)
             if ids is not None and not len(ids):
                 return np.empty((0,) * (axis + 1), np.int64)
+        limit_s = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        answer: list[Any] = []
         try:
-            return write(columns, ids, priority, self._timeout_s if timeout_s is None else timeout(timeout_s))
+            # No handler of a signal runs between the write and this list.
+            answer.extend(map(write, (columns,), (ids,), (priority,), (limit_s,)))
+            return answer[0]
         except RequestTooLarge as error:
             raise self._explain(error) from None
+        except BaseException as error:
+            _tell_stored(error, answer)
+            raise
 
     def _flattened(self, columns: dict[str, Any]) -> dict[str, Any]:
         """The columns by flat name, after a check that none is missing and none is unknown."""
@@ -442,6 +450,14 @@ class Writer(Closing):
         if counts.max() > 1:
             raise LaneError("ids of lanes", "each lane once", f"lane {counts.argmax()} {counts.max()} times")
         return ids
+
+
+def _tell_stored(error: BaseException, answer: list[Any]) -> None:
+    """Adds the keys to an error of a signal's handler that ran when the rows were stored, as the core does before."""
+    if answer and isinstance(answer[0], int | np.ndarray):  # a writer that streams may still wait for its keys
+        keys = np.atleast_1d(np.asarray(answer[0], np.int64)).reshape(-1)
+        with suppress(AttributeError):  # the error may take no attributes
+            error.stored, error.keys = len(keys), keys  # type: ignore[attr-defined]
 
 
 def _counted(name: str, value: Any) -> Any:

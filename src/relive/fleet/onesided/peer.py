@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.config.spec import next_step_names
-from relive.core.turns import taken
+from relive.core.turns import take
 from relive.errors import (
     DeadlineExceeded,
     ForeignKey,
@@ -45,17 +45,12 @@ from relive.fleet.onesided.peer_layout import PeerLayout
 from relive.fleet.onesided.rows import OneSidedReader
 from relive.fleet.onesided.transport import Memory
 from relive.fleet.remote.shard import CONNECT_S, LazySelection, RemotePart, RemoteShard
-from relive.fleet.shards import STALL_S, Answer, Asked, Later, Missed, Part, Path
+from relive.fleet.shards import STALL_S, Answer, Arrays, Asked, Keys, Later, Masses, Missed, Part, Path, Present
 from relive.reading.order import hidden_names
 from relive.service.wire import framing
 from relive.service.wire.access import Access
 
 __all__ = ["PeerShard"]
-
-Keys = npt.NDArray[np.int64]
-Masses = npt.NDArray[np.float64]
-Arrays = list[npt.NDArray[Any]]
-Present = npt.NDArray[np.bool_]
 
 OFFER = "nixl"
 HERE, BY_OWNER = 0, 1  # the two ways to rows
@@ -188,9 +183,13 @@ class PeerShard(RemoteShard):
 
     def is_gone(self) -> None:
         """Gives up the reader, because the owner does not answer: the memory behind its lists may be gone."""
-        with taken(self._reading, 0.0) as is_free:
-            if is_free and self._reader is not None:
+        mine: list[bool] = []
+        try:
+            if take(self._reading, 0.0, mine) and self._reader is not None:
                 self._retire(ServiceUnavailable(self.address, 0.0, "its owner does not answer"))
+        finally:
+            if True in mine:
+                self._reading.release()
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -284,20 +283,23 @@ class PeerShard(RemoteShard):
         return arrays, present
 
     def _read(self, index: int, names: list[str], keys: Keys, are_drawn: bool = False) -> Any:
-        with taken(self._reading, STALL_S) as is_free:
-            if not is_free:
+        mine: list[bool] = []
+        try:
+            if not take(self._reading, STALL_S, mine):
                 return None  # another thread's read is slow: the owner answers this call
-            try:
-                self._revive()
-                if self._reader is None:
-                    return None
-                return self._reader[0].gather(index, names, keys, _READ_S, are_published=are_drawn)
-            except (ServiceUnavailable, DeadlineExceeded, PeerUnreadable, InvalidConfig, SystemFailure) as problem:
-                self._retire(problem)
-                return None
-            except BaseException as problem:  # Ctrl-C, in the middle of a read whose bytes may still come
+            self._revive()
+            reader = self._reader
+            return reader and reader[0].gather(index, names, keys, _READ_S, are_published=are_drawn)
+        except (ServiceUnavailable, DeadlineExceeded, PeerUnreadable, InvalidConfig, SystemFailure) as problem:
+            self._retire(problem)
+            return None
+        except BaseException as problem:  # Ctrl-C, in the middle of a read whose bytes may still come
+            if True in mine:
                 self._retire(ServiceUnavailable(self.address, 0.0, f"a read was cut short ({type(problem).__name__})"))
-                raise
+            raise
+        finally:
+            if True in mine:
+                self._reading.release()
 
     def close(self) -> None:
         """Ends the reader and the streams."""
