@@ -1,4 +1,4 @@
-"""The file of the tokens: what it holds, who may read it, and what a change leaves of it."""
+"""The file of the tokens: its contents, its readers, and its state after a change."""
 
 from __future__ import annotations
 

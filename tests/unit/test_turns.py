@@ -1,15 +1,19 @@
-"""Locks that Ctrl-C leaves free."""
+"""Locks that Ctrl-C leaves free, and objects that another thread makes and undoes."""
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from itertools import count
 from typing import Any
 
 import pytest
 from processes.interrupts import interrupted_at
+from processes.tools import eventually
 
 from relive.core import turns
+from relive.core.ending import made_apart
 from relive.core.turns import take
 
 
@@ -40,3 +44,18 @@ def test_ctrl_c_at_any_moment_leaves_the_lock_free() -> None:
             break
         assert not lock.locked(), f"at step {at}"
     assert at > 3
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_an_object_is_undone_however_often_ctrl_c_comes_while_it_is_made(num_signals: int) -> None:
+    undone: list[str] = []
+
+    def make() -> str:
+        for _ in range(num_signals):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+            time.sleep(0.1)
+        return "made"
+
+    with pytest.raises(KeyboardInterrupt):
+        made_apart(make, undone.append)
+    assert eventually(lambda: undone == ["made"])

@@ -137,10 +137,12 @@ def made_apart(make: Callable[[], Made], undo: Callable[[Made], None]) -> Made:
             raise problems.pop()
         return made[0]
     except BaseException:
-        if started and not over:  # the other thread is still at work
-            is_done.acquire(timeout=_UNDO_S)
-        given_up.append(True)
-        give_up()
+        try:
+            if started and not over:  # the other thread is still at work
+                is_done.acquire(timeout=_UNDO_S)
+        finally:  # a second Ctrl-C ends the wait
+            given_up.append(True)
+            give_up()
         raise
 
 
