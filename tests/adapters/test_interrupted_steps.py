@@ -6,12 +6,12 @@ exception of the signal handler and goes on.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from processes.interrupts import AtOpcode
 
 gymnasium = pytest.importorskip("gymnasium", reason="the recorder wraps Gymnasium environments")
 
@@ -26,27 +26,9 @@ Rows = list[tuple[int, int, int, int]]  # (environment, episode, t, next t)
 
 def stopped(call: Callable[[], Any], moment: int, modules: tuple[str, ...], error: Any = KeyboardInterrupt) -> bool:
     """Makes a call, and raises an error at this step of the interpreter. Returns whether it was raised."""
-    left = [moment]
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        if frame.f_globals.get("__name__") not in modules:
-            return None
-        frame.f_trace_opcodes = True
-        left[0] -= event == "opcode"
-        if left[0] < 0:
-            sys.settrace(None)
-            raise error
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with AtOpcode(moment, modules.__contains__, error=error) as at:
         call()
-    except error:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    return bool(at.where)
 
 
 def rows_of(table: relive.Table, *, agent: str | None = None) -> Rows:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
-import sys
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from processes.interrupts import AtOpcode
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
@@ -24,46 +22,11 @@ FREE_S = 5.0  # in which a server cuts the lanes of a stream that has ended
 KINDS = pytest.mark.parametrize("streaming", [None, Streaming(linger_s=0.0)], ids=["plain", "streaming"])
 
 
-class At:
-    """Raises KeyboardInterrupt at this step of the interpreter, counted over the code of the client.
-
-    Not on the lines of `with` and `try`, where Python takes and releases locks, nor in a step that has no line: Python
-    hears no signal there.
-    """
-
-    def __init__(self, number: int) -> None:
-        self._left = number
-        self.where = ""
-
-    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not frame.f_globals.get("__name__", "").startswith("relive.service.client."):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            name, line = frame.f_code.co_filename, frame.f_lineno
-            if line is not None and not linecache.getline(name, line).strip().startswith(("with ", "try:")):
-                self._left -= 1
-                if self._left < 0:
-                    sys.settrace(None)
-                    self.where = f"{frame.f_code.co_qualname}:{line}"
-                    raise KeyboardInterrupt
-        return self._trace
-
-    def __enter__(self) -> At:
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        sys.settrace(self._before)
-        return kind is KeyboardInterrupt
-
-
-def moments(call: Callable[[At], None], every: int) -> int:
+def moments(call: Callable[[AtOpcode], None], every: int) -> int:
     """Makes the call with Ctrl-C at each of these steps of it, until it comes no more. Returns their number."""
     number = 0
     while True:
-        at = At(number * every)
+        at = AtOpcode(number * every, lambda name: name.startswith("relive.service.client."), skips_locks=True)
         call(at)
         if not at.where:
             return number
@@ -97,7 +60,7 @@ def is_free(table: relive.Table) -> bool:
 
 @KINDS
 def test_ctrl_c_while_a_writer_opens_takes_no_lane(table: relive.Table, remote: RemoteTable, streaming: Any) -> None:
-    def opens(at: At) -> None:
+    def opens(at: AtOpcode) -> None:
         writer: Any = None
         with at:
             writer = remote.writer(streaming=streaming)
@@ -110,7 +73,7 @@ def test_ctrl_c_while_a_writer_opens_takes_no_lane(table: relive.Table, remote: 
 
 @KINDS
 def test_ctrl_c_while_a_writer_closes_takes_no_lane(table: relive.Table, remote: RemoteTable, streaming: Any) -> None:
-    def closes(at: At) -> None:
+    def closes(at: AtOpcode) -> None:
         writer = remote.writer(streaming=streaming)
         writer.append(a=1)
         with at:
@@ -134,7 +97,7 @@ def test_ctrl_c_in_a_call_that_opens_new_lanes_loses_no_policy_version(
     writer = remote.writer()
     writer.set_policy_version(7)
 
-    def appends(at: At) -> None:
+    def appends(at: AtOpcode) -> None:
         lose_stream(remote, writer)
         assert is_free(table)
         with at:
@@ -163,7 +126,7 @@ def test_ctrl_c_while_the_policy_version_is_set_leaves_one_version(table: relive
     writer, versions = remote.writer(), iter(range(1, 100_000))
     version = -1
 
-    def sets(at: At) -> None:
+    def sets(at: AtOpcode) -> None:
         nonlocal version
         before, version = version, next(versions)
         with at:
@@ -190,7 +153,7 @@ def test_ctrl_c_at_a_refusal_leaves_a_writer_whose_steps_are_stored() -> None:
             writer = remote.writer()
             appended(table, writer, 0)
 
-            def is_refused(at: At) -> None:
+            def is_refused(at: AtOpcode) -> None:
                 with at, pytest.raises(errors.DeadlineExceeded):
                     writer.append(a=1, truncated=True, timeout_s=0.0)
                 appended(table, writer, 2)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
-from processes.interrupts import prepare_opcodes
+from processes.interrupts import AtOpcode
 
 import relive
 from relive import Explicit, Pattern, PatternWriter, Window, errors
@@ -29,33 +27,8 @@ PATTERNS = (
 OTHER = 1_000_000  # the steps of the second lane
 
 
-class At:
-    """Raises KeyboardInterrupt at this step of the interpreter, counted over the code of the patterns."""
-
-    def __init__(self, number: int) -> None:
-        self._left = number
-        self.came = False
-
-    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_globals.get("__name__") != patterns.__name__:
-            return None
-        frame.f_trace_opcodes = True
-        self._left -= event == "opcode"
-        if self._left < 0:
-            self.came = True
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return self._trace
-
-    def __enter__(self) -> At:
-        prepare_opcodes()
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        sys.settrace(self._before)
-        return kind is KeyboardInterrupt
+def at_opcode(number: int) -> AtOpcode:
+    return AtOpcode(number, lambda name: name == patterns.__name__)
 
 
 def make_table(max_steps: int = 1000) -> relive.Table:
@@ -118,12 +91,12 @@ CALLS: dict[str, Callable[[PatternWriter, int], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_items_are_of_one_step_wherever_ctrl_c_ends_a_call(call: str) -> None:
     """Every item is right and is made once. The third step after the call has items again."""
-    number, at = 0, At(0)
-    while number == 0 or at.came:
+    number, at = 0, at_opcode(0)
+    while number == 0 or at.where:
         with make_table() as table, PatternWriter(table, Part(table.writer(2)), PATTERNS) as writer:
             for now in range(4):
                 writer.append(**row(now))
-            with At(number) as at:
+            with at_opcode(number) as at:
                 CALLS[call](writer, 4)
             for now in range(5, 9):
                 writer.append(**row(now))
@@ -136,16 +109,16 @@ def test_items_are_of_one_step_wherever_ctrl_c_ends_a_call(call: str) -> None:
 
 def test_an_item_whose_making_ctrl_c_ended_is_not_made_again() -> None:
     """The count of unanswered items tells of it, whatever the moment."""
-    number, at = 0, At(0)
+    number, at = 0, at_opcode(0)
     limited = relive.Index(Explicit(1, OWN), limiter=relive.Queue(4), max_times_sampled=1)
-    while number == 0 or at.came:
+    while number == 0 or at.where:
         with relive.Table(make_table(10).spec, 100, {"steps": relive.Index(), "items": limited}, max_lanes=2) as queue:
             with PatternWriter(queue, queue.writer(2), Pattern(1, columns={"newest": "a"}, index="items")) as writer:
                 for now in range(3):
                     with pytest.raises(errors.DeadlineExceeded) if now == 2 else contextlib.nullcontext():
                         writer.append(**row(now), timeout_s=0.0)
                 drawn = queue.sample(4, index="items")["newest"].ravel().tolist()
-                with At(number) as at:
+                with at_opcode(number) as at:
                     writer.flush(1.0)
                 writer.flush(1.0)
                 left = queue.num_items("items")
