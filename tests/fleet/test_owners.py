@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from contract.tools import prioritized
+from processes.interrupts import interrupted_at
 from processes.shm import needs_shared_memory, shared_files
 from processes.tools import eventually
 
@@ -23,6 +25,7 @@ from fleet.tools import CONTEXT, Owner, config_of, fill
 from relive import errors
 from relive.config.table_config import TableConfig
 from relive.fleet import ShardOwner, attach
+from relive.fleet import owner as owner_module
 
 pytestmark = needs_shared_memory
 
@@ -347,3 +350,23 @@ def test_a_refused_configuration_names_the_part_that_differs(shm_name: Any, owne
         with pytest.raises(errors.InvalidConfig, match=f"^{part} of the shard at /dev/shm/relive-{name}: ") as raised:
             ShardOwner(0, one)
         assert len(str(raised.value)) < 1_000 and "relive rm" in str(raised.value)
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_ctrl_c_while_an_owner_is_made_leaves_the_shard_to_the_next_one(shm_name: Any, is_restored: bool) -> None:
+    config = config_of(shm_name())
+    for at in count():
+        if is_restored:
+            earlier = ShardOwner(0, config)
+            earlier.let_go()
+            earlier.table.close()
+        made: list[ShardOwner] = []
+        kept = interrupted_at(at, lambda made=made: made.append(ShardOwner(0, config)), owner_module.__file__)
+        is_over = kept is None
+        del kept  # its frames may own the shard
+        while made:
+            made.pop().close()
+        ShardOwner(0, config).close()
+        if is_over:
+            break
+    assert at > 10
