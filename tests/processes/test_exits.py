@@ -143,3 +143,44 @@ def test_a_child_that_fails_last(shm_name: Any, method: str) -> None:
         child.process.join(30)
         assert child.process.exitcode == 1
     assert not shared_files(name)
+
+
+OPEN_TABLES = {
+    "attached": "kept = relive.attach(name)",
+    "over a mapped shard": "kept = attach([owned()])",
+    "over a served shard": "kept = attach([served()])",
+    "served": "kept = connect(served())",
+    "closed by its maker": "kept = relive.attach(name); writer.close(); table.close()",
+}
+OPENS = """
+from relive.config.table_config import TableConfig
+from relive.fleet import ShardOwner, attach
+from relive.service import connect, serve
+def owned():
+    global owner
+    owner = ShardOwner(0, TableConfig(spec, 100, {"default": relive.Index()}, relive.SharedMemory(name + "o")))
+    return name + "o"
+def served():
+    global server
+    server = serve({"t": table}, "grpc://127.0.0.1:0")
+    return server.address + "/t"
+"""
+USES = """
+with kept.writer() as one:
+    one.extend(a=np.zeros(50))
+ahead = kept.batches(4, prefetch=2).__enter__()
+next(ahead)
+other = kept.writer()
+"""
+
+
+@pytest.mark.parametrize("opened", OPEN_TABLES)
+def test_what_is_open_at_the_end_prints_no_warning(shm_name: Any, opened: str) -> None:
+    pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+    name = shm_name()
+    head = HEAD.replace("limiter=relive.MinSize(10)", "")  # a shard has no limiter of its own
+    program = f"{head}{OPENS}{OPEN_TABLES[opened]}{USES}"
+    command = [sys.executable, "-W", "always", "-X", "dev", "-c", program, name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not shared_files(name)
