@@ -292,6 +292,47 @@ def test_what_a_dead_shard_had_takes_no_room(
             assert sorted(table.sample(room)["action"].tolist()) == [*range(10, 10 + room)]
 
 
+@pytest.mark.parametrize("joins_at", [8, 20], ids=["a late shard", "a shard without a row"])
+def test_a_budget_keeps_the_versions_of_a_shard_that_died(shm_name: Any, joins_at: int) -> None:
+    """The items drawn from it stay counted, and so do its versions. Else the writers of others would wait."""
+    names = [shm_name(), shm_name()]
+    ends = 20
+    with (
+        ShardOwner(0, config_of(names[0], budget(1, 8))) as first,
+        ShardOwner(1, config_of(names[1], budget(1, 8))),
+        attach(names, timeout_s=30.0) as table,
+        table.writer(shard=0) as near,
+        table.writer(shard=1) as far,
+    ):
+        for version in range(ends):
+            table.set_policy_version(version)
+            for k in range(8):
+                (far if k % 2 and version >= joins_at else near).append(**alone(k), timeout_s=10.0)
+            assert table.sample(8).num_items == 8
+        first.let_go()
+        table.set_policy_version(ends)
+        near.append(**alone(ends), timeout_s=10.0)  # a mapped shard takes rows without an owner. They take no room
+        for _ in range(2 * 8):
+            far.append(**alone(ends), timeout_s=10.0)
+        assert not passes(far.append, **alone(ends))
+
+
+def test_a_budget_goes_on_while_no_shard_lives(shm_name: Any) -> None:
+    name = shm_name()
+    with ShardOwner(0, config_of(name, budget(0, 4))) as owner, attach([name], timeout_s=30.0) as table:
+        with table.writer() as writer:
+            for version in range(3):
+                table.set_policy_version(version)
+                for _ in range(4):
+                    writer.append(**alone(version), timeout_s=10.0)
+                assert table.sample(4).num_items == 4
+            owner.let_go()
+            table.set_policy_version(3)
+            for _ in range(4):
+                writer.append(**alone(3), timeout_s=10.0)
+            assert not passes(writer.append, **alone(3))
+
+
 def test_a_saved_budget_goes_on(shm_name: Any, tmp_path: Any) -> None:
     names, folder = [shm_name(), shm_name()], tmp_path / "saved"
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from relive import errors
+from relive.core.limiter_words import LimiterWords
 from relive.fleet.draws import placement
 from relive.fleet.draws.placement import MAX_SHARDS, ROOT_BYTES, Point, Root, Roots, offsets, place, shared_point
 
@@ -205,3 +206,15 @@ def test_what_no_fleet_can_be() -> None:
     with pytest.raises(errors.InvalidConfig):
         place(roots_of([1.0]), 1, Point(0.5, 0), rank=2, world=2)
     assert len(Roots.of(Root(number, 1.0, 1) for number in range(MAX_SHARDS)).shards) == MAX_SHARDS
+
+
+def test_versions_of_dead_shards_go_on_where_items_were_made() -> None:
+    def root(shard: int, version: int, base: int, inserted: int, is_dead: bool) -> Root:
+        words = LimiterWords(0, base)
+        return Root(shard, 0.0, 0, inserted=inserted, policy_version=version, is_dead=is_dead, words=words)
+
+    late = root(0, 1000, 990, 5, False)
+    assert Roots((late, root(1, 0, 0, 0, True))).progress == 10  # its numbers were never heard
+    assert Roots((late, root(1, 995, 900, 5, True))).progress == 100
+    assert Roots((late, root(1, 2000, 1500, 5, True))).progress == 500  # the learner went back meanwhile
+    assert Roots((root(1, 995, 900, 5, True),)).progress == 95

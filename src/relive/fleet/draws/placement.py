@@ -53,6 +53,11 @@ class Root:
     pending: int = 0  # items that wait for late columns or a priority
     words: LimiterWords = NO_WORDS  # of a limiter that bounds items, for writers of this handle. Ranks do not send them
 
+    def progress(self, newest: int) -> int:
+        """Number of versions since the shard's first row. `newest`: the newest version of the live shards."""
+        seen = self.policy_version - self.words.base_version
+        return max(seen, newest - self.words.base_version) if self.is_dead and self.inserted else seen
+
     def pack(self) -> bytes:
         """The root as ROOT_BYTES bytes."""
         counted = (self.mass, self.num_items, self.max_priority, self.inserted, self.sampled, self.pending)
@@ -168,10 +173,11 @@ class Roots:
     def progress(self) -> int:
         """Number of versions since the budget of versions began: of the shard that has seen most of them.
 
-        A shard without a row begins with its first row, and a shard may not have the newest version yet.
+        A shard without a row begins with its first row, and a shard may not have the newest version yet. A dead shard
+        counts with its items that were drawn, so the versions that the live shards have seen since count for it, too.
         """
-        live = [root for root in self.shards if not root.is_dead]
-        return max((root.policy_version - root.words.base_version for root in live), default=0)
+        newest = max((root.policy_version for root in self.shards if not root.is_dead), default=0)
+        return max(root.progress(newest) for root in self.shards)
 
 
 # ---- the shared stream ---------------------------------------------------------------------------------------------
