@@ -121,6 +121,33 @@ def test_rows_of_agents(ends: str, quiet: bool) -> None:
                 assert one["observation"][-1].tolist() == after
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_agents_that_do_not_act_in_a_step(seed: int) -> None:
+    """The step is stored for the agents that acted. The others end there, and begin again with their next action."""
+
+    class Waiting(Relay):
+        def step(self, actions: Any) -> Any:
+            return super().step({agent: actions.get(agent, 0) for agent in self.agents})
+
+    numbers, acted = np.random.default_rng(seed), set()
+    with relive.Table(pettingzoo.spec(Waiting(), "agents"), 100) as table:
+        env = pettingzoo.record(Waiting(), table, rows="agents")
+        env.reset()
+        while env.agents:
+            actions = {agent: 1 for agent in env.agents if numbers.random() < 0.6}
+            acted |= {(env.possible_agents.index(agent), env.unwrapped.time) for agent in actions}
+            env.step(actions)
+        env.close()
+        table.check()
+        stored = []
+        for one in table.episodes():
+            number, times = int(one["agent"][0]), one["observation"][:, 1].tolist()
+            assert times == list(range(int(times[0]), int(times[-1]) + 1)), "no false seam"
+            stored += [(number, int(time)) for time in times[:-1]]
+            assert (number, int(times[-1])) not in acted, "an episode goes on as long as its agent acts"
+        assert len(acted) < 12 and sorted(stored) == sorted(acted)
+
+
 @pytest.mark.parametrize("rows", ["joint", "agents"])
 def test_resets_and_errors_cut_episodes(rows: Any) -> None:
     extras = {"log_prob": relive.ArraySpec((), "float32")}

@@ -18,7 +18,9 @@ The observation of an agent that has ended stays for one more row, as its last s
 when no agent is left: truncated, if one of the last agents was truncated.
 
 rows="agents": a row is a step of one agent. Each agent has a lane and episodes of its own, and the column `agent` has
-its number among env.possible_agents. All agents need the same spaces. Agents may come and go at any step.
+its number among env.possible_agents. All agents need the same spaces. Agents may come and go at any step. An
+agent that does not act in a step has no row of it: its episode ends before the step as truncated, and its next action
+begins another episode.
 
 A stored transition always joins two states that followed each other, also after an error or Ctrl-C. A step that stops
 half way cuts the open episodes. If the state after it is not known, the next step shows the state and is not stored.
@@ -321,11 +323,10 @@ class _AgentRows(_Rows):
         left: set[str],
     ) -> None:
         _, rewards, terminations, truncations = step
-        present = after.keys() & left
         acted = [agent for agent in self.agents if agent in actions and agent in before]
-        # An agent that vanished without a last observation ends before this step, unless it terminated.
+        # The others end before this step: they did not act, or vanished without a last observation.
         stored = [agent for agent in acted if agent in after or terminations.get(agent, False)]
-        lost = {self._lane[agent] for agent in before if agent not in stored and agent not in present}
+        lost = {self._lane[agent] for agent in before if agent not in stored}
         rows = [
             {
                 **before[agent],
