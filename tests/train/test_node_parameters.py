@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +23,10 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 from processes.shm import needs_shared_memory  # noqa: E402
 from processes.tools import stop_process  # noqa: E402
 
+from relive.errors import TableClosed  # noqa: E402
 from relive.service import Published, RemoteParameters  # noqa: E402
+from relive.service.parameters.sets import MAX_VERSION  # noqa: E402
+from relive.train.acting.links import Feed  # noqa: E402
 from relive.train.acting.node_parameters import NodeParameters  # noqa: E402
 from train.test_remote_actor import acting, served, transitions, wait  # noqa: E402
 
@@ -171,6 +174,37 @@ def test_no_descriptor_and_no_thread_is_left(name: str) -> None:
             leader.heard(version(2))
             polled(other)
     wait(lambda: held() == before, 10.0)
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------------
+
+
+class SilentRun:
+    """The parameters of a run that publishes nothing. It notes how long each pull may wait, and ends the feed."""
+
+    finished = False
+
+    def __init__(self, num_pulls: int) -> None:
+        self.pulls: list[tuple[int, float]] = []
+        self._num_pulls, self.over = num_pulls, threading.Event()
+
+    def pull(self, newer_than: int, timeout_s: float, note: dict[str, Any]) -> None:
+        self.pulls.append((newer_than, timeout_s))
+        if len(self.pulls) == self._num_pulls:
+            self.over.set()
+            raise TableClosed
+
+
+@pytest.mark.parametrize("poll_s", [5.0, 0.3])
+def test_a_follower_reports_although_nothing_new_comes_for_it(opened: Opened, poll_s: float) -> None:
+    """Its pulls bring no parameters that would end their wait, so they ask for a short one. The server waits half."""
+    leader, follower = opened(), opened()
+    assert leader.leads and follower.follows()
+    for one, asked in ((follower, (MAX_VERSION, min(poll_s, 1.0))), (leader, (1, poll_s))):
+        run = SilentRun(num_pulls=3)
+        with Feed(cast("RemoteParameters", run), version(1), poll_s, lambda version: {}, lambda found: None, one):
+            assert run.over.wait(60.0)
+        assert run.pulls == [asked] * 3
 
 
 # ---- actors ----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from relive.train.acting.node_parameters import NodeParameters
 
 HELD_S = 3600.0  # the longest delay of a block by the limiter: evaluations take minutes
 STREAMING = Streaming(max_rows=64, max_in_flight=8, held_s=HELD_S)
+_REPORT_S = 1.0  # for a follower's pull; the server answers after half of it
 
 
 @final
@@ -188,7 +189,8 @@ class Feed(Closing):
         Args:
             parameters: The parameters of the run.
             first: The first parameters, pulled before.
-            poll_s: Seconds that a pull waits. With no new version, the run answers as often as that.
+            poll_s: Seconds for a pull, the transfer included. With no new version, the run answers as often as that.
+                A follower's pull has at most 1 s, so that the run hears a report every 0.5 s.
             tell: tell(version) returns the note of the next pull; the thread calls it.
             heard: Called with each version that comes.
             node: The parameters that the actors of this node share, which the feed closes; None: it shares none.
@@ -237,8 +239,10 @@ class Feed(Closing):
             # A follower pulls news and reports alone: its leader gets the parameters.
             follows = self._node is not None and self._node.follows()
             above = MAX_VERSION if follows else self._newest.version
+            # No version ends the wait of a follower's pull, and its next report goes with its next pull.
+            most_s = min(self._poll_s, _REPORT_S) if follows else self._poll_s
             try:
-                found = self._parameters.pull(above, self._poll_s, note=self._tell(self.version))
+                found = self._parameters.pull(above, most_s, note=self._tell(self.version))
             except TableClosed:
                 return
             except (ServiceUnavailable, DeadlineExceeded):
