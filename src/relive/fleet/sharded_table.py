@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -112,7 +113,9 @@ def attach(
             shard.close()
         raise
     if exchange is None:  # a copy in another process is not a rank of a group
-        again = partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, path=path, access=access)
+        # In the order of numbers: on a given stream, such a handle draws alike however the names were ordered here.
+        ordered = tuple(name for _, name in sorted(zip((shard.number for shard in shards), names, strict=True)))
+        again = partial(attach, ordered, local, timeout_s=timeout_s, read_only=read_only, path=path, access=access)
         whole.opened_by(partial(again, root_age=root_age))
     return whole
 
@@ -257,6 +260,20 @@ class ShardedTable(SavesShards):
     def shard_numbers(self) -> tuple[int, ...]:
         """The numbers of the shards, ascending."""
         return tuple(shard.number for shard in self._fleet.shards)
+
+    @property
+    def stream(self) -> int | None:
+        """A number for the random streams of all shards. Handles with the same number draw alike from equal shards.
+
+        With one shard it is the number that attach(stream=) got, or one of the handle's own. With several shards it is
+        another number, because the order of their names counts, too. None: an owner in another process draws the items
+        of its shard, with random numbers of its own.
+        """
+        if self.next_draw is None:
+            return None
+        streams = [shard.stream for shard in self._fleet.shards]
+        digest = hashlib.sha256(repr(streams).encode()).digest()
+        return streams[0] if len(streams) == 1 else int.from_bytes(digest[:8], "little")
 
     @property
     def num_ranks(self) -> int:

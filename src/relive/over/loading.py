@@ -29,9 +29,12 @@ from relive.checks.values import finite, integer, timeout
 from relive.core.ending import at_end
 from relive.errors import InvalidConfig, MissingPackage, NotShareable, ReliveError
 from relive.errors.extras import install_command
+from relive.over.loader_state import VERSION, checked, of_whole, parts_of_workers
+from relive.over.sources import stream_of
 from relive.over.stateful import extend_torchdata
 from relive.reading.rewards import check_reward
 from relive.table.handle import TableHandle
+from relive.table.table import Table
 
 if importlib.util.find_spec("torch") is None:
     raise MissingPackage("relive.loader", "torch", install_command("train"))
@@ -43,11 +46,9 @@ __all__ = ["Loader", "Restored"]
 
 Restored: TypeAlias = Literal["continued", "repartitioned", "redrawn"]
 
-_VERSION = 2  # of a state. One of version 1 does not say on which stream a LocalMemory table was drawn
 _STREAM = 2**39  # of the draws of loaders; programs use smaller ranks
 _FIRST_CALL = 2**40  # of their draws, far from the draws that a program makes with the same handle
 _EPOCH_BITS = 32  # numbers of batches in a pass
-_NUMBERS = {"version": 1, "num_items": 1, "world": 1, "num_workers": 1, "first": 0, "batch": 0}  # of a state, at least
 _CARRIED = "relive-error-"
 _SENDER = "QueueFeederThread"  # multiprocessing's name of the thread that sends the objects of a queue
 _SEND_S = 2.0  # a worker waits so long for what it still sends; torch kills it after 5 seconds
@@ -62,7 +63,7 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     - Each worker process opens a handle of its own, and closes it when its iteration ends.
     - state_dict() and load_state_dict() are those of torchdata's StatefulDataLoader, which calls them in its workers.
-      Without workers a program may call them, too.
+      Without workers a program may call them, too. The dataset does not know how far its workers are.
     - A table in LocalMemory, and a table whose draws are slices of a group's, is read in this process (num_workers=0)
       with the given handle. No other thread may draw with that handle meanwhile.
     """
@@ -116,8 +117,9 @@ class Loader(IterableDataset[dict[str, Any]]):
           this host: only if each batch has items of every shard.
         - "repartitioned": the ranks or workers are others now, and share the batches after the last one of the old
           ones.
-        - "redrawn": a server numbers the draws, or the state has version 1, which does not tell their stream. The
-          batches are drawn as ever, and may be others than without the restart.
+        - "redrawn": the batches are drawn as ever, and may be others than without the restart. A server numbers the
+          draws; or the table has an exchange, and its handle another stream than then, or other ranks; or the state
+          does not tell the stream, as in older versions.
         """
         return self._restored
 
@@ -183,13 +185,14 @@ class Loader(IterableDataset[dict[str, Any]]):
         """The number of the next batch with the table and stream that it belongs to, and the value of `restored`."""
         worker, num_workers = _worker()
         return {
-            "version": _VERSION,
+            "version": VERSION,
             "table": self._digest,
             "num_items": self.num_items,
             "world": self._ranks,
             "num_workers": num_workers,
             "first": self._first,
             "batch": worker if self._batch is None else self._batch,
+            "stream": self._stream_of_handle,
             "restored": self._restored,
         }
 
@@ -210,21 +213,21 @@ class Loader(IterableDataset[dict[str, Any]]):
                 was. Nothing changes.
         """
         with _carrying():
-            self._go_on_from(_checked(_of_whole(state)))
+            self._go_on_from(checked(of_whole(state)))
 
     def is_divided_otherwise(self, state: Mapping[str, Any], num_workers: int) -> bool:
         """Whether a StatefulDataLoader had other ranks or workers than one of this dataset with num_workers has.
 
         Then the dataset itself takes the state, in the main process (relive.over.stateful).
         """
-        parts = _parts_of_workers(state)
+        parts = parts_of_workers(state)
         worlds = {part.get("world") for part in parts if isinstance(part, Mapping)}
         return len(parts) != num_workers or (num_workers > 0 and worlds != {self._ranks})
 
     def note_workers_state(self, state: Mapping[str, Any]) -> None:
         """Sets `restored` in the main process, where a StatefulDataLoader gives a state to its workers only."""
         expected = {"table": self._digest, "num_items": self.num_items}  # the workers refuse other ones
-        parts = _parts_of_workers(state)
+        parts = parts_of_workers(state)
         if all(isinstance(part, Mapping) and expected.items() <= part.items() for part in parts):
             self._restored = "continued" if all(map(self._draws_alike, parts)) else "redrawn"
 
@@ -248,8 +251,17 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._restored = alike if self._draws_alike(given) else "redrawn"
 
     def _draws_alike(self, state: Mapping[str, Any]) -> bool:
-        """Whether the batches are those that the loader of a state would have made."""
-        return self._is_numbered and state.get("version") == _VERSION
+        """Whether the batches are those that the loader of a state would have made, with all of its ranks."""
+        is_divided_alike = not self._is_group or state.get("world") == self._ranks  # a draw has a slice for each rank
+        is_on_stream = state.get("version") == VERSION and state.get("stream") == self._stream_of_handle
+        return self._is_numbered and is_divided_alike and is_on_stream
+
+    @property
+    def _stream_of_handle(self) -> int | None:
+        """The stream of the given handle, if the batches are drawn on it; None: on one of the loader's own."""
+        if self._table is None or self._reopened is not None or isinstance(self._table, Table):
+            return None
+        return stream_of(self._table)
 
     @property
     def _ranks(self) -> int:
@@ -352,47 +364,6 @@ def _join_senders() -> None:
 def _worker() -> tuple[int, int]:
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
-
-
-def _of_whole(state: Any) -> Any:
-    """The state of the dataset in that of a StatefulDataLoader, after the last batch that was handed out.
-
-    The workers of a StatefulDataLoader make the batches in turn, so the next batch is the first of those that they
-    would make next. The steps since the snapshot were handed out after it.
-    """
-    if not isinstance(state, Mapping) or not isinstance(state.get("_snapshot", state), Mapping):
-        return state
-    if "_snapshot" not in state:
-        return state.get("dataset_state", state)
-    parts = _parts_of_workers(state)
-    steps = state.get("_steps_since_snapshot")
-    if not parts or type(steps) is not int:
-        return state
-    following = min((_checked(part) for part in parts), key=lambda part: int(part["batch"]))
-    return following | {"batch": following["batch"] + steps, "num_workers": 1}
-
-
-def _parts_of_workers(state: Mapping[str, Any]) -> list[Any]:
-    """The states of the dataset in the workers of a StatefulDataLoader; none if it had no workers."""
-    snapshot = state.get("_snapshot")
-    workers = snapshot.get("_worker_snapshots") if isinstance(snapshot, Mapping) else None
-    found = workers.values() if isinstance(workers, Mapping) else ()
-    return [part.get("dataset_state") if isinstance(part, Mapping) else None for part in found]
-
-
-def _checked(state: Any) -> dict[str, Any]:
-    """The parts of a state. Raises InvalidConfig if it is none."""
-    if not isinstance(state, Mapping):
-        raise InvalidConfig("state of a loader", "what its state_dict() returned", state)
-    if not isinstance(state.get("table"), str):
-        raise InvalidConfig("'table' in the state of a loader", "as its state_dict() returned: str", state.get("table"))
-    for name, least in _NUMBERS.items():
-        value = state.get(name)
-        if type(value) is not int or value < least:
-            raise InvalidConfig(f"{name!r} in the state of a loader", f"an integer >= {least}", value)
-    if state["version"] > _VERSION:
-        raise InvalidConfig("version of the loader's state", f"at most {_VERSION}", state["version"])
-    return dict(state)
 
 
 extend_torchdata(Loader)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.config.samplers import Shuffle
 from relive.core.loadable import GivenUp
 from relive.core.request import DrawRequest
 from relive.core.turns import Turn, held
@@ -19,23 +18,15 @@ from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClo
 from relive.over.in_flight import LEAVE_S, count_all, give_back, lack_of
 from relive.over.joined import join
 from relive.over.shares import Counted, Shares
+from relive.over.sources import Source
+from relive.over.together import Numbers, Together
 from relive.reading.batch import Batch
 from relive.reading.columns import Columns
 from relive.reading.holds import HeldDraw, HeldDraws, TimedDraws
-from relive.table.handle import TableHandle
 
-__all__ = ["Ahead", "Mixed", "MixedDraws", "Numbers", "Position", "Source"]
+__all__ = ["Ahead", "Mixed", "MixedDraws", "Numbers", "Position"]
 
 _LEAST_WAIT_S = 0.1  # as long as a call of a table waits for the table lock
-
-
-Numbers = tuple[int | None, ...]  # of the next draw of each source's handle; None: a server numbers its draws
-
-
-class Source(NamedTuple):
-    name: str
-    table: TableHandle
-    index_name: str
 
 
 class Position(NamedTuple):
@@ -104,12 +95,10 @@ class MixedDraws:
         self._turn = Turn()
         self._pid = os.getpid()
         self._draws = self.held_draws()
-        # Ranks that draw together make their draws in one order, each once: a draw of theirs is never made again.
-        self._together = [number for number, one in enumerate(sources) if one.table.num_ranks > 1]
-        self._together.sort(key=lambda number: sources[number].name)
+        self._together = Together(self.sources)
         self._left: Left | None = None
         self._num_live: dict[int, int] = {}  # of each source, when it was drawn from or asked last
-        self._epochs = [number for number, one in enumerate(sources) if _is_shuffled(one)]
+        self._epochs = [number for number, one in enumerate(sources) if one.is_shuffled]
         self._ahead: list[Ahead] = []  # batches that were drawn ahead, the oldest first
         self.open: dict[Drawer, None] = {}  # sources of batches() that have drawn, until they are closed; in order
 
@@ -189,17 +178,17 @@ class MixedDraws:
         So it does if the call gave up the draw, and the other ranks made it.
         """
         parts, after = self.shares.parts(self.at, num_items)
-        shared, given_up = self._num_shared, self._given_up
+        shared, given_up = self._together.num_begun, self._together.given_up
         try:
             numbers, drawn = self._taken(requests, parts, ends)
             self._making, self._left = self.counted(parts, drawn, after, numbers), None
             return self._making
         except BaseException:
-            if self._making is None and self._num_shared != shared:
+            if self._making is None and self._together.num_begun != shared:
                 self._lose(after)
             else:
                 self._end_left()
-                for draw in self._given_up:
+                for draw in self._together.given_up:
                     if draw is not None and draw not in given_up:
                         self._left = Left(draw, after)
             raise
@@ -229,7 +218,7 @@ class MixedDraws:
                 return numbers, drawn
             number, left_s = drawn.number, ends - time.monotonic()
             problem: DeadlineExceeded | None = drawn.problem
-            if number not in (wanted[0], *self._together) and left_s > 0.0:
+            if number not in (wanted[0], *self._together.places) and left_s > 0.0:
                 problem = lack_of(self._draws[number], requests[number], parts[number], left_s)
             if problem is not None:
                 raise self.worded(Lack(number, problem), time.monotonic() - start)
@@ -240,7 +229,7 @@ class MixedDraws:
         First those whose draw leaves no trace if it goes back. Then those whose part of an epoch is lost if another
         draw comes after it. At the end those whose ranks draw together.
         """
-        last = [*(number for number in self._epochs if number not in self._together), *self._together]
+        last = [*(number for number in self._epochs if number not in self._together.places), *self._together.places]
         return [one for one in [*(set(range(len(parts))) - set(last)), *last] if parts[one]]
 
     def attempt(
@@ -259,7 +248,7 @@ class MixedDraws:
         """
         drawn: dict[int, HeldDraw] = {}
         for number in wanted:
-            waits = not drawn or number in self._together
+            waits = not drawn or number in self._together.places
             now = time.monotonic()
             try:
                 request = requests[number]._replace(num_items=parts[number])
@@ -283,17 +272,7 @@ class MixedDraws:
     @property
     def numbers(self) -> Numbers:
         """The numbers of the next draws."""
-        return tuple(one.table.next_draw for one in self.sources)
-
-    @property
-    def _num_shared(self) -> list[int]:
-        """Number of draws that this rank has begun of each source whose ranks draw together."""
-        return [self.sources[number].table.num_shared_draws for number in self._together]
-
-    @property
-    def _given_up(self) -> list[GivenUp | None]:
-        """The draws that this rank gave up, of the same sources."""
-        return [self.sources[number].table.given_up_draw for number in self._together]
+        return tuple(one.next_draw for one in self.sources)
 
     @property
     def _here(self) -> Position:
@@ -317,17 +296,18 @@ class MixedDraws:
         return position
 
     def go_to(self, position: Position) -> None:
-        """Goes on from the frontier of another mixture.
+        """Goes on from the frontier of another mixture. A source whose number is None keeps its own.
 
-        A source whose number is None keeps its own. Raises InvalidConfig while batches() is open.
+        Raises InvalidConfig while batches() is open, and the errors of Together.number(). The position then stays.
         """
         if self.open:
             raise InvalidConfig("load_state_dict of a Mixture", "a call before its batches() begin", "one that is open")
+        self._together.number(position.numbers)
+        for number, following in enumerate(position.numbers):
+            if following is not None and number not in self._together.places:
+                self.sources[number].table.number_draws(following)
         self._rng.bit_generator.state = position.random
         self.at, self._left = position.counted, None
-        for one, number in zip(self.sources, position.numbers, strict=True):
-            if number is not None:
-                one.table.number_draws(number)
 
     def worded(self, lack: Lack, waited_s: float) -> DeadlineExceeded:
         problem = lack.problem
@@ -339,7 +319,7 @@ class MixedDraws:
 
         Not if another one was drawn after it, or if ranks made a draw of it together.
         """
-        is_shared = any(number in mixed.drawn for number in self._together)
+        is_shared = any(number in mixed.drawn for number in self._together.places)
         if not is_shared and self._num_batches == mixed.before.num_batches + 1:
             self.at, self._num_batches = mixed.before.counted, mixed.before.num_batches
             self._rng.bit_generator.state = mixed.before.random
@@ -397,10 +377,6 @@ class MixedDraws:
         arrays = join(shown, parts, [places[number] for number in mixed.drawn])
         made = Batch(shown, arrays, keys, probabilities, self.num_live(mixed, ends))
         return made.of_sources(source, self.shares.names)
-
-
-def _is_shuffled(source: Source) -> bool:
-    return isinstance(source.table.indexes[source.index_name].sampler, Shuffle)
 
 
 def _returned(now: int | None, after: int | None, before: int | None) -> int | None:

@@ -15,10 +15,11 @@ from relive.core.closing import Closing
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, InvalidPriority, NoPriorities, ShapeMismatch
 from relive.over.joined import check_alike, join
-from relive.over.mixed_draws import MixedDraws, Source
+from relive.over.mixed_draws import MixedDraws
 from relive.over.mixed_source import MixedSource
 from relive.over.mixture_state import go_on_from, state_of
 from relive.over.shares import Shares
+from relive.over.sources import sources_of
 from relive.reading.batch import Batch
 from relive.reading.batches import Batches
 from relive.reading.columns import Selection
@@ -26,7 +27,6 @@ from relive.reading.draws import Draw
 from relive.reading.holds import BatchSource
 from relive.reading.rewards import ChangedSource, Rewarded, RewardFunction, check_reward
 from relive.table.columns import asked_names
-from relive.table.handle import TableHandle
 
 __all__ = ["Mixture"]
 
@@ -75,7 +75,7 @@ class Mixture(Closing):
         seed: int = 0,
     ) -> None:
         self._shares = Shares(shares)
-        self._sources = _sources(self._shares.names, sources)
+        self._sources = sources_of(self._shares.names, sources)
         self._numbers = [source.table.index_number(source.index_name) for source in self._sources]
         default = self._sources[0].table.timeout_s
         self._timeout_s = default if timeout_s is None else timeout(timeout_s)
@@ -266,11 +266,25 @@ class Mixture(Closing):
         """Goes on from the state of a mixture with the same shares. Call it before batches().
 
         Over equal tables the next batches are those that would have come. A source keeps its own next draw if its
-        handle has another stream, or if a server numbers its draws. A source over several shards of this host draws the
-        same items only if each of its draws has items of every shard.
+        handle has another stream, or if a server numbers its draws. A state of an older version does not tell the
+        stream of a source over shards, and sets its next draw. A source over several shards of this host draws the same
+        items only if each of its draws has items of every shard.
+
+        All ranks of a table with an exchange make this call at once, with states of one moment: between the same two
+        batches. They take the number of the draw from the state, whatever the stream of each rank's handle is.
+
+        After an error the mixture is as it was. If it has several tables with an exchange, those before the table that
+        failed, in the order of names, have their next draw from the state, on every rank.
 
         Raises:
-            InvalidConfig: the state is none, or of other shares; or batches() is open. Nothing changes.
+            InvalidConfig: the state is none, or of other shares; or batches() is open. A rank that raises it does not
+                meet the others, which wait for it.
+            RanksDisagree: the states of the ranks have unlike numbers. Every rank raises it.
+            DeadlineExceeded: another rank is late. The retry with the same state takes up the call.
+            RankLost: another rank has ended.
+
+        Blocks: for a call of another thread. With an exchange, for the other ranks, at most the timeout_s of each such
+            table, at least a second.
         """
         with self._draws.alone(self._timeout_s):
             go_on_from(self._draws, state)
@@ -375,26 +389,3 @@ class Mixture(Closing):
             expected = f"integers from 0 to {len(self.names) - 1}: positions in {self.names}"
             raise InvalidConfig("source", expected, which[:8].tolist())
         return which.astype(np.int64, copy=False)
-
-
-def _sources(names: tuple[str, ...], given: Any) -> list[Source]:
-    """The source of each name. Raises InvalidConfig."""
-    if isinstance(given, TableHandle):
-        for name in names:
-            given.index_number(name)
-        return [Source(name, given, name) for name in names]
-    if not isinstance(given, Mapping):
-        raise InvalidConfig("sources of a Mixture", "a table, or {name: table or (table, index)}", given)
-    if set(given) != set(names):
-        raise InvalidConfig(
-            "names of sources", "those of shares: " + ", ".join(map(repr, names)), sorted(map(str, given))
-        )
-    return [_source(name, given[name]) for name in names]
-
-
-def _source(name: str, given: Any) -> Source:
-    table, index = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-    if not isinstance(table, TableHandle):
-        raise InvalidConfig(f"source {name!r} of a Mixture", "a table, or (table, name of an index)", given)
-    number = table.index_number(index)
-    return Source(name, table, tuple(table.indexes)[number])

@@ -10,6 +10,7 @@ import numpy as np
 from relive.errors import InvalidConfig
 from relive.over.mixed_draws import MixedDraws, Position
 from relive.over.shares import Counted, Shares
+from relive.over.sources import Source, stream_of
 
 __all__ = ["go_on_from", "state_of"]
 
@@ -25,13 +26,16 @@ def state_of(draws: MixedDraws) -> dict[str, Any]:
         "num_items": position.counted.num_items,
         "of_source": list(position.counted.of_source),
         "random": dict(position.random),
-        "streams": [_stream_of(one.table) for one in draws.sources],
+        "streams": [stream_of(one.table) for one in draws.sources],
         "next_draws": list(position.numbers),
     }
 
 
 def go_on_from(draws: MixedDraws, state: Mapping[str, Any]) -> None:
-    """Goes on from a state that `state_of` returned. Raises InvalidConfig for another; then nothing has changed."""
+    """Goes on from a state that `state_of` returned.
+
+    Raises InvalidConfig for another, and the errors of MixedDraws.go_to. The position then stays as it was.
+    """
     if not isinstance(state, Mapping):
         raise InvalidConfig("state of a Mixture", "what its state_dict() returned", state)
     if state.get("version") != _VERSION:
@@ -41,18 +45,23 @@ def go_on_from(draws: MixedDraws, state: Mapping[str, Any]) -> None:
     if state.get("shares") != expected or list(state["shares"]) != list(expected):
         raise InvalidConfig("shares in the state of a Mixture", f"those of this one: {expected}", state.get("shares"))
     counted = _counted(shares, state.get("num_items"), state.get("of_source"))
-    numbers = []
-    for number, one in enumerate(draws.sources):
-        stream, following = _entry(state, "streams", number, shares), _entry(state, "next_draws", number, shares)
-        is_same = following is not None and stream == _stream_of(one.table) and one.table.next_draw is not None
-        numbers.append(following if is_same else None)
-    draws.go_to(Position(counted, 0, _random(state.get("random")), tuple(numbers)))
+    streams = [_entry(state, "streams", number, shares) for number in range(len(draws.sources))]
+    following = [_entry(state, "next_draws", number, shares) for number in range(len(draws.sources))]
+    numbers = tuple(map(_number_for, draws.sources, streams, following))
+    draws.go_to(Position(counted, 0, _random(state.get("random")), numbers))
 
 
-def _stream_of(table: Any) -> int | None:
-    """The number of a handle's random stream; None: a server, or several tables, draw for it."""
-    stream = getattr(table, "stream", None)
-    return stream if isinstance(stream, int) else None
+def _number_for(source: Source, stream: int | None, following: int | None) -> int | None:
+    """The number that the next draw of a source takes; None: it keeps its own.
+
+    Ranks that draw together take the number of the state on whatever streams they draw, because it is one for all. If
+    the state has none, each rank gives its own: no rank may leave out the call in which all agree on it. `stream` is
+    None in older states for a table over shards.
+    """
+    if source.table.num_ranks > 1:
+        return source.next_draw if following is None else following
+    is_same = stream in (None, stream_of(source.table)) and source.next_draw is not None
+    return following if is_same else None
 
 
 def _entry(state: Mapping[str, Any], name: str, number: int, shares: Shares) -> int | None:
