@@ -206,6 +206,34 @@ def test_a_rank_that_gave_up_a_load_takes_it_up_where_it_was(
         draw_together(table, other)
 
 
+def test_a_rank_that_drew_after_it_gave_up_a_load_begins_the_next_load_at_the_first_table(two_tables: Ranks) -> None:
+    """Else it would wait at the second table for ranks that wait at the first one."""
+    (mine, tables), (theirs, other_tables) = two_tables
+    state = state_with(0, 0)
+    gives_up(lambda: mine.load_state_dict(state))  # at 'a'
+    gives_up(lambda: theirs.load_state_dict(state))  # at 'b'
+    mine.load_state_dict(state)
+    disagrees(lambda: other_tables[1].draw(8))  # this rank does not load again
+    draw_together(tables[1], other_tables[1])
+    gives_up(lambda: mine.load_state_dict(state))  # at 'a'
+    gives_up(lambda: theirs.load_state_dict(state))  # at 'b'
+    mine.load_state_dict(state)
+    theirs.load_state_dict(state)
+    assert numbers_of(two_tables) == [[0, 0]] * 2
+
+
+@pytest.mark.parametrize("next_draw", [2**63, -1, 1.0, True])
+def test_a_refused_number_of_a_later_source_changes_no_source(shards: list[str], next_draw: Any) -> None:
+    with attach(shards, stream=3) as first, attach(shards, stream=3) as second:
+        mixture = relive.Mixture(SHARES, {"a": first, "b": second})
+        state = mixture.state_dict()
+        mixture.sample(10)
+        before = mixture.state_dict()
+        with pytest.raises(errors.InvalidConfig, match="next_draws"):
+            mixture.load_state_dict({**state, "next_draws": [0, next_draw]})
+        assert mixture.state_dict() == before
+
+
 # ---- streams ---------------------------------------------------------------------------------------------------------
 
 

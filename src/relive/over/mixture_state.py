@@ -45,8 +45,8 @@ def go_on_from(draws: MixedDraws, state: Mapping[str, Any]) -> None:
     if state.get("shares") != expected or list(state["shares"]) != list(expected):
         raise InvalidConfig("shares in the state of a Mixture", f"those of this one: {expected}", state.get("shares"))
     counted = _counted(shares, state.get("num_items"), state.get("of_source"))
-    streams = [_entry(state, "streams", number, shares) for number in range(len(draws.sources))]
-    following = [_entry(state, "next_draws", number, shares) for number in range(len(draws.sources))]
+    streams = _entries(state, "streams", shares, 64)
+    following = _entries(state, "next_draws", shares, 63)
     numbers = tuple(map(_number_for, draws.sources, streams, following))
     draws.go_to(Position(counted, 0, _random(state.get("random")), numbers))
 
@@ -64,14 +64,16 @@ def _number_for(source: Source, stream: int | None, following: int | None) -> in
     return following if is_same else None
 
 
-def _entry(state: Mapping[str, Any], name: str, number: int, shares: Shares) -> int | None:
+def _entries(state: Mapping[str, Any], name: str, shares: Shares, num_bits: int) -> list[int | None]:
+    """An integer or None for each source. Raises InvalidConfig for anything else."""
     entries = state.get(name)
     if not isinstance(entries, (list, tuple)) or len(entries) != len(shares.names):
         raise InvalidConfig(f"{name!r} in the state of a Mixture", f"one for each of {shares.names}", entries)
-    value = entries[number]
-    if value is not None and (type(value) is not int or not 0 <= value < 2**64):
-        raise InvalidConfig(f"{name!r} in the state of a Mixture", "integers >= 0, or None", value)
-    return value
+    for value in entries:
+        if value is not None and (type(value) is not int or not 0 <= value < 1 << num_bits):
+            expected = f"integers from 0 to {(1 << num_bits) - 1}, or None"
+            raise InvalidConfig(f"{name!r} in the state of a Mixture", expected, value)
+    return list(entries)
 
 
 def _counted(shares: Shares, num_items: Any, of_source: Any) -> Counted:

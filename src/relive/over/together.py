@@ -24,7 +24,8 @@ class Together:
         # Their positions among all sources. Ranks draw in one order, that of the names, each draw once.
         self.places = [place for place, one in enumerate(sources) if one.table.num_ranks > 1]
         self.places.sort(key=lambda place: sources[place].name)
-        self._num_met: dict[Numbers, int] = {}  # sources that have these numbers, of a number() that was given up
+        # Of a number() that was given up: its numbers, the draws begun then, and how many sources have their numbers.
+        self._met: tuple[Numbers, list[int], int] | None = None
 
     @property
     def num_begun(self) -> list[int]:
@@ -40,8 +41,8 @@ class Together:
         """Gives the next draws these numbers: a call of all ranks for each source, by the order of names.
 
         If a call fails, the sources before its own have their new numbers, on every rank. After a call that was given
-        up, number() with the same numbers goes on with that source: another rank may have got all numbers since, and
-        makes no call again.
+        up, number() with the same numbers goes on with that source, unless this rank has drawn since: another rank may
+        have got all numbers, and makes no call again.
 
         Args:
             numbers: a number for each source of the mixture. None is for sources that are not of this class.
@@ -50,7 +51,8 @@ class Together:
             RanksDisagree: the ranks give a source unlike numbers, on all ranks.
             DeadlineExceeded, RankLost: a rank does not come.
         """
-        self._num_met, met = {}, self._num_met.get(numbers, 0)
+        before, self._met = self._met, None
+        met = before[2] if before is not None and before[:2] == (numbers, self.num_begun) else 0
         try:
             for place in self.places[met:]:
                 following = numbers[place]
@@ -59,5 +61,5 @@ class Together:
                 met += 1
         except BaseException as problem:
             if isinstance(problem, DeadlineExceeded) or not isinstance(problem, ReliveError):
-                self._num_met = {numbers: met}
+                self._met = numbers, self.num_begun, met
             raise
