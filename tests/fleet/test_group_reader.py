@@ -149,6 +149,21 @@ def test_what_goes_wrong_is_heard_by_all_and_the_group_goes_on() -> None:
     assert table.stats().indexes["default"].sampled == 4
 
 
+@pytest.mark.parametrize("carries", ["rows", "keys"])
+def test_names_of_equal_value_are_the_same_arguments(carries: Any) -> None:
+    table = made(INDEXES["transitions"])
+
+    def work(rank: int, exchange: Any) -> Any:
+        text = np.str_ if rank else str
+        columns = [text("action"), text("reward")]
+        return bits(
+            GroupReader(table, exchange, carries).sample(8, columns, index=text("default"), where=text("action > 2"))
+        )
+
+    told = in_threads(work, 2)
+    assert isinstance(told[0], bytes) and told[0] == told[1]
+
+
 def test_a_rank_whose_table_is_closed_is_named() -> None:
     table, closed = made(), made()
     closed.close()

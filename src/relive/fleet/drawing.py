@@ -11,13 +11,14 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from relive._core import random_base
 from relive.checks.values import integer
 from relive.config.limiters import MinSize
 from relive.core.forks import renewed_in_children
 from relive.core.request import DrawRequest
 from relive.core.turns import take
 from relive.errors import DeadlineExceeded, ServiceUnavailable, TableClosed
-from relive.fleet.agreement import LEAST_S, Agreement, Exchange
+from relive.fleet.agreement import LEAST_S, Agreement, Alone, Exchange
 from relive.fleet.calls import Calls
 from relive.fleet.draws.mixing import mixed
 from relive.fleet.draws.pace import Pace, Wait, check_distinct, check_uses
@@ -33,6 +34,7 @@ Arrays = list[npt.NDArray[Any]]
 
 _HEARD_S = 0.05  # how long the roots that came with a draw serve draws that are begun
 _USES_S = 0.02  # how long a shard whose uses are counted waits for items: others may have them
+_REPLACES = 2**63  # no draw has this attempt, so the number of a replacement shifts the random numbers of no draw
 
 
 class Drawn(NamedTuple):
@@ -84,7 +86,9 @@ class Drawing:
         self._numbers = renewed_in_children(self, "_numbers", threading.Lock)  # protects the count of draws
         self.num_begun = 0  # draws that have taken a number
         self.agreement = Agreement(shards, exchange, root_age)
-        self.agreement.while_waiting = calls.drop_overdue  # a dropped item gives its room to a writer
+        self._alone = Agreement(shards, Alone(), root_age=1)  # the roots of draws that this rank makes alone
+        for one in (self.agreement, self._alone):
+            one.while_waiting = calls.drop_overdue  # a dropped item gives its room to a writer
         config = shards[0].table.config
         self._seed = config.seed
         self._indexes = list(config.index.values())
@@ -131,6 +135,30 @@ class Drawing:
         except BaseException:
             self._return_number(making.call)
             raise
+
+    def replace(self, call: int, request: DrawRequest, timeout_s: float) -> Drawn:
+        """Draws items in place of those of a draw that are gone, and keeps them in flight as hold() does.
+
+        In a group of ranks this rank draws alone. It reads the roots of all shards itself, and the limiter must let the
+        items pass by these roots. The ranks do not meet, and their next draw keeps its number and its agreed roots. The
+        random numbers follow from the number of the replaced draw and from the stream of this handle. Without a group,
+        this is the next draw of the handle.
+
+        Args:
+            call: number of the replaced draw, which is in flight. That draw may be a replacement itself.
+            request: the draw, of no more items than the replaced one.
+            timeout_s: how long to wait for the limiter and for items, in seconds.
+
+        Raises:
+            DeadlineExceeded, TableClosed.
+        """
+        if self._exchange.world == 1:
+            return self.hold(request, timeout_s)
+        wait, index = Wait(timeout_s), request.index_number
+        roots = self._alone.roots(index, request.num_items, self._paces[index], wait)
+        number = random_base(self._seed, self._shards[0].stream, call, _REPLACES)
+        # Placed as this rank's part of a draw of all ranks: every world-th point of their comb is a comb, too.
+        return self._drawn(_Making(request, number, wait), roots)
 
     def can_overlap(self, index: int) -> bool:
         """Whether draws of an index may be asked for before earlier ones have answered.

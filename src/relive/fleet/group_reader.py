@@ -9,7 +9,8 @@ Protocol of one call:
    gathers longer than the leader, whose time left comes with the keys.
 4. *Confirm*: one all_gather of 36 bytes a rank: the rank has the batch. By keys, a rank adds which rows were gone. If
    rows were gone on any rank, the leader draws replacements for them, and steps 2 to 4 follow again, until no row is
-   gone or the deadline of a rank has passed.
+   gone or the deadline of a rank has passed. The leader draws replacements alone (Drawing.replace): if its table draws
+   together with those of other leaders, these leaders do not know of the rows.
 5. Only then the draws count.
 6. *Count*: if the index counts uses, or if a server keeps the leader's draw, counting may fail. One more all_gather
    tells whether it did. The leader's message of step 4 says whether this step follows.
@@ -43,7 +44,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol, TypeVar, final
+from typing import Any, Literal, NoReturn, Protocol, TypeVar, final, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -117,7 +118,10 @@ class _Asked:
 
     @property
     def digest(self) -> bytes:
-        return hashlib.sha256(repr(self).encode()).digest()[:8]
+        """The same on ranks that ask for equal values, such as a str and a np.str_."""
+        columns = None if self.columns is None else tuple(map(_plain, self.columns))
+        values = self.num_items, columns, _plain(self.index), _plain(self.where)
+        return hashlib.sha256(repr(values).encode()).digest()[:8]
 
 
 class _Call:
@@ -241,7 +245,7 @@ class GroupReader:
                 draws = stack.enter_context(closing(table.held_draws()))
                 stack.callback(draws.hurry)  # before it is closed: the others wait for the leader's next call
                 held = _Held(table, selection, call.asked, draws)
-                drawn = held.draw(call.asked.num_items, call.wait, self._by_keys)
+                drawn = held.draw(call.wait, self._by_keys)
                 batch = None if self._by_keys else Batch(selection.columns, *drawn[:-1])
                 given = _keys_of(drawn) if batch is None else packed(batch)
             self._gives(call, given)
@@ -319,7 +323,7 @@ class GroupReader:
                 raise call.wait.exceeded(
                     "a batch that every rank finds", f"{num_items} items that a rank does not find"
                 )
-            given = _keys_of(held.draw(num_items, call.wait, keys_only=True)) if self.is_leader else None
+            given = _keys_of(held.replace(num_items, call.wait)) if self.is_leader else None
         if given is None:
             return unpacked_keys(self._hears(call))
         self._gives(call, given)
@@ -391,6 +395,15 @@ class GroupReader:
         return result
 
 
+@runtime_checkable
+class _SharedDraws(Protocol):
+    """Held draws that may be calls of other leaders, too."""
+
+    def replace(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
+        """Draws items in place of those of the newest draw that are gone, without a call of other leaders."""
+        ...
+
+
 @final
 class _Held:
     """The table and columns that a rank reads a batch from. On the leader also the draws in flight."""
@@ -402,13 +415,26 @@ class _Held:
         self._draws = draws
         self._holds: list[Hold] = []
 
-    def draw(self, num_items: int, wait: Wait, keys_only: bool) -> HeldDraw:
-        """Makes one more draw, on the leader."""
+    def draw(self, wait: Wait, keys_only: bool) -> HeldDraw:
+        """Makes the draw of the call, on the leader."""
         assert self._draws is not None
+        selection = None if keys_only else self.selection.core
+        return self._kept(
+            self._draws.draw(self._request(self.asked.num_items, selection), _without_telling(wait.left_s))
+        )
+
+    def replace(self, num_items: int, wait: Wait) -> HeldDraw:
+        """Draws keys in place of some that are gone, on the leader. No other leader has a part in it."""
+        assert self._draws is not None
+        draw = self._draws.replace if isinstance(self._draws, _SharedDraws) else self._draws.draw
+        return self._kept(draw(self._request(num_items, None), _without_telling(wait.left_s)))
+
+    def _request(self, num_items: int, selection: Any) -> DrawRequest:
         where, number = self.asked.where, self.selection.number
         condition = None if where is None else self._table.condition(number, where)
-        request = DrawRequest(number, num_items, None if keys_only else self.selection.core, condition)
-        drawn = self._draws.draw(request, _without_telling(wait.left_s))
+        return DrawRequest(number, num_items, selection, condition)
+
+    def _kept(self, drawn: HeldDraw) -> HeldDraw:
         self._holds.append(drawn.hold)
         return drawn
 
@@ -429,6 +455,11 @@ class _Held:
                 hold.commit_within(wait.left_s)
             else:
                 hold.commit()
+
+
+def _plain(value: object) -> object:
+    """The value of a text in its plain type. Other values are no names: the table refuses them."""
+    return str.__str__(value) if isinstance(value, str) else value
 
 
 def _without_telling(left_s: float) -> float:

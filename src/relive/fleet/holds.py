@@ -29,6 +29,7 @@ class _FleetHold:
     def __init__(self, fleet: FleetCore, drawn: Drawn) -> None:
         self._fleet = fleet
         self._drawn = _without_rows(drawn)
+        self.call = drawn.call
         self._problem: ServiceUnavailable | None = None
         self.is_over = False
 
@@ -84,6 +85,13 @@ class FleetDraws:
             drawn = self._fleet.drawing.hold(request, timeout_s, arrives_s)
         except RequestTooLarge as error:
             raise self._explain(error, request) from None
+        return self._kept(drawn)
+
+    def replace(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
+        """Draws items in place of those of the newest draw that are gone. In a group this rank draws alone."""
+        return self._kept(self._fleet.drawing.replace(self._holds[-1].call, request, timeout_s))
+
+    def _kept(self, drawn: Drawn) -> HeldDraw:
         hold = _FleetHold(self._fleet, drawn)
         self._holds = [one for one in self._holds if not one.is_over]
         self._holds.append(hold)
