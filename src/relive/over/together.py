@@ -11,7 +11,7 @@ from relive.over.sources import Source
 
 __all__ = ["Numbers", "Together"]
 
-# Of the next draw of each source's handle; None: a server numbers its draws.
+# The number of each source's next draw; None: a server numbers its draws.
 Numbers: TypeAlias = tuple[int | None, ...]
 
 
@@ -24,7 +24,7 @@ class Together:
         # Their positions among all sources. Ranks draw in one order, that of the names, each draw once.
         self.places = [place for place, one in enumerate(sources) if one.table.num_ranks > 1]
         self.places.sort(key=lambda place: sources[place].name)
-        # Of a number() that was given up: its numbers, the draws begun then, and how many sources have their numbers.
+        # A number() that was given up: its numbers, the draws begun then, and how many sources have their numbers.
         self._met: tuple[Numbers, list[int], int] | None = None
 
     @property
