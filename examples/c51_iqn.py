@@ -54,8 +54,8 @@ class Settings(frame.Settings):
     target_rate: float = 0.01
     epsilon: float = 0.05
     num_atoms: int = 51  # of C51
-    low: float = 0.0  # the first atom
-    high: float = 100.0  # the last atom
+    low: float = frame.at_least(-math.inf, 0.0)  # the first atom
+    high: float = frame.at_least(-math.inf, 100.0)  # the last atom
     num_taus: int = 8  # of IQN
 
 

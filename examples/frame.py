@@ -17,7 +17,6 @@ An example is one file with a dataclass of settings, a `main(arguments)` that re
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -28,14 +27,19 @@ import platform
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import folders
 import gymnasium
 import numpy as np
 import torch
+from options import Settings as Settings
+from options import at_least as at_least
+from options import check_kept, kept, options_of
+from options import one_of as one_of
+from options import parse as parse
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import relive
@@ -51,21 +55,6 @@ class Saved:
 
     table: relive.Table | None
     learner: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The settings of every example. A run ends at the first of its two limits."""
-
-    steps: int = 100_000  # steps of the environment
-    seconds: float = math.inf  # seconds of all parts of the run together
-    seed: int = 0
-    run_dir: str = ""  # default: runs/examples/NAME-SEED
-    resume: bool = False  # continue the run of run_dir with its table and its learner
-    save_s: float = 120.0  # seconds between two saves; a run also saves at its end
-    eval_every: int = 2_000  # steps between two evaluations
-    eval_episodes: int = 5
-    bar: bool = True
 
 
 @dataclasses.dataclass
@@ -98,51 +87,6 @@ class Result:
     def best(self) -> float:
         """The best evaluation."""
         return max((point[2] for point in self.curve), default=math.nan)
-
-
-S = TypeVar("S", bound=Settings)
-
-
-def one_of(default: str, *others: str) -> Any:
-    """The default of a setting that has one of these values; `parse` refuses other values."""
-    return dataclasses.field(default=default, metadata={"choices": (default, *others)})
-
-
-def at_least(least: int, default: int) -> Any:
-    """The default of a setting that is at least this large; `parse` refuses smaller values."""
-    return dataclasses.field(default=default, metadata={"least": least})
-
-
-def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None) -> S:
-    """Reads a dataclass of settings from a command line: `eval_every: int` becomes `--eval-every`."""
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    for field in dataclasses.fields(settings):
-        option, default = "--" + field.name.replace("_", "-"), field.default
-        if isinstance(default, bool):
-            parser.add_argument(option, action=argparse.BooleanOptionalAction, default=default)
-        else:
-            choices = field.metadata.get("choices")
-            parser.add_argument(
-                option, type=type(default), default=default, choices=choices, help=f"default: {default}"
-            )
-    given = parser.parse_args(arguments)
-    for field in dataclasses.fields(settings):
-        value, least = getattr(given, field.name), field.metadata.get("least")
-        if least is not None and value < least:
-            parser.error(f"argument --{field.name.replace('_', '-')}: expected at least {least}, got {value}")
-    return settings(**vars(given))
-
-
-def options_of(settings: Settings) -> list[str]:
-    """The command line of these settings: the options that differ from their defaults. `parse` reads it."""
-    options: list[str] = []
-    for field in dataclasses.fields(settings):
-        name, value = field.name.replace("_", "-"), getattr(settings, field.name)
-        if value != field.default:
-            options += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
-    return options
 
 
 def package(module: str, distribution: str, install: str = "'.[examples]'") -> Any:
@@ -228,8 +172,8 @@ class Run:
         """Loads table and learner of the run that `--resume` continues. None: this run starts from its beginning.
 
         A table over shards is not loaded here: its ShardOwners take `load=run.shards`. The program ends with a
-        sentence if another run uses the folder, or if `begin` would remove `data`, the folder of a save that this
-        run reads.
+        sentence if another run uses the folder, if `begin` would remove `data`, the folder of a save that this run
+        reads, or if a setting differs that a continued run keeps (`options.check_kept`).
         """
         if not self.settings.resume:
             folders.check(self.folder, data)
@@ -248,6 +192,13 @@ class Run:
         else:
             raise SystemExit(f"{self.folder} has no save. Run the example without --resume first.")
         told = whole["run"]
+        try:
+            check_kept(self.folder, told.get("settings", {}), self.settings)  # saves of earlier versions lack it
+        except SystemExit:
+            self._unlock()
+            if table is not None:
+                table.close()
+            raise
         self.result.random_return = told.get("random_return", math.nan)  # saves of earlier versions lack it
         self.result.curve, self.result.steps, self.result.facts = told["curve"], told["steps"], told["facts"]
         self._began -= told["seconds"]
@@ -324,7 +275,7 @@ class Run:
         result = self.result
         told = {"curve": result.curve, "steps": result.steps, "seconds": time.monotonic() - self._began}
         told |= {"facts": result.facts, "next_evaluation": self._next_evaluation}
-        told |= {"random_return": result.random_return}
+        told |= {"random_return": result.random_return, "settings": kept(self.settings)}
         self.folder.mkdir(parents=True, exist_ok=True)
         whole = {"learner": learner, "run": told, "rng": torch.get_rng_state()}
         if isinstance(table, relive.Table):

@@ -43,9 +43,9 @@ class Settings(frame.Settings):
     group_size: int = frame.at_least(2, 8)
     groups: int = 64  # of an update; fewer make noisier steps
     budget: int = 2  # tokens of a rollout between two updates
-    replays: int = 2  # updates with earlier groups after each update with new ones; 0: no replay
+    replays: int = frame.at_least(0, 2)  # updates with earlier groups after each update with new ones; 0: no replay
     decay: float = 0.9  # of a group's probability for each update since
-    max_staleness: int = 24  # updates
+    max_staleness: int = frame.at_least(0, 24)  # updates
     clip_low: float = 0.2
     clip_high: float = 0.28
     width: int = 128

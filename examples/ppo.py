@@ -55,7 +55,7 @@ class Settings(frame.Settings):
     value_weight: float = 0.5
     a2c: bool = False
     uses: int = 1  # above 1: off-policy
-    max_staleness: int = 8  # in policy versions; off-policy only
+    max_staleness: int = frame.at_least(0, 8)  # in policy versions; off-policy only
 
 
 class Network(torch.nn.Module):

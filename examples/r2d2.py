@@ -43,13 +43,13 @@ class Settings(frame.Settings):
     """The settings of R2D2."""
 
     env: str = frame.one_of("repeat", "cartpole")
-    lag: int = 2  # of repeat
+    lag: int = frame.at_least(0, 2)  # of repeat
     steps: int = 30_000
     eval_every: int = 2_000
     hidden: int = 32
     num_envs: int = 8
     length: int = 12
-    burn_in: int = 4
+    burn_in: int = frame.at_least(0, 4)
     capacity: int = 50_000
     min_size: int = 40  # sequences before the first update
     batch_size: int = 32

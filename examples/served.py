@@ -40,7 +40,7 @@ class Settings(dqn_per.Settings):
 
     address: str = "grpc://127.0.0.1:0"  # port 0: a free one
     insecure: bool = False  # serve every client that reaches the port, on any address
-    num_actors: int = 2
+    num_actors: int = frame.at_least(0, 2)
     updates_per_step: float = 0.25  # of the replay ratio
     epsilon: float = 0.4  # of the first actor; the others explore less
     learning_rate_end: float = 1.0

@@ -40,7 +40,7 @@ class Settings(frame.Settings):
 
     directory: str = ""  # on a local disk; "": a temporary folder
     ram: str = "16MiB"  # for pages and rows that are read ahead
-    prefetch: int = 16
+    prefetch: int = frame.at_least(0, 16)
     steps: int = 30_000
     eval_every: int = 3_000
     eval_episodes: int = 20

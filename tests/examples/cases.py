@@ -18,7 +18,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # The modules in examples/ that are no examples.
-HELPERS = {"actors", "curves", "environments", "episodes", "folders", "frame", "ranks", "sums", "transformer"}
+HELPERS = {
+    "actors",
+    "curves",
+    "environments",
+    "episodes",
+    "folders",
+    "frame",
+    "options",
+    "ranks",
+    "sums",
+    "transformer",
+}
 SHORTEST, LONGEST = 120, 250  # lines of an example
 
 

@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("rich", reason="the command line needs rich")
 
 from relive.agents.registry import AGENTS  # noqa: E402
+from relive.cli.commands import extra_named  # noqa: E402
+from relive.errors import MissingPackage  # noqa: E402
 from relive.errors.extras import install_command  # noqa: E402
 
 
@@ -122,3 +124,50 @@ def test_missing_extras_are_named() -> None:
         assert done.returncode == 1
         assert install_command(extra) in done.stderr and hidden[-1] in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
+
+
+def in_a_shell(arguments: str, redirection: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = f"{sys.executable} -m relive.cli {arguments} {redirection}"
+    return subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
+
+
+SHORT_RUN = (
+    "train dqn --run-dir run --max-steps 300 --set replay.min_size=64 --set update=handwritten"
+    " --set evaluation.num_final_episodes=1 --set acting.num_actors=1 --set topology="
+)
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">&- 2>&-"])
+@pytest.mark.parametrize("command", ["ls", f"{SHORT_RUN}inline", f"{SHORT_RUN}actors"], ids=["ls", "inline", "actors"])
+def test_an_output_that_is_closed_is_no_output(command: str, redirection: str, tmp_path: Path) -> None:
+    if command != "ls":
+        pytest.importorskip("torch", reason="agents are written in torch")
+    done = in_a_shell(command, redirection, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert command == "ls" or (tmp_path / "run" / "result.json").exists()
+
+
+def test_an_error_of_the_output_names_it(tmp_path: Path) -> None:
+    for python in (sys.executable, f"{sys.executable} -u"):
+        done = subprocess.run(f"{python} -m relive.cli ls > /dev/full", shell=True, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert done.stderr == "relive: [Errno 28] No space left on device: 'standard output'\n"
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_ctrl_c_in_an_import_is_no_missing_package(linked: bool) -> None:
+    """Packages turn any error of their own imports into an ImportError."""
+    with pytest.raises(KeyboardInterrupt), extra_named("train", "train"):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            raise ImportError("numpy._core.multiarray failed to import") from interrupt if linked else None
+
+
+def test_a_package_that_fails_without_a_name_is_not_missing() -> None:
+    with pytest.raises(ImportError, match="undefined symbol") as caught, extra_named("train", "train"):
+        raise ImportError("undefined symbol")
+    assert not isinstance(caught.value, MissingPackage)
+    with pytest.raises(MissingPackage, match="needs torch"), extra_named("train", "train"):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")

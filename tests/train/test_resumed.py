@@ -66,6 +66,19 @@ def test_a_solved_run_learns_on_for_a_return_that_it_has_not_reached(tmp_path: P
         assert not load_checkpoint(folder)[1].solved
 
 
+@pytest.mark.parametrize(("topology", "table"), [("inline", "always"), ("inline", "never"), ("actors(1)", "always")])
+def test_a_run_at_its_limit_learns_no_more(topology: str, table: str, tmp_path: Path) -> None:
+    folder, config = tmp_path / "run", small(None, topology=topology, checkpoint__table=table)
+    first = train(config, folder)
+    for more in ({}, {}, {"limits__max_steps": 10**6, "limits__max_minutes": 1e-6}):
+        again = train(small(None, topology=topology, checkpoint__table=table, **more), folder, resume=True)
+        assert (again.ending, again.num_updates) == (Ending.LIMIT.value, first.num_updates) and again.returns
+        assert again.num_steps == first.num_steps or topology != "inline"
+    assert load_checkpoint(folder)[0]["num_updates"] == first.num_updates
+    longer = train(small(None, topology=topology, limits__max_steps=800), folder, resume=True)
+    assert longer.num_updates > first.num_updates
+
+
 def test_a_checkpoint_that_does_not_say_which_return_it_reached_has_that_of_its_last_evaluation(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(small(1.0, checkpoint__table="never"), folder)

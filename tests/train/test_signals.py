@@ -17,7 +17,15 @@ import pytest
 from relive.train import signals
 from relive.train.child import Child, end_all
 from relive.train.errors import EnvironmentHangs
-from relive.train.signals import STOP_SIGNALS, Call, in_a_hurry, owning, stop_signals, uninterrupted
+from relive.train.signals import (
+    STOP_SIGNALS,
+    Call,
+    in_a_hurry,
+    owning,
+    raising_signals,
+    stop_signals,
+    uninterrupted,
+)
 from train.workers import never_end
 
 
@@ -120,11 +128,78 @@ def test_nohup_keeps_a_run_going() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_the_block_around_a_block_hears_its_signals_and_the_second_raises_once() -> None:
+    with stop_signals() as around:
+        with stop_signals() as inside:
+            send(signal.SIGTERM)
+            assert inside() and around()
+        assert around() and in_a_hurry() is False
+    assert around(), "after the block, too"
+    with ended_by_an_interrupt(), stop_signals() as around, stop_signals():
+        with uninterrupted():
+            send(signal.SIGTERM, signal.SIGINT)  # noted: the inner block is shielded
+        assert around()
+        try:
+            send(signal.SIGINT)
+        finally:
+            send(signal.SIGINT, signal.SIGTERM)
+
+
+def test_a_block_that_has_heard_a_signal_before_notes_the_first_of_a_block_inside() -> None:
+    with stop_signals():
+        send(signal.SIGINT)
+        with stop_signals() as inside:
+            send(signal.SIGINT)
+            assert inside()
+            assert not in_a_hurry()
+
+
+def test_every_signal_raises_in_a_block_that_raises() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    for number in STOP_SIGNALS:
+        with ended_by_an_interrupt(), raising_signals():
+            send(number)
+            pytest.fail("the signal was lost")
+        with raising_signals(), stop_signals() as stopping:
+            send(number)
+            assert stopping()
+        assert [signal.getsignal(one) for one in STOP_SIGNALS] == before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_a_destructor_drops_is_raised_at_the_end_of_a_block_that_raises() -> None:
+    class Dropping:
+        def __del__(self) -> None:
+            send(signal.SIGTERM)
+
+    went_on = False
+    with ended_by_an_interrupt(), raising_signals():
+        Dropping()
+        went_on = True
+    assert went_on
+
+
+def test_a_block_that_raises_leaves_the_handlers_of_the_program_alone() -> None:
+    heard: list[int] = []
+    before = [
+        signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number)),
+        signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    ]
+    try:
+        with raising_signals():
+            send(signal.SIGTERM, signal.SIGHUP)
+            mine = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert heard == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == signal.SIG_IGN and callable(mine)
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGHUP, before[1])
+
+
 def test_other_threads_hear_nothing() -> None:
     heard: list[bool] = []
 
     def run() -> None:
-        with stop_signals() as stopping, uninterrupted(), Call("a call", 0.0):
+        with raising_signals(), stop_signals() as stopping, uninterrupted(), Call("a call", 0.0):
             heard.append(stopping() or in_a_hurry())
 
     with stop_signals():

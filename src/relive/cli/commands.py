@@ -121,11 +121,25 @@ def port(text: str) -> int:
 
 @contextmanager
 def extra_named(command: str, extra: str) -> Iterator[None]:
-    """Turns an ImportError of the block into MissingPackage, which names the command and how to install its extra."""
+    """Turns an ImportError of the block into MissingPackage, which names the command and how to install its extra.
+
+    An import that Ctrl-C cut short raises KeyboardInterrupt, also if a package made an ImportError of that. An
+    ImportError that names no package stays: the extra is there, and something in it is broken.
+    """
     try:
         yield
     except ImportError as problem:
-        raise MissingPackage(f"relive {command}", str(problem.name), install_command(extra)) from None
+        if _comes_from_an_interrupt(problem):
+            raise KeyboardInterrupt from None
+        if problem.name is None:
+            raise
+        raise MissingPackage(f"relive {command}", problem.name, install_command(extra)) from None
+
+
+def _comes_from_an_interrupt(problem: BaseException | None) -> bool:
+    while problem is not None and not isinstance(problem, KeyboardInterrupt):
+        problem = problem.__cause__ or problem.__context__
+    return problem is not None
 
 
 def say(line: str) -> None:

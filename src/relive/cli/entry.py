@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any, TextIO, cast, final
 
 from relive import __version__
 from relive.cli import doctor, doors, fleets, inspect, runs, tables, training, transfers
@@ -22,18 +23,56 @@ def main() -> None:
 
     Modules of the present folder are found, as `python -m` finds them: `--env module:Id-v0` names one.
     """
+    _open_outputs()
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     status: int | str
     try:
         status = run(sys.argv[1:])
-    except (ReliveError, OSError) as problem:  # an OSError names its file
+    except (ReliveError, OSError) as problem:  # an OSError names its file, or the standard output
         status = f"relive: {problem}"
     except KeyboardInterrupt:
         status = EXIT_STOPPED
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # libraries end with the interpreter, and would show a traceback
     _drop_output_that_fails()
     sys.exit(status)
+
+
+@final
+class _StandardOutput:
+    """The standard output. An OSError of a write names it: the error of the system has no name."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """See TextIO."""
+        try:
+            return self._file.write(text)
+        except OSError as problem:
+            problem.filename = problem.filename or "standard output"
+            raise
+
+    def flush(self) -> None:
+        """See TextIO."""
+        try:
+            self._file.flush()
+        except OSError as problem:
+            problem.filename = problem.filename or "standard output"
+            raise
+
+
+def _open_outputs() -> None:
+    """Names the standard output in its errors. An output that the shell has closed (`>&-`) drops what it gets."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # else the next file, such as one of the run, would get the number 1 or 2
+            null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            os.set_inheritable(null.fileno(), True)
+            setattr(sys, name, null)
+    sys.stdout = cast(TextIO, _StandardOutput(sys.stdout))
 
 
 def _drop_output_that_fails() -> None:

@@ -192,14 +192,16 @@ def run_training(config: TrainConfig, run_dir: Path | None, resume: Path | None,
 
         from relive.train.run import train
         from relive.train.setup import check_has_server
+        from relive.train.signals import raising_signals
         from relive.train.tuning.tuner import AUTO_BUDGET_S, Keeping, tune
     console = Console()
     callbacks = []
     if auto:
         check_has_server(config)  # train() does so, too, but after the tuning
-        tuning = tune(config, budget_s=AUTO_BUDGET_S, say=say)
-        say(f"chosen: {tuning}")
-        config, callbacks = tuning.config, [Keeping(tuning)]
+        with raising_signals():
+            tuning = tune(config, budget_s=AUTO_BUDGET_S, say=say)
+            say(f"chosen: {tuning}")
+            config, callbacks = tuning.config, [Keeping(tuning)]
     if resume is not None:
         result = train(config, resume, resume=True, console=console)
     else:

@@ -203,6 +203,8 @@ class Learner:
     def _loop(self, update_once: Callable[[], bool]) -> Ending:
         publish_period, period = self._config.acting.publish_period, self._config.evaluation.period_updates
         next_evaluation, most_steps = self._next_evaluation(period), self._config.limits.max_steps
+        if self._at_limit():  # the sessions before this one have reached it
+            return self._ended_at_limit()
         while True:
             if self._stopping():
                 return Ending.STOPPED
@@ -218,9 +220,12 @@ class Learner:
             if self._parts.scoreboard.num_steps >= most_steps or time.monotonic() - self._looked_s >= _LOOK_PERIOD_S:
                 self._look()
                 if self._at_limit():
-                    if not self._progress.curve:
-                        self._evaluate()  # so that a short run has a kept policy and a curve as well
-                    return Ending.LIMIT
+                    return self._ended_at_limit()
+
+    def _ended_at_limit(self) -> Ending:
+        if not self._progress.curve:
+            self._evaluate()  # so that a short run has a kept policy and a curve as well
+        return Ending.LIMIT
 
     def _next_evaluation(self, period: int) -> int:
         """Returns the update after which the next evaluation is due. The first one is early, for the curve."""

@@ -6,12 +6,14 @@ Protocol, in the main thread, in which Python runs the handlers of signals:
       ended after a second, a line says so. SIGHUP is left alone where it was ignored before (nohup).
   S2  The second signal raises KeyboardInterrupt, wherever the main thread is; if the program had a handler of its own,
       that handler is called instead. This happens once in a run: later signals are noted.
-  S3  While resources are given back (`owning`, `uninterrupted`), signals are noted and raise nothing. After the second
-      signal every wait in there ends at once (`in_a_hurry`), and children are killed.
+  S3  While resources are given back (`owning`, `uninterrupted`), and while an update is made, signals are noted and
+      raise nothing. After the second signal every wait in there ends at once (`in_a_hurry`), and children are killed.
   S4  A call of an environment (`Call`) that has not returned at its time is interrupted. A call that begins after the
       time limit of its run gets the same grace as one that is under way then. A thread looks for overdue calls and
       sends SIGURG to the main thread, whose handler raises. A call that never returns to Python, such as a loop in C,
       cannot be interrupted.
+  S5  A block notes the signals of the blocks inside it, too. So code that calls `train` in a block of its own finds out
+      whether a signal came, also if it came while the run was about to end.
 
 In other threads Python delivers no signals: there the functions of this module do nothing, and no call is interrupted.
 """
@@ -86,7 +88,8 @@ class Call:
 class _Listening:
     """The words of one `stop_signals` block. Handlers may interrupt themselves, so no word has a lock."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], outer: _Listening | None) -> None:
+        self._outer = outer
         self.num_heard = 0
         self.num_shields = 0  # blocks of `uninterrupted` that are open
         self.call: Call | None = None
@@ -118,10 +121,8 @@ class _Listening:
             signal.signal(number, handler)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        self.num_heard += 1
-        if self.num_heard == 1:
-            self._heard_s = time.monotonic()
-        elif self.num_shields == 0 and not self._has_raised:
+        self._note()
+        if self.num_heard > 1 and self.num_shields == 0 and not self._has_raised:
             self._has_raised = True
             before = self._before.get(number, signal.SIG_DFL)
             if callable(before):
@@ -129,10 +130,19 @@ class _Listening:
             elif before != signal.SIG_IGN:
                 raise KeyboardInterrupt
 
+    def _note(self) -> None:
+        self.num_heard += 1
+        if self.num_heard == 1:
+            self._heard_s = time.monotonic()
+        if self._outer is not None:
+            self._outer._note()
+
     def _lose(self, unraisable: Any) -> None:
         """An exception in a destructor, which Python drops. If it is a signal's, the next signal raises again."""
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             self._has_raised = False
+            if self._outer is not None:
+                self._outer._lose(unraisable)
         elif not issubclass(unraisable.exc_type, _Overdue):
             self._hook(unraisable)
 
@@ -178,7 +188,7 @@ def _here() -> _Listening | None:
 def stop_signals(say: Callable[[str], None] = lambda line: None) -> Iterator[Callable[[], bool]]:
     """Gives a function that tells whether SIGINT, SIGTERM or SIGHUP came while the block runs: rules S1 to S4.
 
-    Outside the main thread the function always returns False.
+    The function also tells so after the block has ended. Outside the main thread it always returns False.
 
     Args:
         say: Gets a line for people if the block goes on for a second after the first signal. Another thread calls it.
@@ -187,7 +197,8 @@ def stop_signals(say: Callable[[str], None] = lambda line: None) -> Iterator[Cal
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before, heard = _listening, _Listening(say)
+    before = _listening
+    heard = _Listening(say, before)
     _listening = heard
     heard.begin()
     try:
@@ -196,6 +207,36 @@ def stop_signals(say: Callable[[str], None] = lambda line: None) -> Iterator[Cal
         heard.num_shields += 1
         heard.end()
         _listening = before
+
+
+@contextmanager
+def raising_signals() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt while the block runs, so that its clean-up is done.
+
+    Python drops an exception in a destructor. If that was the KeyboardInterrupt, the end of the block raises it. A
+    signal that the program ignores or has a handler for is left alone. A block of `stop_signals` inside takes the
+    signals for its time. Outside the main thread nothing changes.
+    """
+    heard: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS if is_main}
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    taken = {number: handler for number, handler in before.items() if handler in usual}
+    try:
+        for number in taken:
+            signal.signal(number, take)
+        yield
+    finally:
+        for number, handler in taken.items():
+            if signal.getsignal(number) is take:
+                signal.signal(number, handler)
+    if heard:
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -35,6 +35,8 @@ Rules for a death:
   D2  After that update all followers are ended. The next update starts new ones from the leader's state.
   D3  If the leader dies, all pipes end, and the followers end. Else they wait for it without a deadline, because it may
       evaluate for minutes.
+  D4  After a second signal to the run, the leader waits for no follower: one that has not answered yet is killed, and
+      D1 holds. The last checkpoint is therefore of whole updates.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ from relive.train.learners.gradient_rows import LEADER, LOOK_S, MEAN, UPDATE, UP
 from relive.train.memory.shared_block import SharedBlock
 from relive.train.memory.stopwatch import ProfileBoard, Timed, untimed
 from relive.train.parts import Part
+from relive.train.signals import in_a_hurry
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
 
@@ -191,12 +194,15 @@ class LearnerGroup(Part):
                 raise ReplicasDiffer(number, self._agent.num_updates, hashed, word)
 
     def _hear(self, number: int, timeout_s: float) -> int | None:
-        """Returns the next word of a follower; None if it died or was silent for timeout_s: then it is lost."""
+        """Returns the next word of a follower; None if it died or was silent for timeout_s: then it is lost.
+
+        After a second signal to the run, a follower that has not answered yet is lost, too.
+        """
         assert self._bells is not None
         deadline_s, spin_s = time.monotonic() + timeout_s, self._options.spin_s
         while (word := self._bells.hear(number, spin_s, LOOK_S)) is None:
             spin_s = 0.0
-            if self._children[number].pipe.poll() or time.monotonic() >= deadline_s:
+            if self._children[number].pipe.poll() or time.monotonic() >= deadline_s or in_a_hurry():
                 self._lose(number)
                 return None
         return word
@@ -213,7 +219,9 @@ class LearnerGroup(Part):
         self.stop()
         self._deaths.count(lambda deaths: LearnersKeepDying(number, deaths, exit_code))
         self._num_restarts += 1
-        self._options.say(f"learner {number} died (exit code {exit_code}); the next update starts the learners again")
+        if not in_a_hurry():
+            told = f"learner {number} died (exit code {exit_code})"
+            self._options.say(f"{told}; the next update starts the learners again")
 
     def _start(self, layout: BatchLayout) -> None:
         chunk = self._options.chunk

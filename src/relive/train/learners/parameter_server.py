@@ -68,6 +68,7 @@ from relive.train.learners.async_learner import (
 from relive.train.memory.shared_block import SharedBlock
 from relive.train.memory.stopwatch import ProfileBoard, Timed, untimed
 from relive.train.parts import Part
+from relive.train.signals import uninterrupted
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
 
@@ -196,9 +197,10 @@ class ParameterServer(Part):
             self.num_dropped += 1
             self._send(member, AGAIN)
             return False
-        self._agent.apply(torch.split(member.slot.gradients[: sum(sizes)], list(sizes)))
-        if number == 0:
-            member.slot.read_noise()
+        with uninterrupted():  # a checkpoint is of whole units
+            self._agent.apply(torch.split(member.slot.gradients[: sum(sizes)], list(sizes)))
+            if number == 0:
+                member.slot.read_noise()
         try:
             self._send(member, GO)
         except (BrokenPipeError, ConnectionResetError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TypeVar, final
 
 import numpy as np
@@ -25,6 +25,7 @@ from relive.train.learners.host_group import HostGroup
 from relive.train.learners.parameter_server import ParameterServer
 from relive.train.memory.stopwatch import Timed
 from relive.train.parts import Part
+from relive.train.signals import uninterrupted
 from relive.train.watching.result import Ending
 
 _SHORT_S = 0.001  # a shorter time is that of the call, and no wait
@@ -93,6 +94,9 @@ class Updates(Part, ABC):
 class DrawnUpdates(Updates):
     """Draws batches from the table of this host and learns from them."""
 
+    # A signal does not end an update between the steps of two optimizers: a checkpoint is of whole updates.
+    _whole: Callable[[], AbstractContextManager[None]] = staticmethod(uninterrupted)
+
     def __init__(
         self,
         agent: Agent,
@@ -159,7 +163,8 @@ class DrawnUpdates(Updates):
             batch = next_batch()
             if batch is None:
                 return False
-            priorities = self._update(batch)
+            with self._whole():
+                priorities = self._update(batch)
             if priorities is not None:
                 self._table.update_priorities(batch.item_keys, priorities)
             return True
@@ -178,6 +183,8 @@ class DrawnUpdates(Updates):
 @final
 class HostUpdates(DrawnUpdates):
     """Learns together with the other hosts of the run. See learners/host_group.py for their protocol."""
+
+    _whole = staticmethod(nullcontext)  # an update waits for the other hosts, and a second signal ends the wait
 
     def __init__(
         self,

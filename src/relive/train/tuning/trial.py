@@ -18,6 +18,7 @@ from relive.train.run import train
 from relive.train.sections import ServingConfig
 from relive.train.settings import changed, options
 from relive.train.setup import limiter_of
+from relive.train.signals import stop_signals
 from relive.train.tuning.throughput import Setting
 
 NUM_WINDOWS = 4
@@ -145,7 +146,7 @@ def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial | 
         The measured speed; None if the run did not come to a measurement.
 
     Raises:
-        KeyboardInterrupt: SIGINT or SIGTERM stopped the run.
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came, in the main thread.
         Exception: Any error of `train`.
 
     Blocks:
@@ -169,16 +170,13 @@ def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial | 
     limiter, ratio = limiter_of(measured), measured.replay.updates_per_step
     windows = Windows(seconds, ratio, (limiter.tolerance or 0.0) / limiter.samples_per_insert)
     gives_up_s = time.monotonic() + _GIVES_UP_S + 2 * _LONGEST_WARM * seconds
-    gave_up = False
 
     def stop_when(num_steps: int, num_updates: int) -> bool:
-        nonlocal gave_up
         now_s = time.monotonic()
-        gave_up = now_s > gives_up_s
-        return windows.tick(now_s, num_steps, num_updates, _waits_s) or gave_up
+        return windows.tick(now_s, num_steps, num_updates, _waits_s) or now_s > gives_up_s or signalled()
 
-    with tempfile.TemporaryDirectory(prefix="relive-tune-") as folder:
+    with stop_signals() as signalled, tempfile.TemporaryDirectory(prefix="relive-tune-") as folder:
         train(measured, Path(folder) / "run", stop_when=stop_when)
-    if not gave_up and len(windows.marks) <= NUM_WINDOWS:
-        raise KeyboardInterrupt  # `train` has handled the signal, and has ended all processes
+    if signalled():  # `train` has ended all processes, as it does in the other cases
+        raise KeyboardInterrupt
     return windows.result()

@@ -29,6 +29,7 @@ from relive.train.config import TrainConfig, path_of, preset
 from relive.train.run_directory import TUNING_FILE
 from relive.train.settings import Written, changed, nested, options
 from relive.train.setup import least_capacity, limiter_of
+from relive.train.signals import raising_signals
 from relive.train.topology import Actors
 from relive.train.tuning.calibrate import Sizes, calibrate
 from relive.train.tuning.throughput import (
@@ -228,6 +229,7 @@ def _toml_value(value: object) -> object:
     return str(value) if isinstance(value, Written) else value
 
 
+@raising_signals()
 def tune(
     config: TrainConfig,
     *,
@@ -256,6 +258,7 @@ def tune(
             replay.min_size items with any setting.
         EnvironmentRaised: The environment raised an error.
         ActorsKeepDying: An actor died or does not answer.
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came, in the main thread.
         Exception: Any error of `train`.
     """
     is_number = isinstance(budget_s, (int, float)) and not isinstance(budget_s, bool)
@@ -299,9 +302,7 @@ def tune(
 
 
 def _checked_cores(more_cores: Sequence[int]) -> tuple[int, ...]:
-    fit = isinstance(more_cores, (list, tuple)) and all(
-        type(one) is int and 1 <= one <= MOST_CORES for one in more_cores
-    )
+    fit = isinstance(more_cores, (list, tuple)) and all(type(n) is int and 1 <= n <= MOST_CORES for n in more_cores)
     require(fit, "more_cores", f"numbers of cores, each in [1, {MOST_CORES}]", more_cores)
     here = len(os.sched_getaffinity(0))
     return tuple(number for number in more_cores if number > here)
