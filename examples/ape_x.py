@@ -45,6 +45,7 @@ from relive.adapters.gymnasium import record
 class Settings(frame.Settings):
     """The settings of Ape-X."""
 
+    KEEPS = {"seed"}
     env: str = "LunarLander-v3"
     steps: int = 240_000
     eval_every: int = 10_000
@@ -187,11 +188,9 @@ def make_owners(settings: Settings, run: frame.Run) -> tuple[list[str], list[rel
         relive.SamplesPerInsert(settings.samples_per_insert, min_size=settings.min_size),
     )
     names = [f"ape-x-{os.getpid()}-{number}" for number in range(2 if settings.num_actors else 1)]
-    owners = []
-    for number, name in enumerate(names):
-        config = relive.TableConfig(spec, settings.capacity, index, relive.SharedMemory(name), seed=settings.seed)
-        owners.append(relive.fleet.ShardOwner(number, config, load=run.shards))
-    return names, owners
+    whole, seed = (spec, settings.capacity, index), settings.seed
+    configs = [relive.TableConfig(*whole, relive.SharedMemory(name), seed=seed) for name in names]
+    return names, [relive.fleet.ShardOwner(number, config, load=run.shards) for number, config in enumerate(configs)]
 
 
 def main(arguments: Sequence[str] | None = None) -> frame.Result:
@@ -201,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
     saved = run.load()
     try:
         names, owners = make_owners(settings, run)
+        table = relive.fleet.attach(names)
     except relive.fleet.OtherShards as error:  # `--resume` with actors continues a run with actors
         raise SystemExit(f"{run.folder}: {error}") from None
     shared = make_network(settings).share_memory()
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> frame.Result:
             run.evaluated(frame.evaluate(greedy, lambda: environments.make_env(settings.env), settings.eval_episodes))
 
     run.result.random_return = frame.random_return(lambda: environments.make_env(settings.env))
-    with relive.fleet.attach(names) as table:
+    with table:
         learner = Learner(settings, table, shared)
         if saved:
             learner.num_updates = saved.learner.pop("num_updates", run.result.facts.get("updates", 0))

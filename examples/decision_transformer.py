@@ -47,6 +47,7 @@ import relive.fleet
 class Settings(frame.Settings):
     """The settings of the decision transformer."""
 
+    KEEPS = {"seed", "data"}
     env: str = "CartPole-v1"
     steps: int = 1_500  # updates
     eval_every: int = 250  # updates

@@ -44,6 +44,7 @@ REWARD_SCALE = 0.1
 class Settings(frame.Settings):
     """The settings of the multi-agent transformer."""
 
+    KEEPS = {"seed"}
     steps: int = 200_000  # steps of all environments of all ranks
     eval_every: int = 4_000
     ranks: int = 2
@@ -188,12 +189,10 @@ def own_shards(settings: Settings, save: Path | None, stack: ExitStack) -> list[
     episodes = relive.Episodes(LENGTH, bootstrap=1)
     index = relive.Index(episodes, relive.Fifo(), max_times_sampled=1)
     names = [f"mat-{os.getpid()}-{number}" for number in range(settings.ranks)]
-    capacity, lanes = 40 * LENGTH * settings.num_envs, 2 * settings.num_envs
+    step, capacity, lanes = relive.StepSpec(spec), 40 * LENGTH * settings.num_envs, 2 * settings.num_envs
     for number, name in enumerate(names):
         storage = relive.SharedMemory(name)
-        config = relive.TableConfig(
-            relive.StepSpec(spec), capacity, index, storage, max_lanes=lanes, seed=settings.seed
-        )
+        config = relive.TableConfig(step, capacity, index, storage, max_lanes=lanes, seed=settings.seed)
         stack.enter_context(relive.fleet.ShardOwner(number, config, load=save))
     return names
 

@@ -7,12 +7,14 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The settings of every example. A run ends at the first of its two limits."""
+
+    KEEPS: ClassVar[set[str]] = set()  # of FREE, those that a continued run of this example keeps
 
     steps: int = 100_000  # steps of the environment
     seconds: float = math.inf  # seconds of all parts of the run together
@@ -85,7 +87,8 @@ def options_of(settings: Settings) -> list[str]:
 
 def kept(settings: Settings) -> dict[str, Any]:
     """The settings that a continued run keeps. The saved table, networks and optimizers have been made with them."""
-    return {name: value for name, value in dataclasses.asdict(settings).items() if name not in FREE}
+    free = FREE - settings.KEEPS
+    return {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
 
 
 def check_kept(folder: Path, saved: Mapping[str, Any], settings: Settings) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import relive
 from examples.cases import CASES
 
 for _module in ("gymnasium", "torch", "rich", "tensorboard", "matplotlib"):
@@ -72,7 +73,7 @@ def test_a_continued_run_keeps_the_settings_of_its_save(name: str, frame: Module
     run.load()
     with run.course(lambda: (None, {})):
         pass
-    free = {field.name for field in dataclasses.fields(frame.Settings)}
+    free = {field.name for field in dataclasses.fields(frame.Settings)} - settings.KEEPS
     own = [field for field in dataclasses.fields(settings) if field.name not in free]
     assert {"num_envs", "gamma", "learning_rate", "hidden", "min_size"} & {
         field.name for field in own
@@ -80,7 +81,7 @@ def test_a_continued_run_keeps_the_settings_of_its_save(name: str, frame: Module
     num_kept = 0
     for field in own:
         resumed = dataclasses.replace(settings, resume=True, **{field.name: other_value(field)})
-        if field.name in importlib.import_module("options").FREE:
+        if field.name in importlib.import_module("options").FREE - settings.KEEPS:
             assert frame.Run(name, resumed).load() is not None
             continue
         with pytest.raises(SystemExit) as refused:
@@ -91,7 +92,8 @@ def test_a_continued_run_keeps_the_settings_of_its_save(name: str, frame: Module
             assert f"with {option(field.name)} {field.default}, got" in line and str(other_value(field)) in line
         num_kept += 1
     assert num_kept > 3
-    longer = dataclasses.replace(settings, resume=True, steps=settings.steps + 1, seconds=1.0, eval_every=7, seed=9)
+    seed = settings.seed if "seed" in settings.KEEPS else 9
+    longer = dataclasses.replace(settings, resume=True, steps=settings.steps + 1, seconds=1.0, eval_every=7, seed=seed)
     assert frame.Run(name, longer).load() is not None
 
 
@@ -106,6 +108,7 @@ SHORT = "--hidden 8 --eval-every 1000 --eval-episodes 1 --no-bar"
         ("sac --min-size 64 --batch-size 8 --steps 40", "--min-size 8"),
         ("r2d2 --min-size 64 --batch-size 4 --steps 160 --num-envs 2", "--min-size 2"),
         ("ape_x --env CartPole-v1 --num-actors 0 --min-size 16 --batch-size 8 --steps 40", "--gamma 0.5"),
+        ("ape_x --env CartPole-v1 --num-actors 0 --min-size 16 --batch-size 8 --steps 40", "--seed 5"),
     ],
 )
 def test_an_example_ends_with_a_sentence_if_its_save_has_other_settings(
@@ -117,6 +120,22 @@ def test_an_example_ends_with_a_sentence_if_its_save_has_other_settings(
     with pytest.raises(SystemExit, match=f"has a run with .*, got {other}. "):
         main([*options, *other.split(), "--steps", "1000", "--resume"])
     assert main([*options, "--steps", str(steps + 20), "--resume"]).steps >= steps + 20
+
+
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_ape_x_with_another_number_of_shards_ends_with_a_sentence(num_actors: int, tmp_path: Path) -> None:
+    frame, ape_x = importlib.import_module("frame"), importlib.import_module("ape_x")
+    settings = ape_x.Settings(env="CartPole-v1", num_actors=num_actors, run_dir=str(tmp_path), bar=False)
+    run = frame.Run("ape_x", settings)
+    run.load()
+    names, owners = ape_x.make_owners(settings, run)
+    with relive.fleet.attach(names) as table, run.course(lambda: (table, {})):
+        pass
+    for owner in owners:
+        owner.close()
+    other = f"--env CartPole-v1 --num-actors {2 - num_actors} --resume --no-bar --run-dir {tmp_path}"
+    with pytest.raises(SystemExit, match="shards"):
+        ape_x.main(other.split())
 
 
 def test_a_save_of_an_earlier_version_has_no_settings(frame: ModuleType, tmp_path: Path) -> None:

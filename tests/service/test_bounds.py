@@ -172,8 +172,8 @@ def test_a_batch_drawn_ahead_may_stay_unread_longer_than_its_draw_waited(kind: s
             stream.hears()
             op = {"hold": "sample", "shard": "draw"}[kind]
             stream.say(op=op, index=0, names=["frame"], n=100, timeout_s=0.2, handed_out=0)
-            assert eventually(lambda: server._guard.permits()[0].pipe.is_stalled(2.0)), "the answer fills the link"
-            assert server._keeper.num_cut == 0 and not server._guard.stalled(60.0)
+            assert eventually(lambda: bool(server._calls.stalled(2.0))), "the answer fills the link"
+            assert server._keeper.num_cut == 0 and not server._calls.stalled(60.0)
             assert stream.hears()["live"] == 40
             stream.close()
 

@@ -26,7 +26,7 @@ from relive.errors import (
     WaitsForItself,
 )
 from relive.reading.batch import Batch
-from relive.reading.holds import BatchSource, Returned, Taken
+from relive.reading.holds import AnsweredSource, BatchSource, Returned, Taken
 
 __all__ = ["SLICE_S", "Batches"]
 
@@ -87,6 +87,10 @@ class _Bringer:
         self._source.cancel()
         self.wanted.ring()
         self.came.ring()
+
+    def silence(self) -> ReliveError | None:
+        """The error of a server that is silent."""
+        return self._source.silence() if isinstance(self._source, AnsweredSource) else None
 
     def wait_over(self, thread: threading.Thread) -> None:
         """Waits until the thread has ended, if it was started in this process.
@@ -177,7 +181,8 @@ class Batches(Closing):
 
     - Up to `prefetch` batches wait. They are drawn, and count as sampled only when they are handed out. close() gives
       the others back to the limiter. Their priorities are those at the draw.
-    - next() waits for the next batch at most timeout_s, then raises DeadlineExceeded; it may be called again.
+    - next() waits for the next batch at most timeout_s, then raises DeadlineExceeded, or ServiceUnavailable if a server
+      owes an answer and has been silent for a second. It may be called again.
     - next() raises an error of the background thread once. Then the thread tries again, also after ServiceUnavailable.
     - The iterator ends after close(). Any thread may call next().
 
@@ -234,7 +239,7 @@ class Batches(Closing):
                 self._raise_if_over()
                 waited = time.monotonic() - start
                 if waited >= self._timeout_s:
-                    raise self._deadline_exceeded(waited)
+                    raise self._late(waited)
             was_late = True
             bringer.wanted.ring()
             bringer.came.wait(min(self._timeout_s - waited, SLICE_S))
@@ -289,8 +294,11 @@ class Batches(Closing):
             bringer.wanted.ring()  # the thread waits for this
             raise error
 
-    def _deadline_exceeded(self, waited_s: float) -> DeadlineExceeded:
-        last = self._bringer.starved
+    def _late(self, waited_s: float) -> ReliveError:
+        """The error of a call of next() at its deadline."""
+        silence, last = self._bringer.silence(), self._bringer.starved
+        if silence is not None:
+            return silence
         if last is None:
             return DeadlineExceeded(self._num_items, 0, waited_s)
         return DeadlineExceeded(last.needs, last.has, waited_s, last.holder_pid)

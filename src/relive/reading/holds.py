@@ -8,9 +8,21 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.core.request import DrawRequest
+from relive.errors import ServiceUnavailable
 from relive.reading.batch import Batch
 
-__all__ = ["BatchSource", "HeldDraw", "HeldDraws", "Hold", "LentHold", "Returned", "Taken", "TimedDraws", "TimedHold"]
+__all__ = [
+    "AnsweredSource",
+    "BatchSource",
+    "HeldDraw",
+    "HeldDraws",
+    "Hold",
+    "LentHold",
+    "Returned",
+    "Taken",
+    "TimedDraws",
+    "TimedHold",
+]
 
 
 class Returned(Exception):
@@ -144,4 +156,16 @@ class BatchSource(Protocol):
 
     def close(self) -> None:
         """Gives back everything that was drawn and not taken. The caller then gives back the older batches it took."""
+        ...
+
+
+@runtime_checkable
+class AnsweredSource(Protocol):
+    """A source of batches that a server answers."""
+
+    def silence(self) -> ServiceUnavailable | None:
+        """The error of a server that owes an answer and is silent; None: no answer is due, or the server is not silent.
+
+        Any thread may call it. It does not wait.
+        """
         ...

@@ -8,6 +8,7 @@ Protocol, in the main thread, in which Python runs the handlers of signals:
       that handler is called instead. This happens once in a run: later signals are noted.
   S3  While resources are given back (`owning`, `uninterrupted`), and while an update is made, signals are noted and
       raise nothing. After the second signal every wait in there ends at once (`in_a_hurry`), and children are killed.
+      A call of an environment that is closed then ends with KeyboardInterrupt.
   S4  A call of an environment (`Call`) that has not returned at its time is interrupted. A call that begins after the
       time limit of its run gets the same grace as one that is under way then. A thread looks for overdue calls and
       sends SIGURG to the main thread, whose handler raises. A call that never returns to Python, such as a loop in C,
@@ -76,12 +77,18 @@ class Call:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises EnvironmentHangs if the call was interrupted."""
+        """Raises EnvironmentHangs if the call was interrupted at its time; KeyboardInterrupt if a signal ended it."""
         heard = _here()
         if heard is not None:
             heard.call = None
         if kind is _Overdue:
+            if not self.is_overdue():
+                raise KeyboardInterrupt from None
             raise EnvironmentHangs(self.what, time.monotonic() - self.began_s) from None
+
+    def is_overdue(self) -> bool:
+        """Whether the call should have returned, and its grace is over."""
+        return time.monotonic() >= max(self.ends_s, self.began_s) + self.grace_s
 
 
 @final
@@ -153,7 +160,7 @@ class _Listening:
     def _is_overdue(self, call: Call) -> bool:
         is_shut = self.num_shields > 0 or self._has_raised
         hurries = self.num_heard > 1 and is_shut  # no other signal will interrupt the call
-        return hurries or time.monotonic() >= max(call.ends_s, call.began_s) + call.grace_s
+        return hurries or call.is_overdue()
 
     def _line(self) -> str:
         call = self.call

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import cast, final
 
 from relive.core.request import DrawRequest
-from relive.errors import DeadlineExceeded, RareItems, ReliveError, TableClosed
+from relive.errors import DeadlineExceeded, RareItems, ReliveError, ServiceUnavailable, TableClosed
 from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
@@ -19,7 +20,8 @@ from relive.service.wire import framing
 
 __all__ = ["RemoteSource"]
 
-_REPLY_S = 10.0  # a server hangs if no byte comes for so long: it answers a request within a slice
+_REPLY_S = 10.0  # the stream ends if the server is silent for so long: it answers a request within a slice
+_SILENT_S = 0.9  # next() tells of a silence of so long: an answer may take a second, and cutoff() leaves 0.1 s of it
 _LONGEST_S = 1e6  # a wait without an end would not be watched for silence
 _MAX_ASKED = 16  # most requests without an answer; answers wait in the transport
 
@@ -49,9 +51,10 @@ class _Lent:
 class RemoteSource:
     """Sends requests for batches and takes the answers in order.
 
-    The server keeps drawn batches in flight until the client says that they were handed out. This object owns the
-    stream. take() opens the stream and sends the requests. close() ends the stream, which gives back the batches in
-    flight. Only the thread of take() and close() uses the stream, so no signal's handler interrupts a message.
+    The server keeps drawn batches in flight until the client says that they were handed out. While it works on an
+    answer, it sends pulses. This object owns the stream. take() opens the stream and sends the requests. close() ends
+    the stream, which gives back the batches in flight. Only the thread of take() and close() uses the stream, so no
+    signal's handler interrupts a message.
 
     depth: batches that are requested or wait to be handed out.
     """
@@ -70,6 +73,7 @@ class RemoteSource:
         self._is_starved = False  # whether the limiter refused the last request: then one request at a time
         self._cut: BaseException | None = None  # the error of a failed send
         self._is_cancelled = False
+        self._waits_since = math.inf  # when take() began to wait for the server; inf: it does not wait
 
     @property
     def closed(self) -> bool:
@@ -85,6 +89,23 @@ class RemoteSource:
 
     def take(self) -> Taken:
         """Returns the next answer's batch. Raises ServiceUnavailable, and the server's errors."""
+        self._waits_since = time.monotonic()
+        try:
+            return self._take()
+        finally:
+            self._waits_since = math.inf
+
+    def silence(self) -> ServiceUnavailable | None:
+        """The error of a server that has been silent for a second of the wait in take()."""
+        since = self._waits_since
+        if time.monotonic() - since < _SILENT_S:
+            return None
+        quiet_s = self._core.connection.quiet_s(since)
+        if quiet_s < _SILENT_S:
+            return None
+        return ServiceUnavailable(self._core.path, quiet_s, f"no byte came for {quiet_s:.3g} s")
+
+    def _take(self) -> Taken:
         stream = self._stream or self._open()
         self._send_requests(stream)
         start = time.monotonic()
@@ -147,7 +168,7 @@ class RemoteSource:
 
     def _open(self) -> Exchange:
         connection, ends = self._core.connection, cutoff(self._timeout_s)
-        stream, _ = connection.open("hold", {}, ends, lambda: not self._is_cancelled, _REPLY_S)
+        stream, _ = connection.open("hold", {"pulses": True}, ends, lambda: not self._is_cancelled, _REPLY_S)
         stream.silence_s = _REPLY_S
         self._stream, self._cut = stream, None
         return stream

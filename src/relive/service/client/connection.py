@@ -29,7 +29,7 @@ from relive.service.wire.address import parse_table
 from relive.service.wire.framing import Bytes
 from relive.service.wire.memory import keep_freed_memory
 from relive.service.wire.packing import Packing
-from relive.service.wire.sockets import heard_s, keep_alive_to, peers_of
+from relive.service.wire.sockets import heard_s, keep_alive_to, moved_s, peers_of
 from relive.service.wire.transport import all_of, check_process, keep_for_ever, leave_to_parent, with_few_wakeups
 from relive.service.wire.verbs import VERBS
 
@@ -138,7 +138,8 @@ class Connection:
         self._silence_s = silence_s
         self.retries_s = math.inf
         self._peers: frozenset[tuple[str, int]] | None = None
-        self._watch = Watch(self, partial(_heard_s, weakref.ref(self)))
+        own = weakref.ref(self)
+        self._watch = Watch(self, partial(_told, own, heard_s), partial(_told, own, moved_s))
         self._memory = BatchMemory()
         self.closed = False
         self.is_foreign = False  # whether this process is a forked child: the streams then belong to the parent
@@ -179,11 +180,12 @@ class Connection:
         except IndexError:
             return self.open(kind, {}, ends)[0]
 
-    def heard_s(self) -> float | None:
-        """Returns how long ago the last byte came from the server, in seconds; None if the system does not tell."""
-        return heard_s(self._addresses())
+    def quiet_s(self, since: float) -> float:
+        """Returns for how long the server has been silent, at most since a time.monotonic()."""
+        return self._watch.quiet_s(since)
 
-    def _addresses(self) -> frozenset[tuple[str, int]]:
+    def addresses(self) -> frozenset[tuple[str, int]]:
+        """Returns the addresses of the server."""
         if self._peers is None:
             self._peers = peers_of(self._location)
         return self._peers
@@ -339,7 +341,7 @@ class Connection:
             self._identity = {name: framing.field(hello, name, str) for name in self._identity}
             if not self._keeps_alive:
                 self._keeps_alive = True
-                keep_alive_to(self._addresses())
+                keep_alive_to(self.addresses())
         except BaseException:
             self.drop(stream)
             del stream, opening  # as in open()
@@ -538,9 +540,11 @@ def _raise_handshake_problem(address: str, problem: BaseException) -> None:
             del failed  # else this frame and the error would refer to each other until a collection
 
 
-def _heard_s(connection: weakref.ref[Connection]) -> float | None:
+def _told(
+    connection: weakref.ref[Connection], ask: Callable[[frozenset[tuple[str, int]]], float | None]
+) -> float | None:
     found = connection()
-    return None if found is None else found.heard_s()
+    return None if found is None else ask(found.addresses())
 
 
 def _keep() -> None:

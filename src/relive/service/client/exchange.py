@@ -38,9 +38,9 @@ _CLOCK_S = 0.05  # the system tells the time of a byte less exactly than this
 class Watch:
     """A thread that cancels streams at their deadlines, and earlier if their server is silent for too long.
 
-    A server is silent while no byte comes from it, over any stream and for any thread. If this process stood still, the
-    silence counts from its next look: what came meanwhile is not read yet. The object owns the thread, which sleeps
-    while no stream waits.
+    A server is silent while no byte comes from it, over any stream and for any thread, and while it takes none of the
+    bytes that wait to be sent to it. If this process stood still, the silence counts from its next look: what came
+    meanwhile is not read yet. The object owns the thread, which sleeps while no stream waits.
 
     A wait of the main thread in gRPC hears no signals. The thread therefore cancels the stream of such a wait when
     Ctrl-C comes, and the wait raises KeyboardInterrupt. A handler of the program is not run earlier: it may return, and
@@ -49,10 +49,17 @@ class Watch:
     Args:
         owner: If it is collected, the thread ends every stream, which then has no other user, and itself.
         heard_s: Tells how long ago the last byte came from the server, in seconds; None: not known.
+        moved_s: Tells how long ago the server took a part of the bytes that wait to be sent, in seconds; None: none
+            wait, or not known.
     """
 
-    def __init__(self, owner: object, heard_s: Callable[[], float | None] = lambda: None) -> None:
-        self._heard_s = heard_s
+    def __init__(
+        self,
+        owner: object,
+        heard_s: Callable[[], float | None] = lambda: None,
+        moved_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self._heard_s, self._moved_s = heard_s, moved_s
         self._streams: set[Exchange] = set()  # changed by one step at a time
         self._changed: queue.SimpleQueue[object] = queue.SimpleQueue()  # a collection may put: put() takes no lock
         self._owner = weakref.ref(owner, self._changed.put)  # no Python, where a signal's handler could raise
@@ -62,6 +69,7 @@ class Watch:
         self.heard_at = 0.0  # when a stream received a message last
         self._looked_at = math.inf  # inf: the thread sleeps
         self._went_on_at = 0.0  # when this process went on last
+        self._moved_at = 0.0  # when the server took bytes last, of more that wait
         self.main_waits: Exchange | None = None  # the stream on which the main thread waits; set by that thread
         self.sleeps = True
 
@@ -117,12 +125,23 @@ class Watch:
             if now >= stream.deadline:
                 self._ask_sockets(now)
                 stream.expire(now)
-            elif now >= stream.silent_from(max(self.heard_at, self._went_on_at)):
+            elif now >= stream.silent_from(self._silent_since):
                 heard_at = self.heard_at if self._ask_sockets(now) else now
-                is_silent = now >= stream.silent_from(max(self.heard_at, self._went_on_at))
+                is_silent = now >= stream.silent_from(self._silent_since)
                 if is_silent and stream.is_read(now, heard_at):
                     stream.expire(now, is_silent=True)
         return busy
+
+    @property
+    def _silent_since(self) -> float:
+        """When the server was last known not to be silent."""
+        return max(self.heard_at, self._went_on_at, self._moved_at)
+
+    def quiet_s(self, since: float) -> float:
+        """Returns for how long the server has been silent, at most since a time.monotonic(). Any thread may call it."""
+        now = time.monotonic()
+        self._ask_sockets(now)
+        return now - max(since, self._silent_since)
 
     def _end_interrupted(self) -> bool:
         """Cancels the stream on which the main thread waits if Ctrl-C came. Returns whether the main thread waits."""
@@ -133,10 +152,12 @@ class Watch:
         return stream is not None
 
     def _ask_sockets(self, now: float) -> bool:
-        """Notes when the last byte came. Returns whether the system tells."""
-        heard_s = self._heard_s()
+        """Notes when the last byte came, and when the server took bytes. Returns whether the first time is known."""
+        heard_s, moved_s = self._heard_s(), self._moved_s()
         if heard_s is not None:
             self.heard_at = max(self.heard_at, now - heard_s)
+        if moved_s is not None:
+            self._moved_at = max(self._moved_at, now - moved_s)
         return heard_s is not None
 
 
@@ -145,9 +166,9 @@ class Exchange:
     """Sends and receives the messages of one stream.
 
     One thread may send while another thread receives. At most one thread sends at a time, and at most one receives. A
-    deadline that begin() sets stays until end(). After the deadline, or after silence_s seconds in which no byte came
-    from the server, the watch cancels the stream, and the waiting thread gets an error of StreamBroken. After any error
-    of the transport the stream is not usable.
+    deadline that begin() sets stays until end(). After the deadline, or after silence_s seconds in which the server was
+    silent, the watch cancels the stream, and the waiting thread gets an error of StreamBroken. After any error of the
+    transport the stream is not usable.
 
     Ctrl-C ends a wait of the main thread within 0.1 s.
     """

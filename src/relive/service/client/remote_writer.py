@@ -26,7 +26,7 @@ from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.wire import framing
 from relive.service.wire.encoding import Operation, RowEncoder
 
-__all__ = ["LANES_S", "SyncWriterCore", "RemoteWriterCore"]
+__all__ = ["LANES_S", "SyncWriterCore", "RemoteWriterCore", "received_keys"]
 
 Keys = npt.NDArray[np.int64]
 Lanes = npt.NDArray[np.int32]
@@ -105,6 +105,7 @@ class RemoteWriterCore(ABC):
         asked = {"num_lanes": self._encoder.layout.num_lanes, **fields}
         try:
             stream, hello = self._connection.open("write", asked, ends, wanted, math.inf, into)
+            self._encoder.max_keys = framing.whole(hello, "max_keys", 1, 1 << 62)
             return stream, framing.field(hello, "session", int)
         except BaseException:
             self._connection.drop_all(into)
@@ -114,6 +115,16 @@ class RemoteWriterCore(ABC):
         self._connection.check_process("a writer")
         if self.closed:
             raise WriterClosed()
+
+
+def received_keys(stream: Exchange, told: dict[str, Any], body: framing.Bytes, most: int) -> framing.Bytes:
+    """Returns the bytes of the keys of an answer whose first part came with its header. `most`: the most keys.
+
+    Raises BadMessage, after which the stream is of no further use, and StreamBroken.
+    """
+    if "body_bytes" not in told:
+        return body
+    return stream.receive_block(told, body, framing.whole(told, "body_bytes", 0, 8 * most))
 
 
 def keys_of(operation: Operation, body: framing.Bytes) -> Keys:
@@ -277,6 +288,7 @@ class SyncWriterCore(RemoteWriterCore):
             stream.begin(ends)
             stream.send(message)
             told, body = stream.receive()
+            body = received_keys(stream, told, body, operation.num_keys)
             stream.end()
         except StreamBroken as problem:
             error = self._connection.broken(stream, problem, start)

@@ -24,7 +24,7 @@ from relive.errors import (
 from relive.service.client.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
 from relive.service.client.connection import MIN_REPLY_S, Connection, cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
-from relive.service.client.remote_writer import CLOSE_S, LANES_S, RemoteWriterCore
+from relive.service.client.remote_writer import CLOSE_S, LANES_S, RemoteWriterCore, received_keys
 from relive.service.wire import encoding, framing
 from relive.service.wire.encoding import Operation, RowEncoder, given
 from relive.service.wire.options import Streaming
@@ -53,7 +53,8 @@ class StreamedWriterCore(RemoteWriterCore):
     """Gathers appends in a block. Sends blocks, extends, ends and versions in order, and takes their answers in order.
 
     The server may wait for the limiter with each step, so a block may take its timeout for each of its rows. Meanwhile
-    the server sends pulses. A server that sends no byte during one timeout counts as hung.
+    the server sends pulses. A server counts as hung if during one timeout it sends no byte, and takes none of the bytes
+    that wait to be sent.
 
     After a failure, everything that was not acknowledged is given up, once. The next call raises Unacknowledged. The
     stream ends, also if the server refused a step: the lost steps would be a hole in the episodes of its lanes. The
@@ -277,7 +278,9 @@ class StreamedWriterCore(RemoteWriterCore):
         row_bytes = width * sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in cells)
         encoding.check_num_bytes(row_bytes)
         most_bytes = min(self._streaming.max_block_bytes, encoding.MAX_BODY_BYTES)
-        capacity = max(min(self._streaming.max_rows // width, most_bytes // max(row_bytes, 1)), 1)
+        encoding.check_num_keys(width, self._encoder.max_keys)
+        most_rows = min(self._streaming.max_rows, self._encoder.max_keys) // width
+        capacity = max(min(most_rows, most_bytes // max(row_bytes, 1)), 1)
         kept = None if lanes is None else lanes.copy()
         block = Block(self._encoder, self, signature, kept, capacity, self._limiter_wait_s(timeout_s))
         self._block = block
@@ -478,6 +481,7 @@ class StreamedWriterCore(RemoteWriterCore):
         try:
             while True:
                 told, body = stream.receive()
+                body = received_keys(stream, told, body, self._num_keys_due())
                 start = time.monotonic()
                 with self._changed:
                     is_refusal = self._take_answer(stream, told, body)
@@ -492,6 +496,11 @@ class StreamedWriterCore(RemoteWriterCore):
                 self._connection.drop(stream)  # the server has cut the lanes, or is gone
             elif not (self._stopping and isinstance(problem, StopIteration)):  # else close() requested the end
                 self._lose_stream(stream, self._connection.broken(stream, problem, start))
+
+    def _num_keys_due(self) -> int:
+        """Returns the most keys of the next answer; 0 if it is the answer to a message that was given up."""
+        with self._changed:
+            return self._sent[0].part.num_steps if self._sent else 0
 
     def _take_answer(self, stream: Exchange, told: dict[str, Any], body: framing.Bytes) -> bool:
         """Notes the answer to the first message. Returns whether the server refused it: the stream must then end."""

@@ -38,10 +38,11 @@ class StreamingWriter(Closing):
       server that is gone. A later call raises such an error as Unacknowledged.
     - After Unacknowledged, the steps before the failed step are stored. The failed step and all steps sent after it
       are not stored, and are not sent again. The call that raises it stores nothing of its own: call again.
-    - The writer is then usable again, on new lanes. The server cuts all of its old lanes before the writer's next step
-      is stored, also if it refused a step of one lane alone: the lost steps would be a hole in the episodes. The next
-      step of each lane begins an episode. An end_episode or abandon before that step has no effect. The policy version
-      stays.
+    - The writer is then usable again, on new lanes, also if the server refused a step of one lane alone: the lost steps
+      would be a hole in the episodes. The server cuts all old lanes before the writer's next step is stored, if the old
+      link works or has ended. It notices a link that is lost without an end within about 20 s, and then cuts the old
+      lanes. The next step of each lane begins an episode. An end_episode or abandon before that step has no effect. The
+      policy version stays.
     - A step is acknowledged when the server has stored it. flush() waits for the acknowledgement, and so does a read of
       a call's keys.
     - If a signal's handler calls the writer or the handle in the middle of an append, the call raises WaitsForItself.

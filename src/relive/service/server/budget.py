@@ -34,10 +34,12 @@ class Budget:
         what: The option that the errors name.
         total: Bytes of all clients together.
         per_client: Bytes of one client.
+        owners: The objects that have the bytes, as the errors name them.
     """
 
-    def __init__(self, what: str, total: int, per_client: int) -> None:
+    def __init__(self, what: str, total: int, per_client: int, owners: str = "other requests") -> None:
         self._what = what
+        self._owners = owners
         self._total = total
         self._per_client = min(per_client, total)
         self._changed = threading.Condition()
@@ -51,7 +53,7 @@ class Budget:
 
         Raises:
             InvalidConfig: The request alone needs more than the budget.
-            DeadlineExceeded: Other requests had the bytes until the deadline.
+            DeadlineExceeded: The bytes were not free until the deadline.
             ServiceUnavailable: The client gave up.
 
         Blocks: for at most timeout_s.
@@ -68,8 +70,8 @@ class Budget:
                 while not self._may_go(waiter):
                     waited_s = time.monotonic() - began
                     if waited_s >= timeout_s:
-                        needs = f"{num_bytes} bytes of {self._what}, which other requests have"
-                        raise DeadlineExceeded(needs, self._total - self.used, waited_s)
+                        needs = f"{num_bytes} bytes of {self._what}, which {self._owners} have"
+                        raise DeadlineExceeded(needs, self._left(client), waited_s)
                     if gone():
                         raise ServiceUnavailable("this server", waited_s, "the client is gone")
                     self._changed.wait(min(_LOOK_EVERY_S, timeout_s - waited_s))
@@ -88,6 +90,9 @@ class Budget:
             if fits:
                 return False  # an earlier request, which waits for the total alone
         return False
+
+    def _left(self, client: str) -> int:
+        return min(self._total - self.used, self._per_client - self._used_by.get(client, 0))
 
     def give(self, client: str, num_bytes: int) -> None:
         """Returns as many bytes as one call of `take` took."""

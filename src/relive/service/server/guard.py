@@ -9,18 +9,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, final
-
-import pyarrow.flight as flight
+from typing import NamedTuple, final
 
 from relive.core.ending import start_thread
 from relive.core.roles import ROLES, Needed, Role
 from relive.errors import AccessDenied, InvalidConfig
 from relive.service.wire.door import Door
 from relive.service.wire.sockets import peer_in
-from relive.service.wire.tokens import Entry, Grant, digest_of, entry_of, read_tokens
+from relive.service.wire.tokens import Entry, Grant, entry_of, read_tokens
 
-__all__ = ["Caller", "Guard", "Permit", "TokenReader"]
+__all__ = ["Caller", "Guard", "Permit"]
 
 _ALL: frozenset[Role] = frozenset(ROLES)
 _NONE: frozenset[Role] = frozenset()
@@ -40,31 +38,6 @@ class Caller(NamedTuple):
 
 
 @final
-class TokenReader(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Hashes the token of each stream before any code of the service sees it."""
-
-    NAME = "token"
-
-    def start_call(self, info: Any, headers: Any) -> _ReadToken:
-        """Returns the middleware that has the hash."""
-        return _ReadToken(headers)
-
-
-class _ReadToken(flight.ServerMiddleware):  # type: ignore[misc]
-    def __init__(self, headers: Any) -> None:
-        self.digest = next(
-            (
-                digest_of(one[7:] if isinstance(one, str) else one[7:].decode("latin-1"))
-                for name, values in headers.items()
-                if name.lower() == "authorization"
-                for one in values
-                if one[:7] in ("Bearer ", b"Bearer ")
-            ),
-            "",
-        )
-
-
-@final
 class Permit:
     """The calls that the client of one stream may make on one table.
 
@@ -77,7 +50,6 @@ class Permit:
         self.table = table
         self.name = ""
         self._used: set[Needed] = set()
-        self.pipe: Any = None  # of the stream, once it is open
         found = peer_in(caller.peer)
         self._host = "" if found is None else found[0]
         self._generation = -1
@@ -175,6 +147,16 @@ class Guard:
             return _known(caller.certificate)
         return entry_of(self._entries, caller.digest, caller.certificate)
 
+    def told_by(self, digest: str) -> Entry | None:
+        """Returns the entry of a call whose headers alone are known; None: the call is a stranger's.
+
+        If its certificate is to tell, the entry is one without a name that has every role.
+        """
+        if self._path is None or (not digest and self._door.asks_certificates):
+            return _ANYONE
+        entry = entry_of(self._entries, digest, "")
+        return entry if entry is not None and self.now() < entry.expires else None
+
     def enter(self, caller: Caller, table: str, roles: Collection[Role], most_streams: int) -> Permit:
         """Returns the permit of a new stream that needs one of these roles. leave() ends it.
 
@@ -257,13 +239,6 @@ class Guard:
         """Returns the peers that have a stream."""
         with self._changed:
             found = {peer_in(one.caller.peer) for one in self._permits}
-        return {one for one in found if one is not None}
-
-    def stalled(self, longest_s: float) -> set[tuple[str, int]]:
-        """Returns the peers that do not read an answer."""
-        with self._changed:
-            stalled = [one for one in self._permits if one.pipe is not None and one.pipe.is_stalled(longest_s)]
-        found = {peer_in(one.caller.peer) for one in stalled}
         return {one for one in found if one is not None}
 
     def cut_streams_of(self, table: str) -> None:

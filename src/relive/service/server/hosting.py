@@ -109,12 +109,16 @@ class Counts:
 
 @final
 class Memory:
-    """The budgets of a server: of the work of requests, and of the answers that are not read yet."""
+    """The budgets of a server: of the work of requests, of the answers that are not read yet, and of draws in flight.
+
+    Answers and draws have a budget each, so that a client that settles no draw delays no answer.
+    """
 
     def __init__(self, options: ServerOptions) -> None:
         self.work = Budget("max_work_bytes", options.max_work_bytes, options.max_work_bytes)
         per_client = options.max_inflight_bytes_per_client
         self.inflight = Budget("max_inflight_bytes", options.max_inflight_bytes, per_client)
+        self.draws = Budget("max_inflight_bytes", options.max_inflight_bytes, per_client, "draws in flight")
 
 
 def check_version(request: dict[str, Any]) -> None:
@@ -240,6 +244,10 @@ class Hosted:
         if not 0 <= number < len(names):
             raise BadMessage("header field 'index'", f"0 to {len(names) - 1}", number)
         return names[number]
+
+    def counts_uses(self, number: int) -> bool:
+        """Returns whether the items of an index have a number of uses."""
+        return list(self.table.config.index.values())[number].max_times_sampled is not None
 
     def select(self, number: int, names: Any) -> HostedSelection:
         """Returns the selection of an index and column names; after the last index comes the number of the steps.

@@ -68,7 +68,8 @@ class Pipe:
         self._busy_since = self._pulsed_at = 0.0
         self.patience_s = 1.0  # how long the client bears a silence
         self._sent_at = math.inf  # when the part of an answer that is being sent now was begun
-        self.gives_up = math.inf  # when the client gives up on the answer
+        self._gives_up = math.inf  # when the client gives up on what is being sent now
+        self.gives_up = math.inf  # when the client gives up on the body of the next answer
         self._has_begun = False
         self._last = _NEVER  # length and header of the last message: requests for batches repeat it
         self._last_header: dict[str, Any] = {}
@@ -118,10 +119,14 @@ class Pipe:
     def is_stalled(self, longest_s: float) -> bool:
         """Returns whether the client does not read its answer: no part for so long, or after it has given up."""
         now, sent_at = time.monotonic(), self._sent_at
-        return now - sent_at > longest_s or (now - sent_at > 1.0 and now > self.gives_up)
+        return now - sent_at > longest_s or (now - sent_at > 1.0 and now > self._gives_up)
 
     def pulse(self) -> None:
-        """Says that the session works on an answer, unless it is sending one. Never waits for the session."""
+        """Says that the session works on an answer, unless it is sending one or the pulse before is not sent yet.
+
+        Never waits for the session. Blocks: while the client does not read, which is_stalled() does not count: a client
+        may be stopped as long as it has no answer.
+        """
         if self._sending.acquire(blocking=False):
             try:
                 if self._is_busy and not self._is_over:
@@ -132,31 +137,36 @@ class Pipe:
 
     def end(self) -> None:
         """Waits for a pulse that is being sent: after the stream's end its writer must not be used."""
-        with self._sending:
-            self._is_over = True
+        self._send(math.inf, setattr, self, "_is_over", True)
 
     def send(self, header: Mapping[str, Any], *parts: Any) -> None:
-        """Sends a small message."""
-        message = encode(header, *parts)
-        with self._sending:
-            self._writer.write_metadata(message)
+        """Sends a small message. It may follow the deadline of its call, as an error does: `gives_up` is not asked."""
+        self._send(math.inf, self._writer.write_metadata, encode(header, *parts))
 
     def send_buffers(self, header: Mapping[str, Any], buffers: Sequence[pa.Buffer]) -> None:
-        """Sends a message whose body is these buffers, one after the other.
+        """Sends a message whose body is these buffers, one after the other, to a client that waits until `gives_up`.
 
         A large body is sent as record batches of bytes.
         """
         num_bytes = sum(buffer.size for buffer in buffers)
         if num_bytes <= SMALL_BYTES:
-            self.send(header, *buffers)
-            return
-        with self._sending:
-            try:
-                self._send_chunks(encode({**header, "body_bytes": num_bytes}), buffers)
-            finally:
-                self._sent_at = math.inf
+            self._send(self.gives_up, self._writer.write_metadata, encode(header, *buffers))
+        else:
+            self._send(self.gives_up, self._write_chunks, encode({**header, "body_bytes": num_bytes}), buffers)
 
-    def _send_chunks(self, first: bytes, buffers: Sequence[pa.Buffer]) -> None:
+    def _send(self, gives_up: float, write: Callable[..., None], *what: Any) -> None:
+        """Makes a write, and notes when it began: is_stalled() is true if the client does not read.
+
+        A wait for a pulse is noted, too: the client does not read that pulse.
+        """
+        self._gives_up, self._sent_at = gives_up, time.monotonic()
+        try:
+            with self._sending:
+                write(*what)
+        finally:
+            self._sent_at = math.inf
+
+    def _write_chunks(self, first: bytes, buffers: Sequence[pa.Buffer]) -> None:
         if not self._has_begun:
             self._writer.begin(BODY)
             self._has_begun = True

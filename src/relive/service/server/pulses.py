@@ -4,6 +4,9 @@ A client that asked for pulses takes a server that sends no byte for a second fo
 gather of gigabytes, the check of a large table. A stopped process sends no pulse, and neither does a session whose
 table is locked by a process that does not go on. The session of a writer ends its waits for the lock itself, so it
 sends pulses meanwhile.
+
+A pulse blocks its thread if the client does not read. Such a pulse has a thread of its own, and no other pulse waits
+for it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections import deque
 from typing import final
 
 from relive._core import CoreTable
@@ -23,13 +27,14 @@ __all__ = ["Pulses"]
 
 _EVERY_S = 0.25
 _LOCK_S = 0.05  # a wait for a lock that goes from hand to hand is shorter
+_TOGETHER_S = 0.1  # for the pulses of a round that one thread sends
 
 
 @final
 class Pulses:
-    """A thread that sends pulses over the pipes that asked for them. It runs while there is such a pipe.
+    """A thread that has pulses sent over the pipes that asked for them. It runs while there is such a pipe.
 
-    `_changed` protects the pipes. The thread sends outside its critical section.
+    `_changed` protects the pipes. Pulses are sent outside its critical section, by other threads.
     """
 
     def __init__(self) -> None:
@@ -69,14 +74,40 @@ class Pulses:
                     self._thread = None
                     return
                 working = [(pipe, core) for pipe, core in self._pipes.items() if pipe.is_due()]
-            stuck = {id(None): False}
-            for pipe, core in working:
-                if core is not None and id(core) not in stuck:
-                    stuck[id(core)] = _is_stuck(core)
-                if not stuck[id(core)]:
-                    with contextlib.suppress(*StreamBroken):
-                        pipe.pulse()
+            _send(_without_stuck(working))
             working.clear()  # a pipe that ends is released at once, and not at the next pulse
+
+
+def _without_stuck(working: list[tuple[Pipe, CoreTable | None]]) -> deque[Pipe]:
+    """Returns the pipes whose tables can be locked."""
+    cores = {id(core): core for _, core in working if core is not None}
+    stuck = {key for key, core in cores.items() if _is_stuck(core)}
+    return deque(pipe for pipe, core in working if id(core) not in stuck)
+
+
+def _send(due: deque[Pipe]) -> None:
+    """Sends a pulse over each pipe: one after the other for _TOGETHER_S, then each of the rest on a thread of its own.
+
+    A pulse waits while its client does not read. The next rounds leave its pipe out.
+
+    Blocks: for about _TOGETHER_S, however many clients do not read.
+    """
+    with contextlib.suppress(IndexError, RuntimeError):  # none is left, or the system starts no more threads now
+        if due:
+            _start(due).join(_TOGETHER_S)
+        while True:
+            _start(deque([due.popleft()]))
+
+
+def _start(due: deque[Pipe]) -> threading.Thread:
+    return start_thread(_pulse_all, "relive-server-pulse", due, never_writes=True)
+
+
+def _pulse_all(due: deque[Pipe]) -> None:
+    with contextlib.suppress(IndexError):  # another thread has taken the last pipe
+        while True:
+            with contextlib.suppress(*StreamBroken):
+                due.popleft().pulse()
 
 
 def _is_stuck(core: CoreTable) -> bool:

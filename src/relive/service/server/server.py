@@ -21,6 +21,7 @@ from relive.errors import CannotListen, InvalidConfig, NoSuchTable
 from relive.saving.named import checked_name
 from relive.service.client.connection import close_connections
 from relive.service.parameters.store import ParameterStore
+from relive.service.server.calls import Calls
 from relive.service.server.guard import Guard
 from relive.service.server.hosting import Counts, Hosted, Memory, Offer
 from relive.service.server.keeper import Keeper
@@ -139,19 +140,18 @@ class Server(Closing):
         self._memory = memory = Memory(options)
         for hosted in self._hosted.values():
             hosted.life, hosted.memory = self._life, memory
-        guard = self._guard
+        self._calls = calls = Calls(options, self._guard)
         budgets = (memory.work, memory.inflight)
-        self._keeper = Keeper(options, guard.peers, lambda: guard.stalled(_STALLED_S), budgets)
-        serving = Serving(self._hosted, self._closing, options, self._counts, self._pulses, self._guard, self._life)
+        self._keeper = Keeper(options, self._guard.peers, lambda: calls.stalled(_STALLED_S), budgets)
+        shared = (self._counts, self._pulses, self._guard, self._life, calls)
+        serving = Serving(self._hosted, self._closing, options, *shared)
         try:
             flight_server = with_few_wakeups(lambda: FlightServer(f"{scheme}://{host}:{port}", serving, door))
-        except StreamBroken as problem:
+        except BaseException as problem:
             self._guard.close()
             self._keeper.close()
-            raise CannotListen(address, str(problem)[:200]) from None
-        except BaseException:
-            self._guard.close()
-            self._keeper.close()
+            if isinstance(problem, StreamBroken):
+                raise CannotListen(address, str(problem)[:200]) from None
             raise
         self._flight: FlightServer | None = flight_server
         self._port = flight_server.port

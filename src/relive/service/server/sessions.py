@@ -9,27 +9,34 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
-import pyarrow as pa
 
 from relive._core import Hold
 from relive.core.request import DrawRequest
 from relive.core.roles import Needed, Role
-from relive.core.table_core import DrawnItems
 from relive.errors import BadMessage, InvalidConfig, ReliveError
 from relive.reading.sources import DrawNumber
 from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted, HostedSelection
-from relive.service.server.item_calls import Creation, claim_of, items_of
+from relive.service.server.item_calls import (
+    SCRATCH_BYTES,
+    AskedDraw,
+    Creation,
+    claim_of,
+    draw_bytes,
+    drawn_answer,
+    items_of,
+    num_rows,
+)
 from relive.service.server.pipe import Pipe, StreamBroken, packed
-from relive.service.server.room import Room
+from relive.service.server.room import Kept, Room, kept_bytes
 from relive.service.server.save_calls import begin_save, cancel_save, forget_saves, look_at_save
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 from relive.service.wire.options import ServerOptions
-from relive.service.wire.packing import CREATED, DRAWN, LISTED, PRESENT
+from relive.service.wire.packing import CREATED, LISTED, PRESENT
 from relive.service.wire.verbs import VERBS, Verb, arguments
 
-__all__ = ["SCRATCH_BYTES", "AskedDraw", "CallSession", "HoldSession", "Session", "bound", "draw_bytes", "drawn_answer"]
+__all__ = ["CallSession", "HoldSession", "Session", "bound"]
 
 Header = dict[str, Any]
 
@@ -42,31 +49,13 @@ def bound(num_items: int, item_bytes: int, options: ServerOptions) -> int:
     return num_items
 
 
-# Bytes that the core needs for each item of a draw, a gather or a claim besides the answer: leaves, masses and runs. A
-# draw of 67 million keys had 9.8 GB at its peak, 146 bytes for each.
-SCRATCH_BYTES = 160
 _COPIES = 4  # of the arrays of a simple call: received, aligned, sorted, and the core's own
 _MEMORY_S = 60.0
-_PER_ITEM = 16  # key and probability
-
-
-def draw_bytes(asked: AskedDraw) -> tuple[int, int]:
-    """Returns the bytes of the answer to a draw, and those of the work besides it."""
-    num_items = asked.request.num_items
-    reply = num_items * (_PER_ITEM + (0 if asked.selection is None else asked.selection.item_bytes))
-    return reply, num_items * SCRATCH_BYTES
 
 
 def _seconds(header: Header) -> float:
     """Returns the deadline of a call that waits for memory alone. Raises BadMessage."""
     return framing.seconds(header) if "timeout_s" in header else _MEMORY_S
-
-
-class AskedDraw(NamedTuple):
-    """A draw that a message requests: the request to the core, and how its columns travel (None: only keys travel)."""
-
-    request: DrawRequest
-    selection: HostedSelection | None
 
 
 class Session(ABC):
@@ -223,6 +212,9 @@ class CallSession(Session):
             taken, num_live = self.hosted.wait(
                 lambda slice_s: within(lambda: claim(number, keys, slice_s)), seconds, self.pipe.gone
             )
+            self.pipe.gives_up = (
+                math.inf
+            )  # the uses are counted; and over shards the deadline is that of the claim alone
             self.pipe.send_buffers({"live": num_live}, packed(PRESENT, [taken], count))
 
     def _list(self, header: Header, body: Bytes) -> None:
@@ -325,6 +317,7 @@ class _Lent(NamedTuple):
 
     hold: Hold
     number: DrawNumber
+    num_bytes: int
 
 
 @final
@@ -341,11 +334,16 @@ class HoldSession(Session):
     def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, permit: Permit) -> None:
         super().__init__(pipe, hosted, options, permit)
         self._held: list[_Lent] = []  # the oldest batch first
+        self._kept = Kept(hosted.memory.draws, permit.client)
 
     def handle(self, header: Header, body: Bytes) -> None:
         """Counts the batches that were handed out, then draws one more batch if the message requests one."""
         for _ in range(framing.whole(header, "handed_out", 0, len(self._held))):
-            self._held.pop(0).hold.commit()  # before a wait that may end in an error: the client tells its count once
+            lent = self._held.pop(0)  # before a wait that may end in an error: the client tells its count once
+            try:
+                lent.hold.commit()
+            finally:
+                self._kept.give(lent.num_bytes)
         if "after" in header:
             self.hosted.wait_for(header["after"], framing.seconds(header), self.pipe.gone)
         op = header["op"]
@@ -359,41 +357,32 @@ class HoldSession(Session):
     def _draw(self, header: Header, has_columns: bool) -> None:
         core, number = self.hosted.table.core, DrawNumber(self.hosted.table.core)
         asked = self._asked_draw(header, has_columns)
-        hold = Hold(gives_back_uses=header.get("claims") is True or not has_columns)
-        seconds = framing.seconds(header)
+        gives_back_uses = header.get("claims") is True or not has_columns
+        hold, seconds = Hold(gives_back_uses=gives_back_uses), framing.seconds(header)
+        keeps_uses = gives_back_uses and self.hosted.counts_uses(asked.request.index_number)
+        num_bytes = kept_bytes(asked.request.num_items, keeps_uses)
         with self._room(*draw_bytes(asked), seconds) as within:
-            drawn = self.hosted.wait(
-                lambda slice_s: within(lambda: core.draw(asked.request, slice_s, hold)), seconds, self.pipe.gone
-            )
-            number.taken()
-            self._held.append(_Lent(hold, number))
+            with self._kept.room(num_bytes, seconds, self.pipe.gone) as left_s:
+                drawn = self.hosted.wait(
+                    lambda slice_s: within(lambda: core.draw(asked.request, slice_s, hold)), left_s, self.pipe.gone
+                )
+                number.taken()
+                self._held.append(_Lent(hold, number, num_bytes))
             # timeout_s may be a slice of the client's wait for the limiter. The client may read the batch later.
             self.pipe.gives_up = math.inf
             self.pipe.send_buffers(*drawn_answer(asked, drawn, {}))
 
     def _give_back(self, lent: _Lent) -> None:
-        lent.hold.give_back()
-        lent.number.give_back()
+        try:
+            lent.hold.give_back()
+            lent.number.give_back()
+        finally:
+            self._kept.give(lent.num_bytes)
 
     def end(self) -> None:
-        """Gives back the batches that were not handed out."""
-        held, self._held = self._held, []
-        for lent in reversed(held):
-            self._give_back(lent)
-
-
-def drawn_answer(asked: AskedDraw, drawn: DrawnItems, header: Header) -> tuple[Header, list[pa.Buffer]]:
-    """Returns a draw as header and body of an answer: one block, as the core made it unless the layout changed."""
-    arrays, keys, probabilities, num_live = drawn
-    selection, told = asked.selection, {"live": num_live, **header}
-    if selection is None:
-        return told, packed(DRAWN, [keys, probabilities], len(keys))
-    rows = num_rows(selection, arrays)
-    parts = packed(selection.sampled, [*arrays, keys, probabilities], len(keys), rows)
-    return ({**told, "rows": rows} if selection.gathered.is_ragged else told), parts
-
-
-def num_rows(selection: HostedSelection, arrays: Any) -> int:
-    """Returns the rows of all items of a batch whose items lie end to end, else 0."""
-    pairs = zip(selection.gathered.outputs, arrays, strict=True)
-    return next((len(array) for output, array in pairs if output.per == "row"), 0)
+        """Gives back the batches that were not handed out, the newest first."""
+        try:
+            while self._held:
+                self._give_back(self._held.pop())
+        finally:
+            self._kept.close()

@@ -31,8 +31,10 @@ from relive.errors import BadMessage, TableClosed
 from relive.reading.sources import DrawNumber
 from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted
+from relive.service.server.item_calls import AskedDraw, draw_bytes, drawn_answer
 from relive.service.server.pipe import Pipe
-from relive.service.server.sessions import AskedDraw, Header, Session, draw_bytes, drawn_answer
+from relive.service.server.room import Kept, kept_bytes
+from relive.service.server.sessions import Header, Session
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 from relive.service.wire.options import ServerOptions
@@ -49,14 +51,15 @@ _SHAPES_AT, _SHAPE = 320, struct.Struct("<3I")
 class _Lent(NamedTuple):
     """A draw that is not settled.
 
-    `hold`: None for a draw of a reader, which is not counted. `is_read`: the rows of the draw have been read when it
-    is handed out; if False, the rows are still to be gathered.
+    `is_read`: the rows of the draw have been read when it is handed out; if False, the rows are still to be gathered.
+    `num_bytes`: its memory.
     """
 
     request: DrawRequest
     number: DrawNumber
-    hold: Hold | None
+    hold: Hold
     is_read: bool
+    num_bytes: int
 
 
 @final
@@ -78,6 +81,7 @@ class ShardSession(Session):
     def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, permit: Permit) -> None:
         super().__init__(pipe, hosted, options, permit)
         self._lent: dict[int, _Lent] = {}
+        self._kept = Kept(hosted.memory.draws, permit.client)
         self._next_ticket = 0
         self._number = secrets.randbits(60)  # a client may name it to the server that replaced this one
 
@@ -173,20 +177,23 @@ class ShardSession(Session):
         self, header: Header, asked: AskedDraw, seconds: float, rooms: ExitStack
     ) -> tuple[Header, list[pa.Buffer]]:
         """Makes a draw, which has a ticket from then on. Returns its answer. `rooms` keeps the memory of the answer."""
-        core, number = self._core, DrawNumber(self._core)
-        hold = None if self.hosted.table.read_only else Hold()
+        core, number, index = self._core, DrawNumber(self._core), asked.request.index_number
+        hold = None if self.hosted.table.read_only else Hold()  # a draw of a reader is not counted
+        num_bytes = 0 if hold is None else kept_bytes(asked.request.num_items, self.hosted.counts_uses(index))
         within = rooms.enter_context(self._room(*draw_bytes(asked), seconds))
-        drawn = self.hosted.wait(
-            lambda slice_s: within(lambda: core.draw(asked.request, slice_s, hold)), seconds, self.pipe.gone
-        )
-        number.taken()
-        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        if hold is not None:
-            self._lent[ticket] = _Lent(asked.request, number, hold, header.get("is_read") is not False)
+        with self._kept.room(num_bytes, seconds, self.pipe.gone) as left_s:
+            drawn = self.hosted.wait(
+                lambda slice_s: within(lambda: core.draw(asked.request, slice_s, hold)), left_s, self.pipe.gone
+            )
+            number.taken()
+            ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
+            if hold is not None:
+                is_read = header.get("is_read") is not False
+                self._lent[ticket] = _Lent(asked.request, number, hold, is_read, num_bytes)
         self.pipe.gives_up = math.inf  # as in HoldSession
         told: dict[str, Any] = {"ticket": ticket}
         if header.get("root") is True:  # of a draw ahead, which needs no question of its own for the next one
-            told["root"] = ROOT.pack(*core.root(asked.request.index_number)).hex()
+            told["root"] = ROOT.pack(*core.root(index)).hex()
         return drawn_answer(asked, drawn, told)
 
     def _settle(self, header: Header) -> None:
@@ -214,19 +221,20 @@ class ShardSession(Session):
 
     def _commit(self, lent: _Lent, lost: Any) -> None:
         """Counts the draw, except items that were removed before their rows were read and so not handed out."""
-        if lent.hold is None or self.hosted.table.closed:
-            return
         index, num_items = lent.request.index_number, lent.request.num_items
-        num_lost = min(max(lost, 0), num_items) if type(lost) is int and not self._counts_uses(index) else 0
-        lent.hold.commit(lent.is_read, num_lost)
-
-    def _counts_uses(self, index: int) -> bool:
-        return list(self.hosted.table.config.index.values())[index].max_times_sampled is not None
+        num_lost = min(max(lost, 0), num_items) if type(lost) is int and not self.hosted.counts_uses(index) else 0
+        try:
+            if not self.hosted.table.closed:
+                lent.hold.commit(lent.is_read, num_lost)
+        finally:
+            self._kept.give(lent.num_bytes)
 
     def _give_back(self, lent: _Lent, lost: Any = 0) -> None:
-        if lent.hold is not None:
+        try:
             lent.hold.give_back()
             lent.number.give_back()
+        finally:
+            self._kept.give(lent.num_bytes)
 
     def refuse(self, header: Header, problem: Exception) -> None:
         """Answers with an error, as every session does. A message that only settles has no answer."""
@@ -244,9 +252,12 @@ class ShardSession(Session):
     def end(self) -> None:
         """Gives back the draws that were not settled, the newest first."""
         self.hosted.lending.pop(self._number, None)
-        while self._lent and not self.hosted.table.closed:  # a closed table has given every draw back
-            with suppress(KeyError, TableClosed):  # KeyError: another stream has just confirmed the last one
-                self._give_back(self._lent.popitem()[1])
+        try:
+            while self._lent and not self.hosted.table.closed:  # a closed table has given every draw back
+                with suppress(KeyError, TableClosed):  # KeyError: another stream has just confirmed the last one
+                    self._give_back(self._lent.popitem()[1])
+        finally:
+            self._kept.close()
 
 
 def layout_of(core: CoreTable) -> Mapping[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, final
 import pyarrow.flight as flight
 
 from relive.errors import BadMessage, Draining, InvalidConfig, NoSuchTable, ServiceUnavailable
-from relive.service.server.guard import Caller, Guard, Permit, TokenReader
+from relive.service.server.calls import ANSWERED, HEALTH, Call, Calls
+from relive.service.server.guard import Caller, Guard, Permit
 from relive.service.server.hosting import Counts, Hosted, check_version
 from relive.service.server.life import Life
 from relive.service.server.parameter_session import ParameterSession
@@ -25,10 +26,7 @@ from relive.service.wire.door import Door
 from relive.service.wire.options import ServerOptions
 from relive.service.wire.transport import leave_to_parent
 
-__all__ = ["HEALTH", "KINDS", "FlightServer", "Serving"]
-
-HEALTH = "relive.health"
-_ANSWERED = f"this server answers do_exchange and the action {HEALTH} alone"
+__all__ = ["KINDS", "FlightServer", "Serving"]
 
 # Kinds of streams. The roles of a session's ops say which clients may open a stream of its kind.
 KINDS: Mapping[str, type[Session]] = {
@@ -50,18 +48,7 @@ class Serving(NamedTuple):
     pulses: Pulses
     guard: Guard
     life: Life
-
-
-@final
-class _CallFilter(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses the other calls of Flight in a sentence. Arrow would answer with a traceback, which names files."""
-
-    NAME = "calls"
-
-    def start_call(self, info: Any, headers: Any) -> None:
-        """Raises FlightServerError for a call that the server does not answer."""
-        if info.method not in (flight.FlightMethod.DO_EXCHANGE, flight.FlightMethod.DO_ACTION):
-            raise flight.FlightServerError(_ANSWERED)
+    calls: Calls
 
 
 @final
@@ -71,25 +58,22 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self, location: str, serving: Serving, door: Door) -> None:
         self._serving = serving
         more = {} if door.tls is None else door.tls.arguments()
-        more["middleware"] = {_CallFilter.NAME: _CallFilter()}
-        if door.tokens is not None:
-            more["middleware"][TokenReader.NAME] = TokenReader()
-        super().__init__(location, **more)
+        super().__init__(location, **more, middleware={Calls.NAME: serving.calls})
         leave_to_parent(self)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serves one stream, from its handshake to its end."""
-        serving = self._serving
+        serving, call = self._serving, _call(context)
         pipe = Pipe(context, reader, writer, serving.counts.busy)
+        call.opened(context.peer(), pipe)
         serving.counts.streams(1)
         permit: Permit | None = None
         try:
             request, kind = self._asked(descriptor)
             name = framing.field(request, "table", str)
             most = serving.options.max_streams_per_client
-            permit = serving.guard.enter(_caller(context), name, kind.roles(), most)
+            permit = serving.guard.enter(_caller(context, call), name, kind.roles(), most)
             self._check_reserve(permit)
-            permit.pipe = pipe
             session = self._session(pipe, request, kind, permit)
         except Exception as problem:  # any error of the handshake is sent to the client, if the client is still there
             with contextlib.suppress(*StreamBroken):
@@ -107,8 +91,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """Tells any client how the server is."""
         if action.type != HEALTH:
-            raise flight.FlightServerError(_ANSWERED)
-        return [json.dumps(self._serving.life.health()).encode()]
+            raise flight.FlightServerError(ANSWERED)
+        told = json.dumps(self._serving.life.health()).encode()
+        _call(context).answered(context.peer())
+        return [told]
 
     def _asked(self, descriptor: Any) -> tuple[dict[str, Any], type[Session]]:
         """Returns the request of a stream, and its kind. Tells a client of another version before anything else."""
@@ -146,10 +132,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return kind(pipe, hosted, serving.options, permit)
 
 
-def _caller(context: Any) -> Caller:
-    read = context.get_middleware(TokenReader.NAME)
-    identity = context.peer_identity()
-    return Caller("" if read is None else read.digest, identity.decode("utf-8", "replace"), context.peer())
+def _call(context: Any) -> Call:
+    call: Call = context.get_middleware(Calls.NAME)
+    return call
+
+
+def _caller(context: Any, call: Call) -> Caller:
+    return Caller(call.digest, context.peer_identity().decode("utf-8", "replace"), context.peer())
 
 
 def _request(descriptor: Any) -> dict[str, Any]:

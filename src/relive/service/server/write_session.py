@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from relive.core.roles import Needed
 from relive.errors import BadMessage, DeadlineExceeded, ReliveError, ServiceUnavailable
 from relive.service.server.budget import FREE_BYTES
 from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted
-from relive.service.server.pipe import Pipe
+from relive.service.server.pipe import SMALL_BYTES, Pipe
 from relive.service.server.room import Room, Within
 from relive.service.server.sessions import Header, Session
 from relive.service.wire import framing
+from relive.service.wire.encoding import check_num_keys
 from relive.service.wire.framing import Bytes
 from relive.service.wire.options import ServerOptions
 from relive.service.wire.rows import RowLayout
@@ -26,6 +31,7 @@ from relive.writing.writer import Writer
 
 __all__ = ["WriteSession"]
 
+_KEY_BYTES = 8
 _MAX_OPS = 4096
 _ROWS_AT_ONCE = 256  # as many rows as the core writes in one critical section of the table's lock
 
@@ -101,14 +107,16 @@ class WriteSession(Session):
         num_lanes = framing.field(request, "num_lanes", (int, type(None)))
         self._writer: Writer = hosted.table.writer(num_lanes)
         self._layout = RowLayout(hosted.table.spec, num_lanes)
+        self._max_keys = max(options.max_reply_bytes // _KEY_BYTES, 1)
         self._number, self._applied = hosted.open_writing()
         self._failed_epoch = -1
         self._keys: list[npt.NDArray[np.int64]] = []
+        self._rooms = ExitStack()  # has the memory of a message until its keys are sent
         self._within: Within = _at_once  # makes a call within the budget of the message's bytes
 
     def begin(self) -> Header:
-        """Returns the session's number, which the client's other calls refer to."""
-        return {"session": self._number}
+        """Returns the session's number, which the client's other calls refer to, and the most keys of an answer."""
+        return {"session": self._number, "max_keys": self._max_keys}
 
     def role_of(self, header: Header) -> Needed:
         """Returns the role of every message: each lists several ops."""
@@ -138,18 +146,27 @@ class WriteSession(Session):
             if epoch == self._failed_epoch:
                 self.pipe.send({"seq": sequence, "dropped": True})
                 return
-            answer: Header = {"seq": sequence}
-            try:
-                if self.hosted.closing.is_set():
-                    # A client takes this error as the end of its lanes: no row may follow in those lanes.
-                    raise ServiceUnavailable(self.hosted.name, 0.0, "the server closes")
-                self._apply(header, body)
-            except Exception as problem:  # sent to the client, with the keys of the stored rows
-                self._failed_epoch = epoch
-                answer["error"] = framing.error_to(problem)
-            self.pipe.send(answer, *self._keys)
+            with self._rooms:
+                answer: Header = {"seq": sequence}
+                try:
+                    if self.hosted.closing.is_set():
+                        # A client takes this error as the end of its lanes: no row may follow in those lanes.
+                        raise ServiceUnavailable(self.hosted.name, 0.0, "the server closes")
+                    self._apply(header, body)
+                except Exception as problem:  # sent to the client, with the keys of the stored rows
+                    self._failed_epoch = epoch
+                    answer["error"] = framing.error_to(problem)
+                self._answer(answer)
         finally:
+            self._keys, self._within = [], _at_once
             self._applied.advance(sequence)
+
+    def _answer(self, answer: Header) -> None:
+        if sum(keys.nbytes for keys in self._keys) <= SMALL_BYTES:
+            self.pipe.send(answer, *self._keys)
+        else:
+            self.pipe.gives_up = math.inf  # as in HoldSession: a streaming writer may read the keys later
+            self.pipe.send_buffers(answer, [pa.py_buffer(keys) for keys in self._keys])
 
     def _apply(self, header: Header, body: Bytes) -> None:
         ops = framing.field(header, "ops", list)
@@ -160,15 +177,14 @@ class WriteSession(Session):
         sizes = [self._layout.num_bytes(op) for op in ops]
         if sum(sizes) != len(body):
             raise BadMessage("body", f"{sum(sizes)} bytes"[:60], len(body))
-        if len(body) < FREE_BYTES:
-            self._apply_all(ops, sizes, body, timeout_s)
-            return
-        memory, client = self.hosted.memory, self.permit.client
-        try:
-            with Room(memory, client, self.pipe, (0, len(body)), timeout_s, keeps_thread=True) as self._within:
-                self._apply_all(ops, sizes, body, timeout_s)
-        finally:
-            self._within = _at_once
+        num_keys = sum(self._layout.num_keys(op) for op in ops)
+        check_num_keys(num_keys, self._max_keys)
+        needed = num_keys * _KEY_BYTES, len(body)
+        if sum(needed) >= FREE_BYTES:
+            memory, client = self.hosted.memory, self.permit.client
+            room = Room(memory, client, self.pipe, needed, timeout_s, has_stored=lambda: bool(self._keys))
+            self._within = self._rooms.enter_context(room)
+        self._apply_all(ops, sizes, body, timeout_s)
 
     def _apply_all(self, ops: list[Header], sizes: list[int], body: Bytes, timeout_s: float) -> None:
         at = 0
@@ -214,23 +230,28 @@ class WriteSession(Session):
                     raise
             except ReliveError:
                 pass  # writing row by row finds the refused row
+            begin = len(self._keys)
             for row in rows.one_by_one():
                 if self.pipe.gone():
                     raise ServiceUnavailable(self.hosted.name, 0.0, "the client has given up the stream")
                 self._extend(row, timeout_s)
+            if len(self._keys) > begin:  # an array costs more than its key
+                self._keys[begin:] = [np.concatenate(self._keys[begin:], axis=None)]
 
     def _waited(self, write: Any, timeout_s: float) -> Any:
-        """Tries the write at once, then waits for the limiter.
+        """Tries the write at once, then waits for the limiter. The first try may wait for memory until the deadline.
 
         Calls that wait for this writer's rows are told to stop waiting.
         """
+        began = time.monotonic()
         try:
             return self._within(partial(write, 0.0))
         except DeadlineExceeded as problem:
-            if timeout_s == 0.0 or problem.holder_pid is not None:
+            left_s = timeout_s - (time.monotonic() - began)
+            if left_s <= 0.0 or problem.holder_pid is not None:
                 raise
         self._applied.begin_wait()
-        return self.hosted.wait(lambda slice_s: self._within(partial(write, slice_s)), timeout_s, self.pipe.gone)
+        return self.hosted.wait(lambda slice_s: self._within(partial(write, slice_s)), left_s, self.pipe.gone)
 
 
 def _at_once(call: Callable[[], Any]) -> Any:

@@ -19,7 +19,7 @@ from relive.errors import InvalidConfig, InvalidPriority
 from relive.service.wire import framing
 from relive.service.wire.rows import RowLayout
 
-__all__ = ["Operation", "RowEncoder", "check_num_bytes", "check_priorities", "given"]
+__all__ = ["Operation", "RowEncoder", "check_num_bytes", "check_num_keys", "check_priorities", "given"]
 
 MAX_BODY_BYTES = 2**31 - 1 - 2 * framing.MAX_HEADER_BYTES  # Arrow and gRPC send no message of 2 GiB
 
@@ -48,15 +48,19 @@ class Operation:
 class RowEncoder:
     """Makes the operations of one writer. `single`: the writer has one lane, and its arrays have no lane axis.
 
-    An operation that is too large for a message raises InvalidConfig.
+    An operation that is too large for a message, or whose keys are too many for the answer, raises InvalidConfig.
+
+    Attributes:
+        max_keys: Most keys of an answer, as the server says when a stream is opened.
     """
 
-    __slots__ = ("_normalise", "_plain", "_single", "layout")
+    __slots__ = ("_normalise", "_plain", "_single", "layout", "max_keys")
 
     def __init__(self, spec: StepSpec, num_lanes: int, single: bool, normalise: Normalise) -> None:
         self.layout = RowLayout(spec, None if single else num_lanes)
         self._single = single
         self._normalise = normalise
+        self.max_keys = 1 << 62
         self._plain = tuple(
             name for name in spec.columns if name in self.layout.cells and name not in self.layout.states
         )
@@ -66,6 +70,7 @@ class RowEncoder:
         columns = given(columns)
         num_named = None if lanes is None else len(lanes)
         leading = self.layout.leading(None, num_named)
+        check_num_keys(math.prod(leading), self.max_keys)
         header = {"op": "append", "rows": 1, "lanes": num_named, "names": list(columns)}
         arrays = [self.exact(name, value, leading) for name, value in columns.items()]
         self._add_rest(header, arrays, lanes, priority, leading)
@@ -78,6 +83,7 @@ class RowEncoder:
         rows = self._count_rows(columns)
         states = self._count_states(columns, rows)
         leading = self.layout.leading(rows, num_named)
+        check_num_keys(math.prod(leading), self.max_keys)
         header = {"op": "extend", "rows": rows, "states": states, "lanes": num_named, "names": list(columns)}
         arrays = []
         for name, value in columns.items():
@@ -170,6 +176,15 @@ def check_num_bytes(num_bytes: int) -> None:
     if num_bytes > MAX_BODY_BYTES:
         expected = f"at most {MAX_BODY_BYTES} bytes; write a larger block in several calls"
         raise InvalidConfig("rows of one call to a server", expected, num_bytes)
+
+
+def check_num_keys(num_keys: int, most: int) -> None:
+    """Raises InvalidConfig if the keys of one call are too many for the server's answer."""
+    if num_keys > most:
+        expected = (
+            f"at most {most}, as the answer has their keys (max_reply_bytes); write a larger block in several calls"
+        )
+        raise InvalidConfig("number of rows of one call to a server", expected, num_keys)
 
 
 def check_priorities(values: npt.NDArray[Any]) -> None:

@@ -38,7 +38,7 @@ __all__ = [
     "whole",
 ]
 
-VERSION = 10  # raised by each change after which another version would misread messages
+VERSION = 11  # raised by each change after which another version would misread messages
 MAX_HEADER_BYTES = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]

@@ -32,13 +32,14 @@ class ServerOptions:
 
     Args:
         max_reply_bytes: Largest size of one batch in bytes, default 1 GiB. A larger batch is refused before any memory
-            is allocated.
+            is allocated. So is a write of more than max_reply_bytes / 8 rows, as the answer has a key for each row.
         max_streams: Number of streams that may be open at once, default 512. Each stream has a thread.
         close_timeout_s: Seconds that close() waits for calls in progress, default 5.
         max_parameter_bytes: Largest size in bytes of one version of the parameters beside a table, default 1 GiB.
         max_work_bytes: Bytes that the requests under way may allocate together, keys, masses and scratch included,
             default 4 GiB. A request waits for them in order; one that needs more alone is refused.
-        max_inflight_bytes: Bytes of answers that clients have not read yet, default 4 GiB.
+        max_inflight_bytes: Bytes of answers that clients have not read yet, default 4 GiB. Draws in flight may have as
+            many bytes, apart from these.
         max_inflight_bytes_per_client: The same for one client, default 2 GiB. A client is a token or a certificate, and
             without these the host that it connects from.
         max_streams_per_client: Number of streams of one client, default 512.

@@ -52,6 +52,12 @@ class RowLayout:
         """Returns the size of an operation's part of the body, from its header alone. Raises BadMessage."""
         return sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in self._parts(op))
 
+    def num_keys(self, op: Mapping[str, Any]) -> int:
+        """Returns the number of keys that an operation is answered with. num_bytes() has checked its header."""
+        if op["op"] not in ("append", "extend"):
+            return 0
+        return math.prod(self.leading(op["rows"], op.get("lanes")))
+
     def columns(self, op: Mapping[str, Any], body: Bytes) -> dict[str, Any]:
         """Returns a writer's arguments as views of the body, which must have num_bytes bytes. Raises BadMessage."""
         parts = self._parts(op)

@@ -8,7 +8,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from relive.errors import CannotListen
@@ -21,20 +22,30 @@ __all__ = [
     "is_of_port",
     "keep_alive",
     "keep_alive_to",
+    "moved_s",
     "peer_in",
     "peer_of",
     "peers_of",
     "tcp_sockets",
 ]
 
-# struct tcp_info of Linux: tcpi_unacked, then tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds, then
-# tcpi_bytes_received.
-_TCP_INFO = struct.Struct("=24xI24xII68xQ")
+_TCP_INFO = struct.Struct("=24xI16xI4xII68xQ8xI")  # of struct tcp_info of Linux, the fields of _State
 _LOOPBACK = frozenset(("127.0.0.1", "::1"))
 # The type of a copy. For another type, Python makes the program's socket non-blocking, too, if the program has called
 # socket.setdefaulttimeout(): copies of a socket share this mode. A pipe of multiprocessing then raises BlockingIOError.
 _LEAVES_BLOCKING = socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0)
 _OF_IPV4 = "::ffff:"  # before an IPv4 address of a socket for both versions
+
+
+class _State(NamedTuple):
+    """The state of a connection. Times are milliseconds that have passed."""
+
+    unacked: int  # packets without an acknowledgement
+    sent_ms: int  # since bytes were sent
+    data_ms: int  # since bytes came
+    ack_ms: int  # since an acknowledgement came
+    num_received: int  # bytes
+    num_unsent: int  # bytes that this process has written, and for which the peer has no room yet
 
 
 def tcp_sockets() -> Iterator[socket.SocketType]:
@@ -100,21 +111,36 @@ def heard_s(peers: frozenset[tuple[str, int]]) -> float | None:
     While bytes to a peer are under way, each acknowledgement of a part of them counts, too. None if no connection is
     found, or if the system does not tell.
     """
+    return _least_s(min(one.data_ms, one.ack_ms) if one.unacked else one.data_ms for one in _states(peers))
+
+
+def moved_s(peers: frozenset[tuple[str, int]]) -> float | None:
+    """Returns how long ago one of these peers last had room for bytes that wait until it has more, in seconds.
+
+    None if no bytes wait for room, or if the system does not tell.
+    """
+    return _least_s(one.sent_ms for one in _states(peers) if one.num_unsent and not one.unacked)
+
+
+def _states(peers: frozenset[tuple[str, int]]) -> Iterator[_State]:
+    """Yields the state of each connection to one of these peers over which bytes have come."""
     if not hasattr(socket, "TCP_INFO"):
-        return None
-    quiet_ms: list[int] = []
+        return
     for one in tcp_sockets():
         try:
             if peer_of(one) not in peers:
                 continue
-            unacked, data_ms, ack_ms, num_bytes = _TCP_INFO.unpack(
-                one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-            )
+            told = _TCP_INFO.unpack(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
         except (OSError, ValueError, AttributeError, struct.error):
             continue  # a listening socket, a socket of another family, or a system that tells less
-        if num_bytes:
-            quiet_ms.append(min(data_ms, ack_ms) if unacked else data_ms)
-    return min(quiet_ms) / 1000.0 if quiet_ms else None
+        state = _State(*told)
+        if state.num_received:
+            yield state
+
+
+def _least_s(times_ms: Iterable[int]) -> float | None:
+    least_ms = min(times_ms, default=None)
+    return None if least_ms is None else least_ms / 1000.0
 
 
 def cut(connections: Callable[[socket.SocketType], bool]) -> int:
