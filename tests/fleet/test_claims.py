@@ -123,6 +123,27 @@ def takes_three(table: Racing) -> None:
     table.live -= 3
 
 
+def test_the_answer_to_a_claim_may_take_longer_than_its_wait_for_items(
+    over: Over, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over shards a claim waits for no items in its server, and the uses are counted when the answer is sent."""
+    pipes = pytest.importorskip("relive.service.server.pipe", reason="the extra `service` is not installed")
+    given_up: list[float] = []
+    send = pipes.Pipe.send_buffers
+
+    def noted(pipe: Any, header: Any, buffers: Any) -> None:
+        if set(header) == {"live"}:
+            given_up.append(pipe.gives_up)
+        send(pipe, header, buffers)
+
+    monkeypatch.setattr(pipes.Pipe, "send_buffers", noted)
+    table = over(plain_spec(), counted(relive.Fifo(), 1), ("service", "service"))
+    with table.writer(shard=0) as near, table.writer(shard=1) as far:
+        keys = [int(writer.append(**alone(number))) for number, writer in enumerate((near, far, near))]
+        assert table.claim(own(keys), timeout_s=30.0).item_keys.tolist() == keys
+    assert given_up == [float("inf")] * 2
+
+
 def test_a_claim_goes_on_beside_calls_that_take_items_meanwhile() -> None:
     table = Racing(takes_three)
     assert claim_there(table, 0, np.arange(4), 0.0)[0].all() and table.pieces == [4, 1, 1, 1, 1]
