@@ -212,9 +212,7 @@ class CallSession(Session):
             taken, num_live = self.hosted.wait(
                 lambda slice_s: within(lambda: claim(number, keys, slice_s)), seconds, self.pipe.gone
             )
-            self.pipe.gives_up = (
-                math.inf
-            )  # the uses are counted; and over shards the deadline is that of the claim alone
+            self.pipe.gives_up = math.inf  # the uses are counted, and over shards `seconds` is 0
             self.pipe.send_buffers({"live": num_live}, packed(PRESENT, [taken], count))
 
     def _list(self, header: Header, body: Bytes) -> None:
