@@ -47,7 +47,7 @@ def at_least(least: float, default: float) -> Any:
 def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None) -> S:
     """Reads a dataclass of settings from a command line: `eval_every: int` becomes `--eval-every`.
 
-    The program ends with its usage and a sentence if a number is too small, or nan.
+    The program ends with its usage and a sentence if a number is too small, nan, or infinite where the default is not.
     """
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -67,6 +67,8 @@ def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None)
         least = field.metadata.get("least", 1 if type(value) is int and field.name not in MAY_BE_0 else 0)
         if type(value) in (int, float) and not value >= least:  # nan too
             parser.error(f"argument {words(field.name, value)[0]}: expected at least {least}, got {value}")
+        if value == math.inf != field.default:
+            parser.error(f"argument {words(field.name, value)[0]}: expected a finite number, got {value}")
     return settings(**vars(given))
 
 

@@ -46,6 +46,10 @@ def test_a_number_that_is_too_small_or_none_is_refused(
             with pytest.raises(SystemExit, match="2"):
                 frame.parse(settings, [option(field.name), value], "")
             assert f"argument {option(field.name)}: expected at least {least}, got {value}" in capsys.readouterr().err
+        if type(field.default) is float and field.default != float("inf"):
+            with pytest.raises(SystemExit, match="2"):
+                frame.parse(settings, [option(field.name), "inf"], "")
+            assert f"argument {option(field.name)}: expected a finite number, got inf" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["--num-envs 0", "--eval-episodes 0", "--seconds nan", "--seed -1", "--min-size 0"])
