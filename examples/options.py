@@ -53,7 +53,7 @@ def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None)
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     for field in dataclasses.fields(settings):
-        option, default = "--" + field.name.replace("_", "-"), field.default
+        option, default = option_of(field.name), field.default
         if isinstance(default, bool):
             parser.add_argument(option, action=argparse.BooleanOptionalAction, default=default)
         else:
@@ -66,16 +66,23 @@ def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None)
         value = getattr(given, field.name)
         least = field.metadata.get("least", 1 if type(value) is int and field.name not in MAY_BE_0 else 0)
         if type(value) in (int, float) and not value >= least:  # nan too
-            parser.error(f"argument {words(field.name, value)[0]}: expected at least {least}, got {value}")
-        if value == math.inf != field.default:
-            parser.error(f"argument {words(field.name, value)[0]}: expected a finite number, got {value}")
+            parser.error(f"argument {option_of(field.name)}: expected at least {least}, got {value}")
+        if type(value) is float and math.isinf(value) and value != field.default:
+            parser.error(f"argument {option_of(field.name)}: expected a finite number, got {value}")
     return settings(**vars(given))
+
+
+def option_of(name: str) -> str:
+    """The option of a setting."""
+    return "--" + name.replace("_", "-")
 
 
 def words(name: str, value: object) -> list[str]:
     """The words of a command line that give a setting this value."""
-    option = name.replace("_", "-")
-    return [f"--{'' if value else 'no-'}{option}"] if isinstance(value, bool) else [f"--{option}", str(value)]
+    option, text = option_of(name), str(value)
+    if isinstance(value, bool):
+        return [option if value else option.replace("--", "--no-", 1)]
+    return [f"{option}={text}"] if text.startswith("-") else [option, text]  # argparse reads a word with - as an option
 
 
 def options_of(settings: Settings) -> list[str]:

@@ -42,6 +42,7 @@ AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # the cell in front, by direction
 class Settings(r2d2.Settings):
     """The settings of R2D3; those of r2d2.py with other values."""
 
+    KEEPS = {"seed"}  # of the demonstrations
     env: str = "MiniGrid-DoorKey-5x5-v0"
     steps: int = 80_000
     eval_every: int = 4_000

@@ -59,6 +59,15 @@ def test_dqn_refuses_a_value_with_which_it_cannot_run(value: str, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+def test_values_that_begin_with_a_minus_are_refused_or_told_so_that_they_can_be_given_again(frame: ModuleType) -> None:
+    settings = importlib.import_module("c51_iqn").Settings
+    with pytest.raises(SystemExit, match="2"):
+        frame.parse(settings, ["--low=-inf"], "")
+    given = frame.parse(settings, ["--low=-1e-7", "--run-dir=-x", "--high=-2"], "")
+    told = importlib.import_module("options").options_of(given)
+    assert frame.parse(settings, told, "") == given
+
+
 @pytest.mark.parametrize("value", ["--steps 0", "--seed 0", "--seconds inf", "--save-s 0", "--epsilon 0", "--beta 0"])
 def test_a_value_with_which_a_run_can_be_is_taken(value: str, frame: ModuleType) -> None:
     frame.parse(importlib.import_module("dqn_per").Settings, value.split(), "")

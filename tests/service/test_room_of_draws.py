@@ -253,3 +253,29 @@ def test_several_clients_draw_together(table: relive.Table, server: Any) -> None
         thread.join(120.0)
     assert counts == [MANY] * 24
     until(lambda: server._memory.draws.used == 0)
+
+
+def test_a_draw_takes_all_its_bytes_although_others_of_its_stream_are_settled_while_it_waits() -> None:
+    """Whole MiB are counted, so what a draw lacks may grow while bytes come back."""
+    budget = Budget("max_inflight_bytes", 4 * MIB, 4 * MIB)
+    other, mine = room.Kept(budget, "a"), room.Kept(budget, "a")
+    for kept, num_bytes in ((other, 3 * MIB), (mine, 8 * MIB // 10), (mine, 4 * MIB // 10)):
+        with kept.room(num_bytes, 0.0, never):
+            pass
+    assert budget.used == 4 * MIB
+
+    def draw() -> None:
+        with mine.room(3 * MIB // 2, 60.0, never):
+            pass
+
+    thread = threading.Thread(target=draw, daemon=True)
+    thread.start()
+    until(lambda: bool(budget._queue))
+    mine.give(4 * MIB // 10)
+    other.close()
+    thread.join(60.0)
+    assert budget.used == 2 * MIB
+    mine.give(8 * MIB // 10)
+    assert budget.used == MIB
+    mine.close()
+    assert budget.used == budget.used_by("a") == 0

@@ -46,6 +46,8 @@ class _StandardOutput:
         self._file = file
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_file":  # a copy asks for both before it has a file
+            raise AttributeError(name)
         return getattr(self._file, name)
 
     def write(self, text: str) -> int:
@@ -67,9 +69,9 @@ class _StandardOutput:
 
 def _open_outputs() -> None:
     """Names the standard output in its errors. An output that the shell has closed (`>&-`) drops what it gets."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # else the next file, such as one of the run, would get the number 1 or 2
-            null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # else the next file, such as one of the run, would get its number
+            null = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
             os.set_inheritable(null.fileno(), True)
             setattr(sys, name, null)
     sys.stdout = cast(TextIO, _StandardOutput(sys.stdout))

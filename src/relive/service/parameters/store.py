@@ -64,7 +64,11 @@ class Incoming:
         self.ends = ends
 
     def put(self, part: Bytes) -> None:
-        """Stores the next bytes. Raises BadMessage if there are more bytes than announced."""
+        """Stores the next bytes.
+
+        Raises BadMessage if there are more bytes than announced, and DeadlineExceeded if the seat was lost.
+        """
+        self._store.check_seat(self)
         block, end = self._publication.block, self._filled + len(part)
         if end > len(block):
             raise BadMessage("bytes of parameters", f"{len(block)}", end)
@@ -274,13 +278,17 @@ class ParameterStore:
     def replace(self, incoming: Incoming, publication: Publication) -> None:
         """Replaces the newest version. Called for the publisher that has the seat."""
         with self._changed:
-            if self._seat is not incoming:
-                raise DeadlineExceeded("all bytes of the parameters by the publisher's deadline", "", 0.0)
+            self.check_seat(incoming)
             if self._closed:
                 raise ServiceUnavailable(self._name, 0.0, "the server closes")
             if not self._is_there(publication):
                 self._newest = publication
                 self._changed.notify_all()
+
+    def check_seat(self, incoming: Incoming) -> None:
+        """Raises DeadlineExceeded if another publisher has the seat."""
+        if self._seat is not incoming:
+            raise DeadlineExceeded("all bytes of the parameters by the publisher's deadline", "", 0.0)
 
     def leave(self, incoming: Incoming) -> None:
         """Frees the seat if this publication has the seat."""

@@ -114,14 +114,16 @@ class Metrics:
 
     def _of_clients(self) -> Iterator[Metric]:
         streams = GaugeMetricFamily("relive_streams", "Open streams", labels=("client", "role"))
-        inflight = GaugeMetricFamily("relive_inflight_bytes", "Bytes of answers under way", labels=("client",))
+        inflight = GaugeMetricFamily(
+            "relive_inflight_bytes", "Bytes of answers under way and of draws in flight", labels=("client",)
+        )
         refusals = CounterMetricFamily("relive_refusals", "Calls and streams that were refused")
         permits = self._guard.permits()
         counted = Counts((one.client, role) for one in permits for role in ROLES if role in one.roles())
         for labels, number in counted.items():
             streams.add_metric(list(labels), number)
         for client in {one.client for one in permits}:
-            inflight.add_metric([client], self._memory.inflight.used_by(client))
+            inflight.add_metric([client], self._memory.inflight.used_by(client) + self._memory.draws.used_by(client))
         refusals.add_metric([], self._guard.num_refusals)
         yield from (streams, inflight, refusals)
 

@@ -63,19 +63,33 @@ class Kept:
         Blocks: until the bytes are free, for at most timeout_s and at most _KEPT_S.
         """
         began = time.monotonic()
-        with self._changed:
-            lacking = _counted(self._num_bytes + num_bytes) - self._taken
-        if lacking > 0:
-            self._budget.take(self._client, lacking, min(timeout_s, _KEPT_S), gone)
-        with self._changed:
-            self._num_bytes += num_bytes
-            self._taken += max(lacking, 0)
-            self._trim()  # other threads may have given bytes meanwhile
+        ends, taken = began + min(timeout_s, _KEPT_S), 0
+        try:
+            while lacking := self._lack(num_bytes, taken):
+                self._budget.take(self._client, lacking, max(ends - time.monotonic(), 0.0), gone)
+                taken += lacking
+        except BaseException:
+            self._budget.give(self._client, taken)
+            raise
         try:
             yield max(timeout_s - (time.monotonic() - began), 0.0)
         except BaseException:
             self.give(num_bytes)
             raise
+
+    def _lack(self, num_bytes: int, taken: int) -> int:
+        """Returns the bytes that a draw of num_bytes lacks besides `taken`. If it lacks none, it is counted.
+
+        What other threads give back in a wait for the budget changes what is lacking: whole MiB are counted.
+        """
+        with self._changed:
+            lacking = _counted(self._num_bytes + num_bytes) - self._taken - taken
+            if lacking > 0:
+                return lacking
+            self._num_bytes += num_bytes
+            self._taken += taken
+            self._trim()
+            return 0
 
     def give(self, num_bytes: int) -> None:
         """Returns the bytes of a draw that is settled. Does nothing after close()."""
