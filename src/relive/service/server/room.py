@@ -80,7 +80,7 @@ class Kept:
     def _lack(self, num_bytes: int, taken: int) -> int:
         """Returns the bytes that a draw of num_bytes lacks besides `taken`. If it lacks none, it is counted.
 
-        What other threads give back in a wait for the budget changes what is lacking: whole MiB are counted.
+        Other threads may give bytes back during a wait for the budget. As whole MiB are counted, more may then be lacking.
         """
         with self._changed:
             lacking = _counted(self._num_bytes + num_bytes) - self._taken - taken
