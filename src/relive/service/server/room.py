@@ -80,7 +80,7 @@ class Kept:
     def _lack(self, num_bytes: int, taken: int) -> int:
         """Returns the bytes that a draw of num_bytes lacks besides `taken`. If it lacks none, it is counted.
 
-        Other threads may give bytes back during a wait for the budget. As whole MiB are counted, more may then be lacking.
+        Other threads may give bytes back during a wait for the budget. More may then be lacking: whole MiB count.
         """
         with self._changed:
             lacking = _counted(self._num_bytes + num_bytes) - self._taken - taken
