@@ -1,4 +1,4 @@
-"""What the state of a loader promises: the stream of the handle that draws, and a checkpoint while workers read."""
+"""The promises of a loader's state: the stream of the handle that draws, and a checkpoint while workers read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shards(shm_name: Any) -> Iterator[list[str]]:
 
 
 def ranks_of(names: list[str], states: list[Any] | None, streams: list[int | None]) -> list[Any]:
-    """What each rank tells of its loader: `restored`, its state after a batch, and the batch after it."""
+    """Each rank tells of its loader: `restored`, its state after a batch, and the batch after it."""
 
     def work(rank: int, exchange: Any) -> Any:
         with attach(names, stream=streams[rank], exchange=exchange, timeout_s=60.0) as table:

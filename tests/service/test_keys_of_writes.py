@@ -68,7 +68,7 @@ def test_keys_are_counted_until_they_are_sent(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("streaming", [None, STREAMING], ids=["answered", "streamed"])
 def test_large_answers_bring_every_key(streaming: Streaming | None) -> None:
-    """Of blocks, and of steps of one block that were appended one by one."""
+    """The calls write blocks, and steps of one block that were appended one by one."""
     num_appended = SMALL_BYTES // 8 + 1000 if streaming is not None else 3
     with served() as (remote, _), remote.writer(**({} if streaming is None else {"streaming": streaming})) as writer:
         parts = [writer.append(value=number % 256) for number in range(num_appended)]
@@ -137,7 +137,7 @@ def test_a_write_that_has_stored_nothing_keeps_no_draw_from_making_room_for_it()
 
 @pytest.mark.parametrize("has_stored", [False, True])
 def test_a_write_takes_the_room_of_its_keys_once(has_stored: bool) -> None:
-    """Of rows before a refusal the keys are there."""
+    """Rows that were stored before a refusal have keys."""
     memory, pipe = Memory(ServerOptions()), SimpleNamespace(gone=lambda: False, gives_up=0.0)
 
     def refused() -> None:
