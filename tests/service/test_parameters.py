@@ -394,6 +394,19 @@ def begin(version: int, timeout_s: float = 20.0) -> tuple[dict[str, Any], Any]:
     return {"op": "begin", **publication.header(), "timeout_s": timeout_s}, publication.block
 
 
+def test_a_publisher_without_the_seat_keeps_no_bytes(server: Server) -> None:
+    store = server.parameters("t")
+    given = publication_of(numbered(1, 100), 1, None, 1 << 20)
+    announced = given._replace(block=np.empty(0, np.uint8))
+    hanging = store.begin(announced, time.monotonic())
+    assert hanging is not None
+    hanging.put(given.block[:100])
+    store.publish(numbered(2, 100), 2)  # has the seat: the deadline of who hangs is over
+    with pytest.raises(errors.DeadlineExceeded):
+        hanging.put(given.block[100:200])
+    assert version_in(store.pull()) == 2
+
+
 def test_a_publication_that_stays_half_sent(server: Server, remote: RemoteTable) -> None:
     store = server.parameters("t")
     store.publish(numbered(1, 100), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -279,3 +280,21 @@ def test_a_draw_takes_all_its_bytes_although_others_of_its_stream_are_settled_wh
     assert budget.used == MIB
     mine.close()
     assert budget.used == budget.used_by("a") == 0
+
+
+@pytest.mark.parametrize("kind", ["hold", "shard"])
+def test_metrics_show_the_bytes_of_draws_in_flight(server: Any, kind: str) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed here (extra `service`)")
+    port = server.serve_metrics()
+
+    def shown() -> list[float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            lines = answer.read().decode().splitlines()
+        return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("relive_inflight_bytes{")]
+
+    client = Client(server, kind)
+    told = client.draw()
+    until(lambda: shown() == [2 * MIB])  # of the draw alone, once its answer is read
+    client.settle("done", told.get("ticket", 0))
+    until(lambda: shown() == [0])
+    client.stream.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 pytest.importorskip("rich", reason="the command line needs rich")
 
 from relive.agents.registry import AGENTS  # noqa: E402
+from relive.cli import entry  # noqa: E402
 from relive.cli.commands import extra_named  # noqa: E402
 from relive.errors import MissingPackage  # noqa: E402
 from relive.errors.extras import install_command  # noqa: E402
@@ -146,6 +149,20 @@ def test_an_output_that_is_closed_is_no_output(command: str, redirection: str, t
     done = in_a_shell(command, redirection, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert command == "ls" or (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&- <&-", "2>&- <&- >&-", ""])
+def test_no_file_gets_the_number_of_a_standard_one(redirection: str, tmp_path: Path) -> None:
+    code = "from relive.cli import entry; entry._open_outputs(); to = open('number', 'w'); to.write(str(to.fileno()))"
+    subprocess.run(f'{sys.executable} -c "{code}" {redirection}', shell=True, check=True, cwd=tmp_path)
+    assert int((tmp_path / "number").read_text()) > 2
+
+
+def test_a_program_may_copy_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    entry._open_outputs()
+    copy.copy(sys.stdout).write("heard")
+    assert sys.stdout.getvalue() == "heard"  # type: ignore[attr-defined]
 
 
 def test_an_error_of_the_output_names_it(tmp_path: Path) -> None:
