@@ -59,7 +59,7 @@ class Settings(frame.Settings):
     batch_size: int = 128
     samples_per_insert: float = 16.0
     learning_rate: float = 5e-4
-    gamma: float = 0.99
+    gamma: float = frame.within(0, 1, 0.99)
     priority_exponent: float = 0.6
     beta: float = 0.4
     target_every: int = 100  # updates

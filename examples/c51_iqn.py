@@ -49,7 +49,7 @@ class Settings(frame.Settings):
     batch_size: int = 64
     updates_per_step: float = 0.5
     learning_rate: float = 1e-3
-    gamma: float = 0.99
+    gamma: float = frame.within(0, 1, 0.99)
     n_step: int = 3
     target_rate: float = 0.01
     epsilon: float = 0.05

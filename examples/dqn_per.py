@@ -41,7 +41,7 @@ class Settings(frame.Settings):
     batch_size: int = 128
     updates_per_step: float = 0.5
     learning_rate: float = 1e-3
-    gamma: float = 0.99
+    gamma: float = frame.within(0, 1, 0.99)
     n_step: int = 3
     priority_exponent: float = 0.6  # 0: uniform draws
     beta: float = 0.4

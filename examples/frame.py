@@ -40,6 +40,7 @@ from options import at_least as at_least
 from options import check_kept, kept, options_of
 from options import one_of as one_of
 from options import parse as parse
+from options import within as within
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import relive
@@ -237,12 +238,14 @@ class Run:
         try:
             with self._progress:
                 yield
-            self.save()
+                self.save()  # before the end of the bar, which raises if the output is closed or full
         finally:
             signal.signal(signal.SIGINT, before)
             self._board.close()
-            self._write()
-            self._unlock()
+            try:
+                self._write()
+            finally:
+                self._unlock()
 
     def _interrupt(self, *_: object) -> None:
         if self._interrupted:

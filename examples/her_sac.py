@@ -49,7 +49,7 @@ class Settings(frame.Settings):
     batch_size: int = 128
     updates_per_step: float = 0.25
     learning_rate: float = 3e-3
-    gamma: float = 0.9
+    gamma: float = frame.within(0, 0.9999, 0.9)
     target_rate: float = 0.05
     alpha: float = 0.01  # of the entropy
     radius: float = 0.04  # of the goal; with 0.15, SAC alone finds it in the end

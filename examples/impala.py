@@ -50,7 +50,7 @@ class Settings(frame.Settings):
     queue_size: int = 8  # unrolls; at least batch_size + envs_per_actor
     learning_rate: float = 7e-4
     learning_rate_end: float = 0.02  # the last learning rate, as a share of the first
-    gamma: float = 0.99
+    gamma: float = frame.within(0, 1, 0.99)
     trace_lambda: float = 0.95
     entropy: float = 0.01
     value_weight: float = 0.5

@@ -50,7 +50,7 @@ class Settings(frame.Settings):
     batch_size: int = 128
     steps_per_update: int = 4
     learning_rate: float = 1e-3
-    gamma: float = 0.95
+    gamma: float = frame.within(0, 1, 0.95)
     target_rate: float = 0.02
     alpha: float = 0.02
 

@@ -54,7 +54,7 @@ class Settings(frame.Settings):
     width: int = 64
     heads: int = 2
     learning_rate: float = 1e-3
-    gamma: float = 0.99
+    gamma: float = frame.within(0, 1, 0.99)
     trace: float = 0.95  # lambda
     clip: float = 0.2
     entropy: float = 0.01

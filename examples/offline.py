@@ -49,7 +49,7 @@ class Settings(frame.Settings):
     hidden: int = 64
     batch_size: int = 256
     learning_rate: float = 1e-3
-    gamma: float = 0.98  # of recorded data; those of a run have the discount of the run
+    gamma: float = frame.within(0, 1, 0.98)  # of recorded data; those of a run have the discount of the run
     target_rate: float = 0.01
     expectile: float = 0.8
     beta: float = 0.1  # rewards of Pendulum are in the tens

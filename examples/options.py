@@ -44,10 +44,16 @@ def at_least(least: float, default: float) -> Any:
     return dataclasses.field(default=default, metadata={"least": least})
 
 
+def within(least: float, most: float, default: float) -> Any:
+    """The default of a number in [least, most]."""
+    return dataclasses.field(default=default, metadata={"least": least, "most": most})
+
+
 def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None) -> S:
     """Reads a dataclass of settings from a command line: `eval_every: int` becomes `--eval-every`.
 
-    The program ends with its usage and a sentence if a number is too small, nan, or infinite where the default is not.
+    The program ends with its usage and a sentence if a number is out of its range, nan, or infinite where the default
+    is not.
     """
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -69,6 +75,9 @@ def parse(settings: type[S], arguments: Sequence[str] | None, about: str | None)
             parser.error(f"argument {option_of(field.name)}: expected at least {least}, got {value}")
         if type(value) is float and math.isinf(value) and value != field.default:
             parser.error(f"argument {option_of(field.name)}: expected a finite number, got {value}")
+        most = field.metadata.get("most", math.inf)
+        if type(value) in (int, float) and value > most:
+            parser.error(f"argument {option_of(field.name)}: expected at most {most}, got {value}")
     return settings(**vars(given))
 
 

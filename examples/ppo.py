@@ -49,7 +49,7 @@ class Settings(frame.Settings):
     clip: float = 0.2
     learning_rate: float = 1e-3
     learning_rate_end: float = 0.02  # the last learning rate, as a share of the first
-    gamma: float = 0.98
+    gamma: float = frame.within(0, 1, 0.98)
     gae_lambda: float = 0.9
     entropy: float = 0.0
     value_weight: float = 0.5

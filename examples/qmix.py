@@ -51,7 +51,7 @@ class Settings(frame.Settings):
     batch_size: int = 32  # episodes
     steps_per_update: int = 10
     learning_rate: float = 5e-3
-    gamma: float = 0.99
+    gamma: float = frame.within(0, 1, 0.99)
     epsilon: float = 1.0  # the paper explores this game at random
     target_every: int = 50  # updates
 

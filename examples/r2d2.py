@@ -43,19 +43,19 @@ class Settings(frame.Settings):
     """The settings of R2D2."""
 
     env: str = frame.one_of("repeat", "cartpole")
-    lag: int = frame.at_least(0, 2)  # of repeat
+    lag: int = frame.within(0, 31, 2)  # of repeat
     steps: int = 30_000
     eval_every: int = 2_000
     hidden: int = 32
     num_envs: int = 8
-    length: int = 12
+    length: int = frame.at_least(2, 12)
     burn_in: int = frame.at_least(0, 4)
     capacity: int = 50_000
     min_size: int = 40  # sequences before the first update
     batch_size: int = 32
     steps_per_update: int = 16
     learning_rate: float = 3e-3
-    gamma: float = 0.9
+    gamma: float = frame.within(0, 1, 0.9)
     target_every: int = 100  # updates
     epsilon: float = 0.1
     priority_exponent: float = 0.9

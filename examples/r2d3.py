@@ -50,7 +50,7 @@ class Settings(r2d2.Settings):
     hidden: int = 64
     length: int = 16
     burn_in: int = frame.at_least(0, 4)
-    gamma: float = 0.97
+    gamma: float = frame.within(0, 1, 0.97)
     max_steps: int = 100  # of an episode
     demo_share: float = 0.25
     demo_episodes: int = 50

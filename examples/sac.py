@@ -40,7 +40,7 @@ class Settings(frame.Settings):
     min_size: int = 200  # random steps before the first update
     batch_size: int = 64
     learning_rate: float = 3e-3
-    gamma: float = 0.95
+    gamma: float = frame.within(0, 1, 0.95)
     target_rate: float = 0.02
     eval_every: int = 500
 

@@ -40,7 +40,7 @@ class Settings(frame.Settings):
 
     directory: str = ""  # on a local disk; "": a temporary folder
     ram: str = "16MiB"  # for pages and rows that are read ahead
-    prefetch: int = frame.at_least(0, 16)
+    prefetch: int = 16
     steps: int = 30_000
     eval_every: int = 3_000
     eval_episodes: int = 20
@@ -51,7 +51,7 @@ class Settings(frame.Settings):
     batch_size: int = 32
     steps_per_update: int = 4
     learning_rate: float = 1e-3
-    gamma: float = 0.95
+    gamma: float = frame.within(0, 1, 0.95)
     target_rate: float = 0.02
     epsilon: float = 0.1
 

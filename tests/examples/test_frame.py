@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import importlib
+import io
 import json
 import math
 import shlex
@@ -70,6 +73,38 @@ def test_a_run_takes_an_empty_folder_and_one_in_which_a_run_only_began(
     assert run.load() is None
     run.begin()
     assert not list(tmp_path.iterdir())
+
+
+class Full(io.StringIO):
+    """An output on a full disk, or whose reader has ended."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self._error, self.is_full = error, False
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise self._error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), BrokenPipeError(errno.EPIPE, "closed")], ids=repr)
+@pytest.mark.parametrize("bar", [True, False])
+def test_a_run_saves_at_its_end_also_if_its_output_fails(
+    frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, bar: bool
+) -> None:
+    out = Full(error)
+    monkeypatch.setattr(sys, "stdout", out)
+    with contextlib.suppress(OSError, SystemExit):  # rich ends the program where the reader has ended
+        run = frame.Run("dqn_per", frame.Settings(run_dir=str(tmp_path / "run"), steps=5, bar=bar))
+        run.load()
+        with run.course(lambda: (None, {"weights": 7})):
+            assert run.goes_on(3)
+            out.is_full = True
+            run.goes_on(5)
+    monkeypatch.undo()
+    continued = frame.Run("dqn_per", frame.Settings(run_dir=str(tmp_path / "run"), resume=True)).load()
+    assert continued.learner == {"weights": 7}
 
 
 def test_the_command_that_continues_a_run_has_its_settings(

@@ -52,6 +52,20 @@ def test_a_number_that_is_too_small_or_none_is_refused(
             assert f"argument {option(field.name)}: expected a finite number, got inf" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", MINE)
+def test_a_number_that_is_too_large_is_refused(
+    name: str, frame: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = importlib.import_module(name).Settings
+    bounded = {field.name: field.metadata["most"] for field in numbers_of(settings) if "most" in field.metadata}
+    assert "gamma" in bounded or not hasattr(settings, "gamma")
+    for field, most in bounded.items():
+        assert frame.parse(settings, [option(field), str(most)], "")
+        with pytest.raises(SystemExit, match="2"):
+            frame.parse(settings, [option(field), "100"], "")
+        assert f"argument {option(field)}: expected at most {most}, got 100" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["--num-envs 0", "--eval-episodes 0", "--seconds nan", "--seed -1", "--min-size 0"])
 def test_dqn_refuses_a_value_with_which_it_cannot_run(value: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):

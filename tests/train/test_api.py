@@ -157,7 +157,7 @@ def test_a_run_of_another_kind_of_device_is_played_and_goes_on(tmp_path: Path) -
     folder, text = tmp_path / "run", io.StringIO()
     options: dict[str, object] = {"topology": "inline", "update": "handwritten", "checkpoint__table": "never"}
     first = relive.train.train(small("sac", "Pendulum-v1", limits__max_steps=400, **options), folder)
-    learner, progress = load_checkpoint(folder)
+    learner, progress = load_checkpoint(str(folder))
     before = load_policy(folder, which="last").parameters
     save_checkpoint(folder, {**learner, "generator": torch.zeros(16, dtype=torch.uint8)}, progress)
     policy = load_policy(folder, which="last")

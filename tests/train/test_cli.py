@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +164,16 @@ def test_a_program_may_copy_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     entry._open_outputs()
     copy.copy(sys.stdout).write("heard")
     assert sys.stdout.getvalue() == "heard"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_command_changes_no_status(number: signal.Signals, tmp_path: Path) -> None:
+    """Libraries end with the interpreter, for seconds."""
+    code = (
+        "import atexit, os, sys; from relive.cli import main; sys.argv[1:] = ['ls'];"
+        f" atexit.register(os.kill, os.getpid(), {int(number)}); main()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, timeout=60).returncode == 0
 
 
 def test_an_error_of_the_output_names_it(tmp_path: Path) -> None:

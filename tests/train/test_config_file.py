@@ -115,3 +115,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidConfig, match=words):
             load_config(tmp_path / name)
     assert load_config(tmp_path / "empty.toml", agent="dqn") == preset("dqn", "CartPole-v1")
+
+
+@pytest.mark.parametrize("number", ["1e400", "nan", "-1e16", "1" + "0" * 400])
+def test_a_number_that_no_float_has_is_refused_in_words(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in ("seed", "limits.max_steps", "agent.learning_rate"):
+        with pytest.raises((InvalidConfig, SystemExit)):
+            asked(monkeypatch, "dqn", "--set", f"{option}={number}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relive.errors import InvalidConfig
+from relive.errors import InvalidConfig, MissingPackage
 from relive.train.acting.environments import make_environments, make_shown
 
 MODULE = """
@@ -31,3 +31,10 @@ def test_a_module_that_is_missing_is_said_in_words() -> None:
     for make in (lambda env: make_environments(env, 1), lambda env: make_shown(env, "rgb_array")):
         with pytest.raises(InvalidConfig, match="nowhere_to_be_found"):
             make("nowhere_to_be_found:Mine-v0")
+
+
+def test_atari_without_its_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    for make in (lambda env: make_environments(env, 1), lambda env: make_shown(env, "rgb_array")):
+        with pytest.raises(MissingPackage, match="an Atari environment needs ale-py: pip install"):
+            make("ALE/Pong-v5")

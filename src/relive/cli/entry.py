@@ -33,7 +33,8 @@ def main() -> None:
         status = f"relive: {problem}"
     except KeyboardInterrupt:
         status = EXIT_STOPPED
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # libraries end with the interpreter, and would show a traceback
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the command is over: its status stands
+        signal.signal(number, signal.SIG_IGN)  # libraries end with the interpreter, and would show a traceback
     _drop_output_that_fails()
     sys.exit(status)
 

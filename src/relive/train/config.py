@@ -6,7 +6,6 @@ A run directory keeps its options in `config.json`, so that `--resume` needs the
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -93,7 +92,7 @@ class TrainConfig:
         for path, value in flat(to_tree(self)).items():
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, (int, float)):
-                    fits = math.isfinite(number) and abs(number) <= _LARGEST
+                    fits = abs(number) <= _LARGEST  # nan does not
                     require(fits, f"option {path!r}", f"in [-{_LARGEST:g}, {_LARGEST:g}]", number)
         number, size = self.topology.num_slices, self.agent.batch_size
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)

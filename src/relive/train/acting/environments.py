@@ -20,7 +20,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from relive.agents.agent import Spaces
-from relive.errors import InvalidConfig, ReliveError
+from relive.errors import InvalidConfig, MissingPackage, ReliveError
+from relive.errors.extras import install_command
 from relive.train.errors import EnvironmentRaised
 
 FRAME_STACK = 4
@@ -117,11 +118,19 @@ def environment_errors(doing: str, step: int = -1) -> Iterator[None]:
         raise EnvironmentRaised(None, step, traceback.format_exc(), doing) from problem
 
 
+def _register_atari() -> None:
+    """Registers the Atari environments. Only they need ale-py."""
+    try:
+        import ale_py
+    except ModuleNotFoundError:
+        raise MissingPackage("an Atari environment", "ale-py", install_command("train")) from None
+    gymnasium.register_envs(ale_py)
+
+
 def _make_atari(env_id: str, num_envs: int, *, clip_rewards: bool) -> VectorEnv[Any, Any, Any]:
-    import ale_py  # only Atari needs it; it is an extra of its own
+    _register_atari()
     from ale_py.vector_env import AtariVectorEnv
 
-    gymnasium.register_envs(ale_py)
     try:
         options: dict[str, Any] = dict(gymnasium.spec(env_id).kwargs)
     except gymnasium.error.Error as problem:
@@ -152,9 +161,7 @@ def make_shown(env_id: str, render_mode: str) -> gymnasium.Env[Any, Any]:
     """
     options: dict[str, Any] = {}
     if is_atari(env_id):
-        import ale_py
-
-        gymnasium.register_envs(ale_py)
+        _register_atari()
         options["frameskip"] = 1  # the preprocessing below skips frames
     with environment_errors("when it was made"):
         try:

@@ -26,6 +26,7 @@ from relive.train.evaluating.policy import load_policy
 from relive.train.watching.result import to_json
 
 _EPISODES_AT_ONCE = 100
+_MOST_EPISODES = 1_000_000  # each has a seed
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
 
@@ -146,8 +147,8 @@ def evaluate_run(
 
 
 def _check_counts(num_episodes: int, seed: int | None, max_minutes: float | None) -> None:
-    if not _is_integer(num_episodes) or num_episodes < 1:
-        raise InvalidConfig("num_episodes", "an integer >= 1", num_episodes)
+    if not _is_integer(num_episodes) or not 1 <= num_episodes <= _MOST_EPISODES:
+        raise InvalidConfig("num_episodes", f"an integer in [1, {_MOST_EPISODES}]", num_episodes)
     if seed is not None and not (_is_integer(seed) and 0 <= seed < 2**31):
         raise InvalidConfig("seed", "0 <= seed < 2**31", seed)
     if max_minutes is not None and not (isinstance(max_minutes, (int, float)) and max_minutes > 0):

@@ -19,6 +19,7 @@ session in another environment keeps them in its checkpoints until its own first
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import struct
 import zipfile
@@ -233,7 +234,7 @@ def newest_checkpoint(run_dir: Path) -> Found | None:
     return saved if alone.is_copy or saved.progress.elapsed_s >= alone.progress.elapsed_s else alone
 
 
-def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
+def load_checkpoint(run_dir: str | os.PathLike[str]) -> tuple[dict[str, Any], Progress]:
     """Returns the state of the agent and the progress of the run in `run_dir`: those of the newest checkpoint.
 
     Raises:
@@ -243,7 +244,8 @@ def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
     Cost:
         The size of the learner in memory while it is read.
     """
-    found = newest_checkpoint(run_dir) or _alone(run_dir)  # which says that there is none
+    folder = Path(run_dir)
+    found = newest_checkpoint(folder) or _alone(folder)  # which says that there is none
     return found.learner, found.progress
 
 
