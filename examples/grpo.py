@@ -51,7 +51,7 @@ class Settings(frame.Settings):
     width: int = 128
     layers: int = 5
     learning_rate: float = 5e-4
-    warm_reward: float = 0.1  # of the examples' policy
+    warm_reward: float = frame.within(0, 0.5, 0.1)  # of the examples' policy
     judge_s: float = 0.02  # the checker's time for its work of one round
 
 

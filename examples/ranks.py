@@ -89,8 +89,10 @@ def _end_with_owner(rank: int) -> None:
     owner = multiprocessing.parent_process()
     assert owner is not None
     wait([owner.sentinel])
-    print(f"Rank {rank}: the process with the shards has ended, so this rank ends too.", flush=True)
-    os._exit(1)
+    try:
+        print(f"Rank {rank}: the process with the shards has ended, so this rank ends too.", flush=True)
+    finally:
+        os._exit(1)  # also if the output is closed
 
 
 def same_order(order: int) -> int:

@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 import math
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -332,3 +333,20 @@ def test_actors_that_do_not_end_are_killed_after_one_deadline_for_all(monkeypatc
     with actors.Actors(lambda: None, 4, ()):
         pass
     assert len(killed) == 4 and waited[0] <= 2.0
+
+
+def _raise(*_: object) -> None:
+    raise BrokenPipeError
+
+
+def test_a_rank_ends_with_its_main_process_although_its_output_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, codes = importlib.import_module("ranks"), list[int]()
+    mine, its = os.pipe()
+    os.close(its)  # its main process has ended
+    monkeypatch.setattr(ranks.multiprocessing, "parent_process", lambda: SimpleNamespace(sentinel=mine))
+    monkeypatch.setattr(ranks.os, "_exit", codes.append)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=_raise, flush=_raise))
+    with pytest.raises(BrokenPipeError):  # raised here alone: the process has ended before
+        ranks._end_with_owner(0)
+    assert codes == [1]
+    os.close(mine)
