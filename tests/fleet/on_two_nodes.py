@@ -355,6 +355,53 @@ def reserved(name: str) -> Any:
     return told
 
 
+def given_up(name: str) -> Any:
+    """start() gives up while its actors wait for their ports, while it waits for nodes, and with a head that hangs."""
+    from relive.fleet import ray as fleets
+
+    fleets.start(config(f"{name}k"))
+    fleets.stop(f"{name}k", keeps_memory=True)
+    with socket.create_server(("0.0.0.0", 7340)), socket.create_server(("0.0.0.0", 7341)):
+        told = {"port in use": error_of(lambda: fleets.start(config(name, port=7340), 2.0))}
+        error_of(lambda: fleets.start(config(f"{name}k", port=7340), 2.0))
+    told["left"] = [path.name for path in Path("/dev/shm").iterdir() if f"{name}-" in path.name]
+    told["status"] = error_of(lambda: fleets.status(name))
+    told["restored"] = [report.is_restored for report in fleets.start(config(f"{name}k"))]
+    fleets.stop(f"{name}k")
+
+    def start() -> None:
+        told["stopped meanwhile"] = error_of(lambda: fleets.start(config(name, 3), 60.0))
+
+    starts = threading.Thread(target=start)
+    starts.start()
+    while "NoSuchFleet" in error_of(lambda: fleets.stop(name)):
+        time.sleep(0.05)
+    starts.join()
+    told |= with_a_hung_head(name)
+    return told
+
+
+def with_a_hung_head(name: str) -> dict[str, Any]:
+    from relive.fleet import ray as fleets
+
+    head = int(subprocess.run(["pgrep", "-x", "gcs_server"], capture_output=True, check=True).stdout)
+    os.kill(head, signal.SIGSTOP)
+    try:
+        told: dict[str, Any] = {
+            "start, hung head": error_of(lambda: fleets.start(config(name), 1.0)),
+            "status, hung head": error_of(lambda: fleets.status(name, 1.0)),
+            "connect, hung head": error_of(lambda: fleets.connect(name, 1.0)),
+            "stop, hung head": error_of(lambda: fleets.stop(name, timeout_s=1.0)),
+        }
+        command = [str(Path(sys.executable).with_name("relive")), "fleet", "status", name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        told["another process"] = [done.returncode, done.stderr]
+    finally:
+        os.kill(head, signal.SIGCONT)
+    told["again"] = error_of(lambda: fleets.status(name, 30.0))
+    return told
+
+
 JOINED = """
 import sys
 import ray

@@ -30,7 +30,8 @@ from ray.exceptions import GetTimeoutError  # noqa: E402
 
 from fleet.tools import Owner, config_of  # noqa: E402
 from relive.fleet import ShardOwner, attach  # noqa: E402
-from relive.fleet.ray import FleetConfig, ShardActor, ShardReport, end_here, load_config, status  # noqa: E402
+from relive.fleet.on_ray.shard import ShardActor, end_here  # noqa: E402
+from relive.fleet.ray import FleetConfig, ShardReport, load_config, status  # noqa: E402
 
 pytestmark = [needs_shared_memory, pytest.mark.timeout(1000)]
 PROGRAM = Path(__file__).with_name("on_two_nodes.py")
@@ -78,7 +79,7 @@ def two_nodes() -> Iterator[dict[str, Any]]:
 def two_nodes_at_length() -> Iterator[dict[str, Any]]:
     """The same, for the tests that run before a release."""
     with found_on_two_nodes(
-        "kept", "refused", "incomplete", "stopped", "reserved", "joined", "on_the_command_line"
+        "kept", "refused", "incomplete", "stopped", "reserved", "given_up", "joined", "on_the_command_line"
     ) as told:
         yield told
 
@@ -160,6 +161,23 @@ def test_a_fleet_that_waits_for_nodes_has_its_name(two_nodes_at_length: dict[str
 
 
 @pytest.mark.thorough
+def test_a_start_that_is_given_up_leaves_nothing(two_nodes_at_length: dict[str, Any]) -> None:
+    told = result(two_nodes_at_length, "given_up")
+    assert told["port in use"].startswith("DeadlineExceeded") and told["left"] == []
+    assert told["status"].startswith("NoSuchFleet") and told["restored"] == [True, True]
+    assert told["stopped meanwhile"].startswith("FleetFailed") and "was stopped" in told["stopped meanwhile"]
+
+
+@pytest.mark.thorough
+def test_calls_end_in_time_when_the_head_hangs(two_nodes_at_length: dict[str, Any]) -> None:
+    told = result(two_nodes_at_length, "given_up")
+    for call in ("start", "status", "connect", "stop"):
+        assert told[f"{call}, hung head"].startswith("DeadlineExceeded"), call
+    assert "InvalidConfig" not in told["again"] and told["another process"][0] == 1
+    assert "no Ray: what listens there does not answer" in told["another process"][1]
+
+
+@pytest.mark.thorough
 def test_a_fleet_that_was_started_in_another_namespace_is_stopped_whole(two_nodes_at_length: dict[str, Any]) -> None:
     told = result(two_nodes_at_length, "joined")
     assert told["started"] == [0, ""] and told["next to it"].startswith("FleetExists")
@@ -203,6 +221,13 @@ def test_bad_fleets_are_refused() -> None:
         {"num_cpus": -1.0},
         {"resources": ["gpu"]},
         {"resources": {"memory": -1.0}},
+        {"resources": {"": 1.0}},  # Ray ends the process for this one, and for the next three
+        {"resources": {"\n": 1.0}},
+        {"resources": {"a b\n": 1.0}},
+        {"resources": {"x" * 70_000: 1.0}},
+        {"resources": {"\ud800": 1.0}},
+        {"resources": {5: 1.0}},
+        {"door": "open"},
     ]
     for one in wrong:
         with pytest.raises(errors.InvalidConfig):
@@ -222,7 +247,7 @@ def test_a_listener_that_is_no_ray_is_refused_in_time(prefix: str, says: bytes) 
                 heard[-1].sendall(says)
 
     heard: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("0.0.0.0", 0)) as listener:  # Ray reads 127.0.0.1 as the address of this host
         threading.Thread(target=answer, daemon=True).start()
         address = f"{prefix}127.0.0.1:{listener.getsockname()[1]}"
         program = f"import relive.fleet.ray as fleets; fleets.status('pong', address={address!r}, timeout_s=3.0)"
@@ -268,7 +293,7 @@ ENDS = """
 import sys
 from fleet.tools import config_of
 from relive.fleet import ShardOwner
-from relive.fleet.ray import ShardActor
+from relive.fleet.on_ray.shard import ShardActor
 
 actor = object.__new__(ShardActor)
 actor._owner = ShardOwner(0, config_of(sys.argv[1]))
@@ -310,7 +335,7 @@ def test_all_shards_are_asked_before_one_is_waited_for(monkeypatch: pytest.Monke
     """An actor that hangs leaves the others the whole time."""
     ray = Actors()
     actors = {n: SimpleNamespace(report=SimpleNamespace(remote=partial(ray.ask, n))) for n in (0, 1)}
-    for name, fake in (("ray", ray), ("join", lambda *_: None), ("_actors", lambda name: actors)):
+    for name, fake in (("ray", ray), ("join", lambda *_: None), ("_actors", lambda *_: actors)):
         monkeypatch.setattr(f"relive.fleet.ray.{name}", fake)
     reports = status("pong", timeout_s=0.0)
     assert ray.calls[:3] == [0, 1, "waits"]
@@ -333,7 +358,7 @@ def test_the_memory_of_a_killed_owner_ends_with_its_shard(shm_name: Any, owners:
 
 def test_a_shard_whose_port_is_taken_is_served_at_another(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor that was killed may keep the port for a while; another program keeps it for good."""
-    monkeypatch.setattr("relive.fleet.ray._PORT_S", 0.2)
+    monkeypatch.setattr("relive.fleet.on_ray.shard._PORT_S", 0.2)
     actor = object.__new__(ShardActor)
     with ShardOwner(0, config_of(shm_name())) as actor._owner, socket.create_server(("127.0.0.1", 0)) as other:
         actor._door = None
@@ -346,7 +371,7 @@ def test_a_shard_whose_port_is_taken_is_served_at_another(shm_name: Any, monkeyp
 
 def test_a_free_port_is_tried_after_an_attempt_that_outlasts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy node one attempt may take longer than the wait for the port."""
-    monkeypatch.setattr("relive.fleet.ray._PORT_S", 0.05)
+    monkeypatch.setattr("relive.fleet.on_ray.shard._PORT_S", 0.05)
 
     def serve(address: str, door: Any) -> str:
         if address.endswith(":0"):

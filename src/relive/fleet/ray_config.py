@@ -35,7 +35,7 @@ class FleetConfig:
         port: shard n is served at port + n of its node. 0: a free port, which changes after a restart, so handles of
             other hosts must attach again. Default 7170.
         num_cpus: CPUs that Ray reserves for each shard. Default 1.
-        resources: further resources that Ray reserves for each shard, {name: amount}.
+        resources: further resources that Ray reserves for each shard, {name: amount}. A name is printable text.
         door: the clients that may connect to the shards. Its files are paths, which every node must have. None: the
             shards are open, which nodes beyond loopback refuse.
 
@@ -63,7 +63,12 @@ class FleetConfig:
         if not isinstance(self.resources, Mapping):
             raise InvalidConfig("resources", "{name: amount}", self.resources)
         for name, amount in self.resources.items():
+            if not is_name(name, MAX_NAME_BYTES):  # Ray ends the process for some of these
+                expected = f"1 to {MAX_NAME_BYTES} bytes of printable text"
+                raise InvalidConfig("name of one of the resources", expected, name)
             finite(f"resources[{name!r}]", amount, 0.0)
+        if self.door is not None and not isinstance(self.door, Door):
+            raise InvalidConfig("door of a fleet", "a Door, or None", self.door)
 
     def shard(self, number: int) -> TableConfig:
         """The configuration of shard `number`."""

@@ -33,7 +33,7 @@ import numpy as np
 from relive.errors import MissingPackage, ReliveError
 from relive.errors.extras import install_command
 from relive.fleet.draws.pace import Wait
-from relive.fleet.ray import explained, join, reason
+from relive.fleet.on_ray.cluster import explained, join, reason
 from relive.train.acting.ray_shards import RunShards, access_of
 from relive.train.acting.remote_actor import ActOptions, act
 from relive.train.acting.serving import ServedRun

@@ -39,7 +39,9 @@ from relive.errors.extras import install_command
 from relive.fleet import ShardedTable
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import NoLiveShard
-from relive.fleet.ray import NAMESPACE, ShardActor, answer_of, end_here, explained, join
+from relive.fleet.on_ray.cluster import NAMESPACE, explained, join
+from relive.fleet.on_ray.shard import ShardActor, end_here
+from relive.fleet.ray import answer_of
 from relive.fleet.ray_config import ShardReport
 from relive.fleet.shards import SILENCE_S, Shard
 from relive.service import Door

@@ -37,7 +37,7 @@ import torch.distributed as dist
 from relive.errors import MissingPackage, ReliveError
 from relive.errors.extras import install_command
 from relive.fleet.draws.pace import Wait
-from relive.fleet.ray import explained, join, reason
+from relive.fleet.on_ray.cluster import explained, join, reason
 from relive.train.config import TrainConfig
 from relive.train.errors import HostGone
 from relive.train.learners.meeting import check_place

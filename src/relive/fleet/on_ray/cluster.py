@@ -1,0 +1,232 @@
+"""The Ray cluster of this process: how it is joined, and questions to it that have a deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from typing import TypeVar
+
+import ray
+from ray._private import services
+from ray.exceptions import RayError
+
+from relive.core.ending import start_thread
+from relive.errors import InvalidConfig, ReliveError
+from relive.fleet.draws.pace import Wait
+from relive.fleet.errors import ClusterFailed
+
+__all__ = ["FOREVER_S", "NAMESPACE", "ask", "explained", "join", "reason"]
+
+Answer = TypeVar("Answer")
+
+NAMESPACE = "relive"
+FOREVER_S = 1e6  # Ray counts milliseconds in 64 bits
+_LEAST_S = 1.0  # for one question of a call whose deadline is near: a healthy head answers in milliseconds
+_REACH_S = 5.0
+_PAUSE_S = 0.1
+_CLIENT = "ray://"
+_WHAT = "address of the Ray cluster"
+# RFC 9113, 3.4: both ends begin with a frame of settings: its length (3 bytes), type 4, flags, and stream 0 (4 bytes).
+_HTTP2_SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _HTTP2_SETTINGS
+
+
+def reason(error: BaseException) -> str:
+    """The last line of Ray's error that describes the failure."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if "Error" in line or ".errors." in line]
+    return (told or lines or [type(error).__name__])[-1]
+
+
+@contextmanager
+def explained(call: str) -> Iterator[None]:
+    """Raises ClusterFailed in place of an error of Ray."""
+    try:
+        yield
+    except (RayError, ValueError) as error:
+        if isinstance(error, ReliveError):
+            raise
+        raise ClusterFailed(call, reason(error)) from error
+
+
+def ask(wait: Wait, question: Callable[[], Answer], undo: Callable[[Answer], object] | None = None) -> Answer:
+    """Returns question(), which asks the head of the cluster, and gives up at the deadline.
+
+    Ray's own questions have no timeout, and a head may hang. A thread therefore asks. If the answer comes after this
+    call gave up, by the deadline or by Ctrl-C, the thread undoes it.
+
+    Args:
+        wait: the wait of the call. One question has a second at least.
+        question: calls Ray.
+        undo: takes the answer that comes too late. None: such an answer changes nothing.
+
+    Raises:
+        DeadlineExceeded: the head does not answer in time.
+    """
+    answer: Future[Answer] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(question())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    def take_back(late: Future[Answer]) -> None:
+        if undo is not None and late.exception() is None:
+            undo(late.result())
+
+    try:
+        try:
+            start_thread(work, "relive-ray", never_writes=True)
+        except RuntimeError:  # the interpreter ends, where no thread starts
+            work()
+        if wait_for([answer], min(max(wait.left_s, _LEAST_S), FOREVER_S)).not_done:
+            raise wait.exceeded("an answer of the head of the Ray cluster", "none")
+    except BaseException:
+        answer.add_done_callback(take_back)
+        raise
+    return answer.result()
+
+
+# ---- joining ---------------------------------------------------------------------------------------------------------
+
+
+def join(address: str | None, wait: Wait) -> None:
+    """Joins the cluster if this process is not part of one. Never starts one.
+
+    Args:
+        address: HOST:PORT or ray://HOST:PORT. None: the cluster that this process has joined, else the one of
+            RAY_ADDRESS, else the one that runs on this host.
+        wait: the wait of the call.
+
+    Raises:
+        InvalidConfig: no cluster answers at the address, or this process has joined another cluster.
+    """
+    if ray.is_initialized():
+        if address and address != "auto":
+            _check_joined(address)
+        return
+    asked = address or os.environ.get("RAY_ADDRESS") or "auto"
+    found = asked
+    expected = "one that runs: ray start --head, and on the other nodes ray start --address=HEAD:6379"
+    try:
+        found = _found(asked)
+        _check_reached(found, min(_REACH_S, wait.left_s))
+        with _own_handler_of_sigterm():
+            ray.init(address=found, namespace=NAMESPACE, logging_level="error", log_to_driver=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InvalidConfig(_WHAT, expected, _got(asked, found, reason(error))) from error
+
+
+def _got(asked: str, found: str, why: str) -> str:
+    if found == "auto":
+        return "none found"
+    if asked == "auto":
+        return f"{found!r}, which Ray notes as the last cluster of this host ({why})"
+    return f"{asked!r} ({why})" if found == asked else f"{asked!r}, which is {found!r} to Ray ({why})"
+
+
+def _found(asked: str) -> str:
+    """The address that ray.init would use, HOST:PORT or ray://HOST:PORT.
+
+    Raises OSError if no cluster was found on this host, and ValueError for a text that is no address.
+    """
+    if asked == "auto":  # Ray's note of the last cluster stays when that cluster is killed
+        asked = str(services.get_ray_address_from_environment("auto", None))
+    if asked.startswith(_CLIENT):
+        return asked
+    found = services.canonicalize_bootstrap_address(asked)
+    if found is None:
+        raise ValueError("not HOST:PORT")
+    return str(found)
+
+
+@contextmanager
+def _own_handler_of_sigterm() -> Iterator[None]:
+    """Keeps the handler that the program has for SIGTERM, which ray.init would replace. Ray's stays if it has none."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _parts(address: str) -> tuple[str, int]:
+    """Host and port. Raises ValueError."""
+    host, _, port = address.removeprefix(_CLIENT).rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ValueError("not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _check_reached(address: str, timeout_s: float) -> None:
+    """Raises ValueError or OSError if no server of gRPC, as Ray's are, answers at the address in time.
+
+    Ray waits without an end for an address where nothing listens, for a head that was stopped, and for a listener that
+    is no Ray.
+    """
+    place = _parts(address)
+    ends = time.monotonic() + max(_PAUSE_S, timeout_s)
+    with socket.create_connection(place, max(_PAUSE_S, timeout_s)) as line:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return  # the greeting would have to be encrypted
+        line.sendall(_HTTP2_GREETING)
+        heard = b""
+        while len(heard) < len(_HTTP2_SETTINGS):
+            line.settimeout(max(0.001, ends - time.monotonic()))
+            try:
+                some = line.recv(len(_HTTP2_SETTINGS) - len(heard))
+            except TimeoutError:
+                raise TimeoutError("no Ray: what listens there does not answer") from None
+            if not some:
+                break
+            heard += some
+    if heard[3:4] != _HTTP2_SETTINGS[3:4] or heard[5:] != _HTTP2_SETTINGS[5:]:
+        raise ValueError("no Ray: what listens there does not speak gRPC")
+
+
+def _check_joined(address: str) -> None:
+    """Raises InvalidConfig if the address is not that of the cluster that this process has joined."""
+    joined = str(ray.get_runtime_context().gcs_address)
+    try:
+        is_same = _is_same(address, joined)
+    except (OSError, ValueError):  # a name that is not known, or no address
+        is_same = False
+    if not is_same:
+        expected = f"{joined!r}, the cluster that this process has joined (ray.shutdown() leaves it)"
+        raise InvalidConfig(_WHAT, expected, address)
+
+
+def _is_same(address: str, joined: str) -> bool:
+    """Whether both are of one cluster. Raises OSError and ValueError.
+
+    The port of Ray's server for clients (ray://) is another one than the port of the cluster.
+    """
+    (host, port), (joined_host, joined_port) = _parts(address), _parts(joined)
+    if port != joined_port and not address.startswith(_CLIENT):
+        return False
+    return host == joined_host or bool(_hosts(host) & _hosts(joined_host))
+
+
+def _hosts(host: str) -> set[str]:
+    """The addresses of a host. All addresses of this host are one."""
+    found = {str(one[4][0]) for one in socket.getaddrinfo(host, None)}
+    return {"here" if _is_here(one) else one for one in found}
+
+
+def _is_here(host: str) -> bool:
+    """Whether it is an address of this host: then it can be bound."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            any_socket.bind((host, 0))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,286 @@
+"""What a fleet asks of a Ray cluster that is another one, is gone, or hangs. Stand-ins take the place of Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from processes.shm import needs_shared_memory, shared_files
+
+import relive
+from relive import errors
+from relive.fleet.errors import FleetExists, FleetFailed, FleetLeft
+
+pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
+
+from fleet.tools import Owner, config_of  # noqa: E402
+from relive.fleet import ray as fleets  # noqa: E402
+from relive.fleet.draws.pace import Wait  # noqa: E402
+from relive.fleet.on_ray.cluster import ask, join  # noqa: E402
+from relive.fleet.on_ray.shard import end_here  # noqa: E402
+
+TESTS = Path(__file__).parents[1]
+
+
+def config(num_shards: int = 1) -> fleets.FleetConfig:
+    spec = relive.StepSpec({"action": relive.ArraySpec((), "int64")})
+    return fleets.FleetConfig("pong", num_shards, relive.TableConfig(spec, 1_000))
+
+
+# ---- joining ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def last_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Writes Ray's note of the last cluster of this host. No cluster runs, and ray.init must not be reached."""
+
+    def note(address: str) -> None:
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+
+    def never(**_: Any) -> None:
+        raise AssertionError("ray.init waits without an end for such an address")
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", never)
+    return note
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_a_cluster_that_died_is_not_joined(last_cluster: Callable[[str], None], address: str | None) -> None:
+    """Ray's note of the cluster stays when its head is killed."""
+    with socket.socket() as bound:  # nothing listens there, and no other program takes the port
+        bound.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{bound.getsockname()[1]}"
+        last_cluster(place)
+        with pytest.raises(errors.InvalidConfig, match=f":{place.split(':')[1]}.*last cluster of this host.*refused"):
+            join(address, Wait(5.0))
+
+
+def test_a_cluster_whose_head_hangs_is_not_joined(last_cluster: Callable[[str], None]) -> None:
+    """The kernel accepts connections for a process that is stopped."""
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        last_cluster(f"127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(errors.InvalidConfig, match="does not answer"):
+            join(None, Wait(0.2))
+
+
+def test_without_a_note_no_cluster_is_found(last_cluster: Callable[[str], None]) -> None:
+    with pytest.raises(errors.InvalidConfig, match="none found"):
+        join(None, Wait(5.0))
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.7:1")  # is for processes that have joined no cluster
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6380", "192.0.2.7:6379", "nonsense", "ray://192.0.2.7:10001"])
+def test_an_address_of_another_cluster_is_refused(joined: None, address: str) -> None:
+    """Otherwise stop() would end the fleet of the cluster that this process has joined."""
+    with pytest.raises(errors.InvalidConfig, match="127.0.0.1:6379.*has joined"):
+        fleets.stop("pong", address=address)
+
+
+@pytest.mark.parametrize("address", [None, "", "auto", "127.0.0.1:6379", "localhost:6379", "ray://localhost:10001"])
+def test_the_same_cluster_in_another_spelling_is_taken(joined: None, address: str | None) -> None:
+    join(address, Wait(1.0))
+
+
+# ---- questions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hangs() -> Iterator[Callable[..., Any]]:
+    """A question that hangs until the test ends, and calls of it."""
+    ends = threading.Event()
+    yield lambda *_, **__: ends.wait() and {}
+    ends.set()
+
+
+@pytest.mark.parametrize("call", [fleets.status, fleets.connect, fleets.stop, fleets.start])
+def test_calls_end_in_time_when_the_head_hangs(
+    monkeypatch: pytest.MonkeyPatch, hangs: Callable[..., Any], call: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr("relive.fleet.on_ray.cluster._LEAST_S", 0.05)
+    monkeypatch.setattr(fleets, "join", lambda *_: None)
+    monkeypatch.setattr("ray.util.list_named_actors", hangs)
+    with pytest.raises(errors.DeadlineExceeded, match="head of the Ray cluster"):
+        call(config() if call is fleets.start else "pong", timeout_s=0.05)
+
+
+def test_an_answer_after_the_deadline_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A placement group that the head made late would keep the name of a fleet that does not run."""
+    monkeypatch.setattr("relive.fleet.on_ray.cluster._LEAST_S", 0.05)
+    answers, undone = threading.Event(), threading.Event()
+    taken_back: list[str] = []
+
+    def undo(group: str) -> None:
+        taken_back.append(group)
+        undone.set()
+
+    with pytest.raises(errors.DeadlineExceeded):
+        ask(Wait(0.0), lambda: answers.wait() and "group", undo)
+    assert not undone.is_set()
+    answers.set()
+    assert undone.wait(60.0) and taken_back == ["group"]
+
+
+def test_an_answer_after_ctrl_c_is_undone() -> None:
+    answers, undone = threading.Event(), threading.Event()
+
+    def question() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        answers.wait()
+        return "group"
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(Wait(60.0), question, lambda _: undone.set())
+    answers.set()
+    assert undone.wait(60.0)
+
+
+def test_an_error_of_ray_is_the_callers() -> None:
+    def refuse() -> None:
+        raise ValueError("no such actor")
+
+    with pytest.raises(ValueError, match="no such actor"):
+        ask(Wait(1.0), refuse)
+
+
+# ---- start and stop at once ------------------------------------------------------------------------------------------
+
+
+class Group:
+    """A placement group that another call removes while start() waits for it."""
+
+    def wait(self, seconds: float) -> bool:
+        raise Exception("Placement group does not exist")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Ray, as far as start() and stop() ask it before there is an actor."""
+    told = SimpleNamespace(group=Group(), state="REMOVED", removed=[], actors=[{}])
+    for name, fake in (
+        ("join", lambda *_: None),
+        ("placement_group", lambda *_, **__: told.group),
+        ("placement_group_table", lambda group=None: {} if group is None else {"state": told.state}),
+        ("remove_placement_group", told.removed.append),
+        ("_named", lambda _: told.actors.pop(0) if len(told.actors) > 1 else told.actors[0]),
+    ):
+        monkeypatch.setattr(fleets, name, fake)
+    return told
+
+
+def test_a_start_tells_that_the_fleet_was_stopped_meanwhile(cluster: SimpleNamespace) -> None:
+    with pytest.raises(FleetFailed, match="was stopped while"):
+        fleets.start(config(), 5.0)
+
+
+def test_a_start_next_to_one_of_another_namespace_is_second(
+    monkeypatch: pytest.MonkeyPatch, cluster: SimpleNamespace
+) -> None:
+    """Ray knows the names of groups by namespace, so both have a group. The first actor decides."""
+
+    def taken(*_: Any) -> None:
+        raise ValueError("Actor with name 'relive/pong/0' already exists in the namespace relive")
+
+    made = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=taken))
+    monkeypatch.setattr("ray.remote", lambda _: made)
+    monkeypatch.setattr("ray.kill", lambda *_, **__: pytest.fail("that actor is of the other fleet"))
+    cluster.group, cluster.state = SimpleNamespace(wait=lambda _: True), "CREATED"
+    cluster.actors = [{}, {0: "of the other fleet"}]
+    with pytest.raises(FleetExists):
+        fleets.start(config(), 5.0)
+    assert cluster.removed == [cluster.group]
+
+
+def test_the_second_of_two_stops_finds_nothing_left(monkeypatch: pytest.MonkeyPatch, cluster: SimpleNamespace) -> None:
+    """Its tasks fail if the first one removes the group before them."""
+    monkeypatch.setattr(fleets, "_group", lambda *_: cluster.group)
+    monkeypatch.setattr(fleets, "_not_ended", lambda *_: [0])
+    fleets.stop("pong")
+    cluster.state = "CREATED"
+    with pytest.raises(FleetLeft):  # no other stop: the shard is left
+        fleets.stop("pong")
+
+
+@pytest.mark.parametrize(("removes", "killed"), [("new", None), ("none", "ShardActor"), ("all", "ShardActor")])
+def test_a_start_that_failed_kills_no_process(monkeypatch: pytest.MonkeyPatch, removes: Any, killed: Any) -> None:
+    """The memory that it did not get may belong to a fleet of another cluster on the same host."""
+    tasks: list[Any] = []
+    made = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *how: tasks.append(how) or "task"))
+    monkeypatch.setattr("ray.remote", lambda _: made)
+    monkeypatch.setattr("ray.wait", lambda tasks, **_: (tasks, []))
+    monkeypatch.setattr("ray.get", lambda _: True)
+    monkeypatch.setattr(fleets, "placement_group_table", lambda _: {"bundles_to_node_id": {0: "node", 1: ""}})
+    assert fleets._not_ended("pong", None, removes, Wait(5.0)) == []
+    assert [(task[0], task[1], task[3]) for task in tasks] == [("pong-0", removes == "all", killed)]
+
+
+@needs_shared_memory
+def test_an_owner_of_another_cluster_goes_on(
+    monkeypatch: pytest.MonkeyPatch, shm_name: Any, owners: list[Owner]
+) -> None:
+    monkeypatch.setattr("relive.fleet.on_ray.shard._LOCK_S", 0.0)
+    name = shm_name()
+    owners.append(Owner(0, config_of(name)))
+    assert not end_here(name, False, 0.2, None)
+    with relive.attach(name) as table:
+        assert table.capacity > 0 and not end_here(name, False, 0.0, None)
+
+
+# ---- the memory of an actor ------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from fleet.tools import config_of
+from relive.fleet.on_ray.shard import ShardActor
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[2] == "before it serves":
+    ShardActor._served = killed
+else:
+    ShardActor._served = lambda *_: "grpc://127.0.0.1:7170/pong-0"
+actor = ShardActor(0, 1, config_of(sys.argv[1]), 0, None)
+killed()
+"""
+
+
+@needs_shared_memory
+@pytest.mark.forms(1)
+@pytest.mark.parametrize(
+    ("earlier", "when", "stays"),
+    [(False, "before it serves", False), (True, "before it serves", True), (False, "when it serves", True)],
+)
+def test_memory_of_an_actor_that_never_served_is_not_kept(
+    shm_name: Any, owners: list[Owner], earlier: bool, when: str, stays: bool
+) -> None:
+    """A start() that gives up kills actors in their __init__. Memory that they took over is of an earlier fleet."""
+    name = shm_name()
+    if earlier:
+        owners.append(Owner(0, config_of(name)))
+        owners[-1].kill()
+    done = subprocess.run([sys.executable, "-c", KILLED, name, when], timeout=60, cwd=TESTS)
+    assert done.returncode == -signal.SIGKILL and shared_files(name) != []
+    assert end_here(name, False, 30.0)
+    assert (shared_files(name) != []) == stays
+    assert end_here(name, True, 30.0) and shared_files(name) == []
