@@ -15,12 +15,15 @@ _PIECE = 8192
 class Proxy:
     """Between clients and the server at a port. cut(): ends all connections; `refuses`: takes no new ones. `stalls`:
     nothing passes, nothing ends. `cuts_after`: connections end when so many bytes came from the server, then None.
-    `bytes_a_second`: a slow link from the server, of short pieces; None: as fast as it goes.
+    `bytes_a_second`: a slow link from the server, of short pieces; None: as fast as it goes. `buffer_bytes`: how much
+    the proxy takes and does not pass on, in each direction; None: as the system chooses.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, buffer_bytes: int | None = None) -> None:
         self._target = port
+        self._buffer_bytes = buffer_bytes
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._bound(self._listener)  # and each connection that it takes
         self.port: int = self._listener.getsockname()[1]
         self.refuses = self.stalls = False
         self.cuts_after: int | None = None
@@ -88,8 +91,12 @@ class Proxy:
                 client.close()
                 continue
             try:
-                server = socket.create_connection(("127.0.0.1", self._target), timeout=5)
+                server = socket.socket()
+                self._bound(server)
+                server.settimeout(5)
+                server.connect(("127.0.0.1", self._target))
             except OSError:
+                server.close()
                 client.close()
                 continue
             server.settimeout(None)
@@ -97,6 +104,11 @@ class Proxy:
             self._open |= {client, server}
             self._start(self._pass, client, server, False)
             self._start(self._pass, server, client, True)
+
+    def _bound(self, one: socket.socket) -> None:
+        if self._buffer_bytes is not None:
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                one.setsockopt(socket.SOL_SOCKET, option, self._buffer_bytes)
 
     def _pass(self, source: socket.socket, target: socket.socket, from_server: bool) -> None:
         with contextlib.suppress(OSError):

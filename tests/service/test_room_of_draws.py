@@ -282,6 +282,76 @@ def test_a_draw_takes_all_its_bytes_although_others_of_its_stream_are_settled_wh
     assert budget.used == budget.used_by("a") == 0
 
 
+@pytest.mark.parametrize("share", [3 * MIB, 5 * MIB // 2, MIB // 2])
+def test_a_draw_that_alone_would_fit_waits_for_the_others_of_its_stream(share: int) -> None:
+    """Whole MiB are counted, so a part of a MiB in flight may be one too many."""
+    budget = Budget("max_inflight_bytes", 64 * MIB, share, "draws in flight")
+    kept, part, large = room.Kept(budget, "a"), 3 * MIB // 4, share // MIB * MIB + 3 * MIB // 4
+    with kept.room(part, 0.0, never):
+        pass
+    with pytest.raises(errors.DeadlineExceeded, match="max_inflight_bytes, .*draws in flight") as late:
+        with kept.room(large, 0.0, never):
+            raise AssertionError
+    assert late.value.has <= share
+    with pytest.raises(errors.ServiceUnavailable), kept.room(large, 60.0, lambda: True):
+        raise AssertionError
+    asked, is_in = threading.Event(), threading.Event()
+
+    def waits() -> bool:
+        asked.set()
+        return False
+
+    def draw() -> None:
+        with kept.room(large, 60.0, waits):
+            is_in.set()
+
+    thread = threading.Thread(target=draw, daemon=True)
+    thread.start()
+    assert asked.wait(60.0) and not is_in.is_set()
+    kept.give(part)
+    thread.join(60.0)
+    assert is_in.is_set() and budget.used == share // MIB * MIB
+    kept.give(large)
+    assert budget.used == 0
+
+
+def test_a_draw_that_could_never_fit_is_refused_at_once() -> None:
+    kept = room.Kept(Budget("max_inflight_bytes", 64 * MIB, 3 * MIB, "draws in flight"), "a")
+    with kept.room(MIB // 2, 0.0, never):
+        pass
+    with pytest.raises(errors.InvalidConfig, match="max_inflight_bytes"), kept.room(4 * MIB, 60.0, never):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("is_one_of_many", [False, True])
+def test_a_draw_whose_answer_cannot_be_made_goes_back(
+    table: relive.Table, server: Any, monkeypatch: pytest.MonkeyPatch, is_one_of_many: bool
+) -> None:
+    """No client hears its ticket."""
+    client = Client(server, "shard")
+    session = server._hosted["t"].lending[client.number]
+
+    class Stuck:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(table.core, name)
+
+        def root(self, index: int) -> Any:
+            raise errors.DeadlineExceeded("the lock", "", 1.0)
+
+    monkeypatch.setattr(type(session), "_core", Stuck())
+    asked: dict[str, Any] = {"op": "draws", "n": [64]} if is_one_of_many else {"op": "draw", "n": MANY}
+    client.stream.say(index=0, timeout_s=20.0, claims=True, root=True, **asked)
+    if is_one_of_many:
+        assert client.stream.hears()["stopped"]["type"] == "DeadlineExceeded"
+    else:
+        with pytest.raises(errors.DeadlineExceeded, match="the lock"):
+            client.stream.hears()
+    assert not session._lent and server._memory.draws.used == 0
+    assert table.stats().indexes["default"].in_flight == 0
+    assert table.stats().indexes["default"].sampled == 0
+    client.stream.close()
+
+
 @pytest.mark.parametrize("kind", ["hold", "shard"])
 def test_metrics_show_the_bytes_of_draws_in_flight(server: Any, kind: str) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed here (extra `service`)")

@@ -109,8 +109,18 @@ def full() -> Iterator[Full]:
     writer.goes_on.set()
 
 
+class Context:
+    """The context of a call, which its client has cancelled or not."""
+
+    is_over = False
+
+    def is_cancelled(self) -> bool:
+        """Returns whether the client has given up the stream."""
+        return self.is_over
+
+
 def busy(writer: Full) -> Pipe:
-    pipe: Any = Pipe(None, None, writer, lambda count: None)
+    pipe: Any = Pipe(Context(), None, writer, lambda count: None)
     pipe._is_busy = True
     return pipe
 
@@ -155,6 +165,23 @@ def test_the_deadline_of_a_call_ends_its_batch_and_no_other_message(
     assert not pipe.is_stalled(60.0)
     clock.now += 1.0
     assert pipe.is_stalled(60.0) is is_bound
+    full.goes_on.set()
+    thread.join(60.0)
+
+
+def test_a_client_that_has_cancelled_its_stream_reads(clock: Clock, full: Full) -> None:
+    """The write ends when the bytes before it are sent, over a slow link later than the deadline."""
+    pipe: Any = busy(full)
+    pipe.gives_up = clock.now + 2.0
+    thread = threading.Thread(target=WRITES["large body"], args=(pipe,))
+    thread.start()
+    assert full.began.wait(60.0)
+    clock.now += 3.0
+    assert pipe.is_stalled(60.0)
+    pipe._context.is_over = True
+    assert not pipe.is_stalled(60.0)
+    clock.now += 60.0
+    assert pipe.is_stalled(60.0), "it does not read at all"
     full.goes_on.set()
     thread.join(60.0)
 

@@ -29,7 +29,7 @@ from relive.service.wire.address import parse_table
 from relive.service.wire.framing import Bytes
 from relive.service.wire.memory import keep_freed_memory
 from relive.service.wire.packing import Packing
-from relive.service.wire.sockets import heard_s, keep_alive_to, moved_s, peers_of
+from relive.service.wire.sockets import cut, heard_s, is_stuck, keep_alive_to, moved_s, new_mark, peers_of
 from relive.service.wire.transport import all_of, check_process, keep_for_ever, leave_to_parent, with_few_wakeups
 from relive.service.wire.verbs import VERBS
 
@@ -53,7 +53,10 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A client that sends pings, here every 24 days, gives its sockets their timeout as TCP_USER_TIMEOUT: our mark.
+    ("grpc.keepalive_time_ms", 2**31 - 2),
 ]
+_MARK = "grpc.keepalive_timeout_ms"
 
 
 _kept: list[list[Connection]] = []  # a list for each fork, from before it until after it; in a child for ever
@@ -139,7 +142,8 @@ class Connection:
         self.retries_s = math.inf
         self._peers: frozenset[tuple[str, int]] | None = None
         own = weakref.ref(self)
-        self._watch = Watch(self, partial(_told, own, heard_s), partial(_told, own, moved_s))
+        self._mark = new_mark()
+        self._watch = Watch(self, partial(_told, own, heard_s), partial(_told, own, moved_s), partial(_cut, own))
         self._memory = BatchMemory()
         self.closed = False
         self.is_foreign = False  # whether this process is a forked child: the streams then belong to the parent
@@ -303,7 +307,9 @@ class Connection:
             if self._client is None:
                 keep_freed_memory()
                 self._keeps_alive = False
-                self._client = with_few_wakeups(lambda: self.access.client(self._location, _OPTIONS))
+                self._client = with_few_wakeups(
+                    lambda: self.access.client(self._location, [*_OPTIONS, (_MARK, self._mark)])
+                )
             client = self._client
         started = time.monotonic()
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
@@ -413,6 +419,12 @@ class Connection:
         with self._changed:
             self._client = None
 
+    def cut(self) -> None:
+        """Ends the TCP connections of this handle over which bytes wait to be sent, with all their streams."""
+        if cut(is_stuck(self.addresses(), self._mark), drops_unsent=True):
+            self._forget_client()
+            self._drop_idle()
+
     def tell_end(self, user: Any) -> None:
         """Calls user.note_closed() when the connection closes, if the user still exists then."""
         with self._changed:
@@ -433,7 +445,6 @@ class Connection:
         _open.discard(self)
         if self.is_foreign:
             return
-        self._watch.stop()
         self._memory.close()
         self._drop_idle()
         with self._changed:
@@ -441,6 +452,7 @@ class Connection:
             users = list(self._users)
         for stream in streams:
             stream.interrupt()
+        self._watch.stop()  # after these lines no write begins
         for user in users:
             user.note_closed()
 
@@ -545,6 +557,12 @@ def _told(
 ) -> float | None:
     found = connection()
     return None if found is None else ask(found.addresses())
+
+
+def _cut(connection: weakref.ref[Connection]) -> None:
+    found = connection()
+    if found is not None:
+        found.cut()
 
 
 def _keep() -> None:

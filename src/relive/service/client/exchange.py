@@ -31,6 +31,7 @@ _LOOK_EVERY_S = 0.05
 _ROUNDS_BEFORE_SLEEP = 40
 LATE_S = 0.2  # for an answer that arrived during a wait for another server
 _PAUSE_S = 0.5  # between two looks of the watch: this process was stopped, or had no processor
+_LEAVE_S = 0.5  # from the cancel of a stream until its connection ends, if a thread is still in a write
 _CLOCK_S = 0.05  # the system tells the time of a byte less exactly than this
 
 
@@ -46,11 +47,15 @@ class Watch:
     Ctrl-C comes, and the wait raises KeyboardInterrupt. A handler of the program is not run earlier: it may return, and
     the call would have lost its stream.
 
+    gRPC ends a wait on a cancelled stream at once, but a write only when the bytes that gRPC has taken, up to 1.2 MB,
+    are in the buffer of TCP. If a thread is still in a write 0.5 s after the cancel, the connection is therefore cut.
+
     Args:
         owner: If it is collected, the thread ends every stream, which then has no other user, and itself.
         heard_s: Tells how long ago the last byte came from the server, in seconds; None: not known.
         moved_s: Tells how long ago the server took a part of the bytes that wait to be sent, in seconds; None: none
             wait, or not known.
+        cut: Ends the connection, with all its streams, if bytes wait to be sent over it.
     """
 
     def __init__(
@@ -58,8 +63,9 @@ class Watch:
         owner: object,
         heard_s: Callable[[], float | None] = lambda: None,
         moved_s: Callable[[], float | None] = lambda: None,
+        cut: Callable[[], None] = lambda: None,
     ) -> None:
-        self._heard_s, self._moved_s = heard_s, moved_s
+        self._heard_s, self._moved_s, self._cut = heard_s, moved_s, cut
         self._streams: set[Exchange] = set()  # changed by one step at a time
         self._changed: queue.SimpleQueue[object] = queue.SimpleQueue()  # a collection may put: put() takes no lock
         self._owner = weakref.ref(owner, self._changed.put)  # no Python, where a signal's handler could raise
@@ -82,7 +88,7 @@ class Watch:
         self._streams.discard(stream)
 
     def wake(self) -> None:
-        """Wakes the thread: a stream has a deadline. Streams call wake() while `sleeps` is set."""
+        """Wakes the thread: a stream has a deadline, or a thread to wait for. Streams call it while `sleeps` is set."""
         if self._thread is None:
             with self._starting:  # `sleeps` is still set: if Ctrl-C interrupts the start, the next stream starts it
                 if self._thread is None and not self._stopped:
@@ -91,13 +97,13 @@ class Watch:
         self._changed.put(None)
 
     def stop(self) -> None:
-        """Ends the thread. The streams stay with their users. Takes no lock."""
+        """Ends the thread once no cancelled stream is in a write. The streams stay with their users. Takes no lock."""
         self._stopped = True
         self._changed.put(None)
 
     def _look(self) -> None:
         quiet = 0
-        while not self._stopped and self._owner() is not None:
+        while self._is_needed:
             busy = self._expire(time.monotonic()) | self._end_interrupted()
             quiet = 0 if busy else quiet + 1
             # If a stream sets its deadline between this look and the sleep, one of two things happens. Either the
@@ -114,14 +120,19 @@ class Watch:
                 stream.cancel()
         self._changed.put(None)  # for another thread, if Ctrl-C came just after the start of this one
 
+    @property
+    def _is_needed(self) -> bool:
+        return any(one.is_leaving for one in tuple(self._streams)) if self._stopped else self._owner() is not None
+
     def _expire(self, now: float) -> bool:
-        """Returns whether a stream waits for an answer. On return the thread refers to no stream: it owns none."""
-        busy = False
+        """Returns whether a stream is waited for. On return the thread refers to no stream: it owns none."""
+        busy = is_stuck = False
         if now - self._looked_at > _PAUSE_S:
             self._went_on_at = now
         self._looked_at = now
         for stream in tuple(self._streams):  # a collection in this loop may drop a stream
-            busy |= stream.deadline != math.inf
+            busy |= stream.deadline != math.inf or stream.is_leaving
+            is_stuck |= stream.is_stuck(now)
             if now >= stream.deadline:
                 self._ask_sockets(now)
                 stream.expire(now)
@@ -130,6 +141,8 @@ class Watch:
                 is_silent = now >= stream.silent_from(self._silent_since)
                 if is_silent and stream.is_read(now, heard_at):
                     stream.expire(now, is_silent=True)
+        if is_stuck:
+            self._cut()
         return busy
 
     @property
@@ -170,7 +183,7 @@ class Exchange:
     silent, the watch cancels the stream, and the waiting thread gets an error of StreamBroken. After any error of the
     transport the stream is not usable.
 
-    Ctrl-C ends a wait of the main thread within 0.1 s.
+    Ctrl-C ends a wait of the main thread within 0.1 s, a write within a second.
     """
 
     def __init__(self, writer: Any, reader: Any, watch: Watch, silence_s: float = math.inf) -> None:
@@ -182,6 +195,8 @@ class Exchange:
         self._inside: list[None] = []  # an entry for each thread that waits in Arrow; changed by one step at a time
         self._open = [None]  # empty once the writer is closed, or about to be
         self._is_over = False
+        self._is_writing = False
+        self._cancelled_at = math.inf
         self.silence_s = silence_s
         self._quiet_from = self._begun = math.inf
         self.deadline = math.inf
@@ -233,11 +248,24 @@ class Exchange:
                 self.expired, self.was_silent = True, now < self.deadline
                 self.was_heard = not self.was_silent and self._watch.heard_at > self._quiet_from + _CLOCK_S
                 self.deadline = math.inf
+                self._cancelled_at = min(self._cancelled_at, now)
                 self._reader.cancel()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether a thread is still in a write of the stream, which was cancelled."""
+        return self._is_writing and self._cancelled_at != math.inf
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether that thread does not leave: it is asked every 0.5 s from the cancel on."""
+        if not self.is_leaving or now < self._cancelled_at + _LEAVE_S:
+            return False
+        self._cancelled_at = now
+        return True
 
     def send(self, message: bytes) -> None:
         """Sends one message; blocks while the transport is full."""
-        self._wait(self._writer.write_metadata, message)
+        self._write(self._writer.write_metadata, message)
 
     def receive(self) -> tuple[dict[str, Any], Bytes]:
         """Returns the header and the body of the next message; blocks until the message comes. Raises StreamBroken."""
@@ -277,6 +305,13 @@ class Exchange:
                 raise BadMessage("body of an answer", f"{num_bytes} bytes", "a message")
             body = _bytes_of(chunk.data)
 
+    def _write(self, write: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._is_writing = True
+            self._wait(write, *arguments)
+        finally:
+            self._is_writing = False
+
     def _wait(self, wait: Callable[..., Any], *arguments: Any) -> Any:
         self._inside.append(None)
         try:
@@ -304,7 +339,7 @@ class Exchange:
         """Says that nothing more will be sent. Another thread reads the stream to its end, which no pulse announces."""
         self.begin(deadline, silence_s=math.inf)
         with contextlib.suppress(*StreamBroken):
-            self._wait(self._writer.done_writing)
+            self._write(self._writer.done_writing)
 
     def finish(self, deadline: float) -> bool:
         """Says that nothing more will be sent, and waits until the server has ended the stream.
@@ -313,7 +348,7 @@ class Exchange:
         """
         self.begin(deadline)
         try:
-            self._wait(self._writer.done_writing)
+            self._write(self._writer.done_writing)
             while True:
                 self._wait(self._reader.read_chunk)
         except StopIteration:
@@ -333,9 +368,12 @@ class Exchange:
         The last thread that leaves a wait on the stream ends it, with StreamBroken. If none waits, it ends here.
         """
         self._is_over = True
+        self._cancelled_at = min(self._cancelled_at, time.monotonic())
         self._reader.cancel()
         if not self._inside:
             self._dispose()
+        elif self._watch.sleeps:
+            self._watch.wake()
 
     def cancel(self) -> None:
         """Ends the stream at once. Called by the thread that uses the stream, or while no thread uses the stream."""

@@ -31,7 +31,7 @@ from relive.service.wire.options import Streaming
 
 __all__ = ["StreamedWriterCore"]
 
-_END_S = 0.2  # for the threads of a stream that was interrupted
+_END_S = 0.2  # after the deadline of a close, for the threads of all streams that were interrupted
 
 
 @final
@@ -74,6 +74,8 @@ class StreamedWriterCore(RemoteWriterCore):
         self._changed = threading.Condition(self._lock)
         self._stream: Exchange | None = stream
         self._session: int | None = session
+        self._opening: list[Exchange] = []  # at most one: the stream that the sender opens now
+        self._receives_on: Exchange | None = None  # the stream of the newest receiver
         self._sends_on: Exchange | None = None  # the stream on which the sender sends a message now
         self._block: Block | None = None
         self._block_ends = 0.0  # when the block is sent even if it is not full
@@ -225,30 +227,43 @@ class StreamedWriterCore(RemoteWriterCore):
             self._end(stream, ends)
         except BaseException:
             if self._closed:  # a signal's handler raised, and a second close() does nothing
-                if stream is not None:
-                    stream.interrupt()
-                    if self._receiver is None or not self._receiver.is_alive():  # else that thread drops the stream
-                        self._connection.drop(stream)
+                self._interrupt(stream)
+                if stream is not None and not stream.is_in_use:  # else a thread drops it
+                    self._connection.drop(stream)
                 self.note_closed()
             raise
         if failure is not None:
             raise failure
 
     def _end(self, stream: Exchange | None, ends: float) -> None:
-        """Waits for the threads, and ends the stream."""
+        """Waits for the threads, and ends the stream.
+
+        The writers of a handle have the same `ends`, and so one deadline for all their threads. A thread may be late: a
+        try to connect hears no interrupt.
+        """
+        leaves_by = ends + _END_S
         is_late = time.monotonic() >= ends or bool(self._lanes.streams)  # after Ctrl-C in start(): a thread may read
-        if stream is not None and is_late:
-            stream.interrupt()  # the threads may wait for the server in it
+        if is_late:
+            self._interrupt(stream)
         if self._sender is not None:
-            self._sender.join(max(ends - time.monotonic(), _END_S))  # a wait for a hello ends with the connection
+            self._sender.join(max(leaves_by - time.monotonic(), 0.0))
         if stream is not None:
             if not is_late and (self._sender is None or not self._sender.is_alive()):
                 # Not after an interrupt, nor beside a message: gRPC aborts the process if two operations write.
                 stream.half_close(max(ends, time.monotonic() + _END_S))
         if self._receiver is not None:  # also without a stream: the server may still cut the lanes of refused steps
-            self._receiver.join(max(ends - time.monotonic(), _END_S))
+            self._receiver.join(max(leaves_by - time.monotonic(), 0.0))
         if stream is not None:
-            self._connection.finish(stream, ends)
+            if stream.is_in_use:
+                stream.interrupt()  # the thread that waits on it drops it
+            else:
+                self._connection.finish(stream, ends)
+
+    def _interrupt(self, stream: Exchange | None) -> None:
+        """Ends the waits of both threads for the server: on this stream, on its successor, and for the cut of lanes."""
+        for one in {stream, self._receives_on, *self._opening}:
+            if one is not None:
+                one.interrupt()
 
     def note_closed(self) -> None:
         """The connection has closed: the sender ends once it has given up what it has."""
@@ -403,6 +418,7 @@ class StreamedWriterCore(RemoteWriterCore):
             finally:
                 with self._changed:
                     self._sends_on = None
+                    self._opening.clear()
                     self._changed.notify_all()
 
     def _next_message(self) -> tuple[_Message, Exchange | None] | None:
@@ -451,7 +467,7 @@ class StreamedWriterCore(RemoteWriterCore):
         start, ends = time.monotonic(), cutoff(max(message.timeout_s, self.timeout_s))
         if self._receiver is not None:
             self._receiver.join(min(ends - start, CLOSE_S))  # until the old lanes are cut: the table may have no others
-        stream, session = self._open(ends, [], lambda: not self._stopping, pulses=True)
+        stream, session = self._open(ends, self._opening, lambda: not self._stopping, pulses=True)
         if message.version is not None:
             header = {"seq": 0, "epoch": self._epoch, "timeout_s": 0.0}
             try:
@@ -474,6 +490,7 @@ class StreamedWriterCore(RemoteWriterCore):
     # ---- the receiving thread --------------------------------------------------------------------------------------
 
     def _start_receiver(self, stream: Exchange) -> threading.Thread:
+        self._receives_on = stream
         return start_thread(self._receive_all, "relive-keys", stream)
 
     def _receive_all(self, stream: Exchange) -> None:
@@ -496,6 +513,9 @@ class StreamedWriterCore(RemoteWriterCore):
                 self._connection.drop(stream)  # the server has cut the lanes, or is gone
             elif not (self._stopping and isinstance(problem, StopIteration)):  # else close() requested the end
                 self._lose_stream(stream, self._connection.broken(stream, problem, start))
+        finally:
+            if self._receives_on is stream:
+                self._receives_on = None
 
     def _num_keys_due(self) -> int:
         """Returns the most keys of the next answer; 0 if it is the answer to a message that was given up."""

@@ -9,7 +9,8 @@ The protocol of a store. Readers and publishers, in any number, are threads of t
   S3  At most one publisher at a time has the seat and fills a block. The other publishers wait for the seat, so
       publications are ordered. A publisher gives the seat back in one of four ways: by its last byte, by giving up, by
       the end of its stream, or at its own deadline. A publisher that hangs blocks the other publishers until its own
-      deadline. The next publisher then takes the seat, and the later bytes of the hanging publisher are refused.
+      deadline. The next publisher then takes the seat. The bytes of the hanging publisher are dropped, and its later
+      bytes are refused.
   S4  A version that is being sent to readers stays until those readers have it. At most MOST_SENT versions are being
       sent at once: a reader of a further version waits, until its deadline. The store therefore keeps at most
       MOST_SENT + 2 versions, and two if the readers keep up. A reader that is still receiving after its own deadline
@@ -51,7 +52,7 @@ Heard = Callable[[int, "dict[str, Any] | None"], None]
 class Incoming:
     """A version that is being received, and the publisher's seat (rule S3).
 
-    Used by one thread. close() gives the seat back, also after commit().
+    Used by one thread, but for drop(). close() gives the seat back, also after commit().
     """
 
     def __init__(self, store: ParameterStore, publication: Publication, ends: float) -> None:
@@ -68,8 +69,8 @@ class Incoming:
 
         Raises BadMessage if there are more bytes than announced, and DeadlineExceeded if the seat was lost.
         """
-        self._store.check_seat(self)
         block, end = self._publication.block, self._filled + len(part)
+        self._store.check_seat(self)  # after the line above: a block that was dropped is never looked at
         if end > len(block):
             raise BadMessage("bytes of parameters", f"{len(block)}", end)
         block[self._filled : end] = part
@@ -80,11 +81,20 @@ class Incoming:
 
         Raises BadMessage, StaleVersion, and DeadlineExceeded if the seat was lost.
         """
-        if self._filled != len(self._publication.block):
-            raise BadMessage("bytes of parameters", f"{len(self._publication.block)}", self._filled)
+        publication = self._publication
+        self._store.check_seat(self)  # after the line above, as in put()
+        if self._filled != len(publication.block):
+            raise BadMessage("bytes of parameters", f"{len(publication.block)}", self._filled)
         if self._comes:
-            self._publication.check()
-        self._store.replace(self, self._publication)
+            publication.check()
+        self._store.replace(self, publication)
+
+    def drop(self) -> None:
+        """Drops the bytes: the seat was lost. Called by the thread that took the seat, maybe during put() or commit().
+
+        That call keeps the bytes until it returns.
+        """
+        self._publication = self._publication._replace(block=np.empty(0, np.uint8))
 
     def close(self) -> None:
         """Gives the seat back."""
@@ -267,7 +277,9 @@ class ParameterStore:
                 if self._finished:
                     raise InvalidConfig("version", "none after finish()", publication.version)
                 if self._seat is None or now >= self._seat.ends:
-                    self._seat = Incoming(self, publication, ends)
+                    late, self._seat = self._seat, Incoming(self, publication, ends)
+                    if late is not None:
+                        late.drop()  # its publisher may never say a word again
                     return self._seat
                 if now >= ends:
                     raise DeadlineExceeded("the end of another publication", "", now - start)

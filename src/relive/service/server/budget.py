@@ -70,8 +70,7 @@ class Budget:
                 while not self._may_go(waiter):
                     waited_s = time.monotonic() - began
                     if waited_s >= timeout_s:
-                        needs = f"{num_bytes} bytes of {self._what}, which {self._owners} have"
-                        raise DeadlineExceeded(needs, self._left(client), waited_s)
+                        raise self.late(client, num_bytes, waited_s)
                     if gone():
                         raise ServiceUnavailable("this server", waited_s, "the client is gone")
                     self._changed.wait(min(_LOOK_EVERY_S, timeout_s - waited_s))
@@ -90,6 +89,11 @@ class Budget:
             if fits:
                 return False  # an earlier request, which waits for the total alone
         return False
+
+    def late(self, client: str, num_bytes: int, waited_s: float) -> DeadlineExceeded:
+        """Returns the error of a request whose bytes were not free by its deadline."""
+        needs = f"{num_bytes} bytes of {self._what}, which {self._owners} have"
+        return DeadlineExceeded(needs, self._left(client), waited_s)
 
     def _left(self, client: str) -> int:
         return min(self._total - self.used, self._per_client - self._used_by.get(client, 0))

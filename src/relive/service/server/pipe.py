@@ -55,7 +55,8 @@ def packed(packing: Packing, arrays: Sequence[npt.NDArray[Any]], num_items: int,
 class Pipe:
     """Reads and writes messages of one stream; used by the one thread that serves the stream.
 
-    Another thread may call pulse() and is_due(). `_sending` protects the writer.
+    Another thread may call pulse(), is_due() and is_stalled(). `_sending` protects the writer, `_asking` the end of the
+    context while another thread asks it.
     """
 
     def __init__(self, context: Any, reader: Any, writer: Any, count_busy: Callable[[int], None]) -> None:
@@ -64,6 +65,7 @@ class Pipe:
         self._writer = writer
         self._count_busy = count_busy
         self._sending = threading.Lock()
+        self._asking = threading.Lock()
         self._is_busy = self._is_over = False
         self._busy_since = self._pulsed_at = 0.0
         self.patience_s = 1.0  # how long the client bears a silence
@@ -117,9 +119,16 @@ class Pipe:
         return self._is_busy and time.monotonic() - quiet_since >= _PULSES * self.patience_s
 
     def is_stalled(self, longest_s: float) -> bool:
-        """Returns whether the client does not read its answer: no part for so long, or after it has given up."""
-        now, sent_at = time.monotonic(), self._sent_at
-        return now - sent_at > longest_s or (now - sent_at > 1.0 and now > self._gives_up)
+        """Returns whether the client does not read its answer: no part for so long, or after it has given up.
+
+        A client that has cancelled the stream reads. The write of the cancelled stream ends when the bytes that gRPC
+        has taken are sent, which takes a while over a slow link.
+        """
+        with self._asking:  # a write that was begun does not end meanwhile, so the context lives
+            now, sent_at = time.monotonic(), self._sent_at
+            if now - sent_at > 1.0 and now > self._gives_up and not self.gone():
+                return True
+            return now - sent_at > longest_s
 
     def pulse(self) -> None:
         """Says that the session works on an answer, unless it is sending one or the pulse before is not sent yet.
@@ -164,7 +173,8 @@ class Pipe:
             with self._sending:
                 write(*what)
         finally:
-            self._sent_at = math.inf
+            with self._asking:
+                self._sent_at = math.inf
 
     def _write_chunks(self, first: bytes, buffers: Sequence[pa.Buffer]) -> None:
         if not self._has_begun:

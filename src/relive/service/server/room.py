@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, final
 
 from relive.core.ending import start_thread
+from relive.errors import ServiceUnavailable
 from relive.service.server.budget import FREE_BYTES, Budget
-from relive.service.server.hosting import Memory
+from relive.service.server.hosting import SLICE_S, Memory
 from relive.service.server.pipe import Pipe
 
 __all__ = ["Kept", "Room", "Within", "kept_bytes", "on_own_thread"]
@@ -22,6 +23,9 @@ Within: TypeAlias = Callable[[Callable[[], Any]], Any]
 
 _DRAW_BYTES = 1 << 10  # objects of a draw in flight: 430 to 500 bytes were measured
 _USE_BYTES = 48  # of each use that a draw can give back: Claimed in cpp/relive/read/draw.hpp
+# A client waits for its answer for up to a second longer than it lets the limiter wait, and its cancel is under way for
+# a while. A client that is there then ends its own stream; the server would end all streams of the connection.
+_GRACE_S = 2.0
 _KEPT_S = 60.0  # a client without a deadline could wait for its own draws for ever
 
 
@@ -36,7 +40,8 @@ class Kept:
 
     The first FREE_BYTES of a stream are not counted. Further bytes are counted by FREE_BYTES, as draws may be small.
 
-    The thread of the stream calls room() and close(). Any thread may call give(). `_changed` protects the counts.
+    The thread of the stream calls room() and close(). Any thread may call give(). `_changed` protects the counts. It is
+    notified when bytes are given back.
 
     Args:
         budget: The budget of all draws in flight.
@@ -45,7 +50,7 @@ class Kept:
 
     def __init__(self, budget: Budget, client: str) -> None:
         self._budget, self._client = budget, client
-        self._changed = threading.Lock()
+        self._changed = threading.Condition()
         self._num_bytes = 0  # of all draws in flight
         self._taken = 0  # of the budget
 
@@ -65,6 +70,7 @@ class Kept:
         began = time.monotonic()
         ends, taken = began + min(timeout_s, _KEPT_S), 0
         try:
+            self._wait_for_own(num_bytes, ends, gone)
             while lacking := self._lack(num_bytes, taken):
                 self._budget.take(self._client, lacking, max(ends - time.monotonic(), 0.0), gone)
                 taken += lacking
@@ -76,6 +82,21 @@ class Kept:
         except BaseException:
             self.give(num_bytes)
             raise
+
+    def _wait_for_own(self, num_bytes: int, ends: float, gone: Callable[[], bool]) -> None:
+        """Waits while the draws of this stream leave no room for a draw that alone would fit, as the budget refuses it.
+
+        Whole MiB count, so draws of less than a MiB may be in its way.
+        """
+        began, most = time.monotonic(), self._budget.largest
+        with self._changed:
+            while _counted(num_bytes) <= most < (needed := _counted(self._num_bytes + num_bytes)):
+                now = time.monotonic()
+                if now >= ends:
+                    raise self._budget.late(self._client, needed, now - began)
+                if gone():
+                    raise ServiceUnavailable("this server", now - began, "the client is gone")
+                self._changed.wait(min(ends - now, SLICE_S))
 
     def _lack(self, num_bytes: int, taken: int) -> int:
         """Returns the bytes that a draw of num_bytes lacks besides `taken`. If it lacks none, it is counted.
@@ -104,6 +125,7 @@ class Kept:
             self._trim()
 
     def _trim(self) -> None:
+        self._changed.notify_all()
         spare = self._taken - _counted(self._num_bytes)
         if spare:
             self._taken -= spare
@@ -151,7 +173,8 @@ class Room:
         """
         self._memory, self._client, self._pipe = memory, client, pipe
         self._reply_bytes, self._work_bytes = sizes
-        self._ends = pipe.gives_up = time.monotonic() + seconds
+        self._ends = time.monotonic() + seconds
+        pipe.gives_up = self._ends + _GRACE_S
         self._has_stored = has_stored
         self._has_answer = False  # whether the bytes of the answer are taken
 

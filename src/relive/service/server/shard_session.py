@@ -27,7 +27,7 @@ from relive.core.late_rows import first_filled
 from relive.core.limiter_words import limiter_words
 from relive.core.locked import check_lock
 from relive.core.request import DrawRequest
-from relive.errors import BadMessage, TableClosed
+from relive.errors import BadMessage, ReliveError, TableClosed
 from relive.reading.sources import DrawNumber
 from relive.service.server.guard import Permit
 from relive.service.server.hosting import Hosted
@@ -192,9 +192,16 @@ class ShardSession(Session):
                 self._lent[ticket] = _Lent(asked.request, number, hold, is_read, num_bytes)
         self.pipe.gives_up = math.inf  # as in HoldSession
         told: dict[str, Any] = {"ticket": ticket}
-        if header.get("root") is True:  # of a draw ahead, which needs no question of its own for the next one
-            told["root"] = ROOT.pack(*core.root(index)).hex()
-        return drawn_answer(asked, drawn, told)
+        try:
+            if header.get("root") is True:  # of a draw ahead, which needs no question of its own for the next one
+                told["root"] = ROOT.pack(*core.root(index)).hex()
+            return drawn_answer(asked, drawn, told)
+        except BaseException:  # the client never hears this ticket
+            lent = self._lent.pop(ticket, None)
+            if lent is not None:
+                with suppress(ReliveError):  # the first error says more; the end of the hold gives the draw back
+                    self._give_back(lent)
+            raise
 
     def _settle(self, header: Header) -> None:
         for name, settle in (("done", self._commit), ("back", self._give_back)):

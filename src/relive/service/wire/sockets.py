@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import os
 import socket
 import stat
@@ -20,9 +21,11 @@ __all__ = [
     "cut",
     "heard_s",
     "is_of_port",
+    "is_stuck",
     "keep_alive",
     "keep_alive_to",
     "moved_s",
+    "new_mark",
     "peer_in",
     "peer_of",
     "peers_of",
@@ -34,6 +37,7 @@ _LOOPBACK = frozenset(("127.0.0.1", "::1"))
 # The type of a copy. For another type, Python makes the program's socket non-blocking, too, if the program has called
 # socket.setdefaulttimeout(): copies of a socket share this mode. A pipe of multiprocessing then raises BlockingIOError.
 _LEAVES_BLOCKING = socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0)
+_NO_LINGER = struct.pack("ii", 1, 0)  # the last close of the socket resets the connection
 _OF_IPV4 = "::ffff:"  # before an IPv4 address of a socket for both versions
 
 
@@ -124,18 +128,21 @@ def moved_s(peers: frozenset[tuple[str, int]]) -> float | None:
 
 def _states(peers: frozenset[tuple[str, int]]) -> Iterator[_State]:
     """Yields the state of each connection to one of these peers over which bytes have come."""
-    if not hasattr(socket, "TCP_INFO"):
-        return
-    for one in tcp_sockets():
-        try:
-            if peer_of(one) not in peers:
-                continue
-            told = _TCP_INFO.unpack(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
-        except (OSError, ValueError, AttributeError, struct.error):
-            continue  # a listening socket, a socket of another family, or a system that tells less
-        state = _State(*told)
-        if state.num_received:
+    for one in tcp_sockets() if hasattr(socket, "TCP_INFO") else ():
+        state = _state_of(one, peers)
+        if state is not None:
             yield state
+
+
+def _state_of(one: socket.SocketType, peers: frozenset[tuple[str, int]]) -> _State | None:
+    """Returns the state of a connection to one of these peers over which bytes have come; None for another socket."""
+    try:
+        if peer_of(one) not in peers:
+            return None
+        state = _State(*_TCP_INFO.unpack(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)))
+    except (OSError, ValueError, AttributeError, struct.error):
+        return None  # a listening socket, a socket of another family, or a system that tells less
+    return state if state.num_received else None
 
 
 def _least_s(times_ms: Iterable[int]) -> float | None:
@@ -143,12 +150,18 @@ def _least_s(times_ms: Iterable[int]) -> float | None:
     return None if least_ms is None else least_ms / 1000.0
 
 
-def cut(connections: Callable[[socket.SocketType], bool]) -> int:
-    """Ends every TCP connection of this process for which the function is true. Returns the number of them."""
+def cut(connections: Callable[[socket.SocketType], bool], drops_unsent: bool = False) -> int:
+    """Ends every TCP connection of this process for which the function is true. Returns the number of them.
+
+    drops_unsent: Bytes that wait to be sent are dropped, and the peer learns of the end at once. By default the system
+    sends them first, which takes a minute over a slow link.
+    """
     number = 0
     for one in tcp_sockets():
         try:
             if connections(one):
+                if drops_unsent:
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
                 one.shutdown(socket.SHUT_RDWR)
                 number += 1
         except (OSError, IndexError, TypeError, ValueError):
@@ -168,6 +181,28 @@ def is_of_port(port: int, host: str = "") -> Callable[[socket.SocketType], bool]
     return lambda one: bool(
         one.getsockname()[1] == port and _ip(str(one.getsockname()[0])) == address and one.getpeername()
     )
+
+
+def new_mark() -> int:
+    """Returns a mark for the connections of one handle: their TCP_USER_TIMEOUT in ms, a little more than 15 s.
+
+    If a process makes more than 999 handles, two of them may have the same mark.
+    """
+    return _USER_TIMEOUT_MS + 1 + next(_marks) % 999
+
+
+def is_stuck(peers: frozenset[tuple[str, int]], mark: int) -> Callable[[socket.SocketType], bool]:
+    """Returns a function that says whether a socket is a connection to one of these peers, with this mark, over which
+    bytes wait to be sent or to be acknowledged. The function is false for every socket if the system does not tell.
+    """
+
+    def holds(one: socket.SocketType) -> bool:
+        state = _state_of(one, peers)
+        if state is None or not (state.num_unsent or state.unacked):
+            return False
+        return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == mark
+
+    return holds
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -197,23 +232,27 @@ def peer_in(text: str) -> tuple[str, int] | None:
     return (host, int(port)) if host and port.isdigit() else None
 
 
-_KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
+_USER_TIMEOUT_MS = 15_000
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
+_marks = itertools.count()
 
 
-def keep_alive(one: socket.SocketType) -> None:
+def keep_alive(one: socket.SocketType, has_mark: bool = False) -> None:
     """Sets the options with which the system finds out, within about 15 s, that the machine of the peer is gone.
 
     A stopped process whose system answers stays connected. An option that the system does not have is left out.
+
+    has_mark: The socket has a TCP_USER_TIMEOUT of new_mark(), which stays.
     """
     with contextlib.suppress(OSError):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEP_ALIVE:
+        for name, value in (*_KEEP_ALIVE, *(() if has_mark else (("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS),))):
             if hasattr(socket, name):
                 one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def keep_alive_to(peers: frozenset[tuple[str, int]]) -> None:
-    """Sets these options on the connections of this process to one of these peers.
+    """Sets these options on the connections of this process to one of these peers, which have marks.
 
     Without a descriptor to look with, connections stay as they are.
     """
@@ -221,7 +260,7 @@ def keep_alive_to(peers: frozenset[tuple[str, int]]) -> None:
         for one in tcp_sockets():
             with contextlib.suppress(OSError, ValueError, TypeError):
                 if peer_of(one) in peers:
-                    keep_alive(one)
+                    keep_alive(one, has_mark=True)
 
 
 def check_free(address: str, host: str, port: int) -> None:
