@@ -227,6 +227,7 @@ def test_bad_fleets_are_refused() -> None:
         {"resources": {"x" * 70_000: 1.0}},
         {"resources": {"\ud800": 1.0}},
         {"resources": {5: 1.0}},
+        {"resources": {"object_store_memory": 5.0}},  # this one ends the node
         {"door": "open"},
     ]
     for one in wrong:

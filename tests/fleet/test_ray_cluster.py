@@ -26,6 +26,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the
 from fleet.tools import Owner, config_of  # noqa: E402
 from relive.fleet import ray as fleets  # noqa: E402
 from relive.fleet.draws.pace import Wait  # noqa: E402
+from relive.fleet.on_ray import cluster as cluster_of_process  # noqa: E402
 from relive.fleet.on_ray.cluster import ask, join  # noqa: E402
 from relive.fleet.on_ray.shard import end_here  # noqa: E402
 
@@ -100,6 +101,36 @@ def test_an_address_of_another_cluster_is_refused(joined: None, address: str) ->
 @pytest.mark.parametrize("address", [None, "", "auto", "127.0.0.1:6379", "localhost:6379", "ray://localhost:10001"])
 def test_the_same_cluster_in_another_spelling_is_taken(joined: None, address: str | None) -> None:
     join(address, Wait(1.0))
+
+
+@pytest.mark.parametrize("address", [6379, b"127.0.0.1:6379", ["auto"]])
+def test_an_address_that_is_no_text_is_refused(joined: None, address: Any) -> None:
+    with pytest.raises(errors.InvalidConfig, match="expected HOST:PORT"):
+        fleets.status("pong", address=address)
+
+
+def test_threads_join_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises an AssertionError where two threads join at once."""
+    joins, goes_on, calls = threading.Event(), threading.Event(), list[str]()
+
+    def init(*, address: str, **_: Any) -> None:
+        joins.set()
+        assert goes_on.wait(60.0)
+        calls.append(address)
+
+    monkeypatch.setattr("ray.is_initialized", lambda: bool(calls))
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr(cluster_of_process, "_found", lambda _: "127.0.0.1:6379")
+    monkeypatch.setattr(cluster_of_process, "_check_reached", lambda *_: None)
+    first = threading.Thread(target=join, args=(None, Wait(60.0)))
+    first.start()
+    assert joins.wait(60.0)
+    with pytest.raises(errors.DeadlineExceeded, match="another thread"):
+        join(None, Wait(0.0))
+    goes_on.set()
+    join(None, Wait(60.0))
+    first.join()
+    assert calls == ["127.0.0.1:6379"]
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------
@@ -283,4 +314,45 @@ def test_memory_of_an_actor_that_never_served_is_not_kept(
     assert done.returncode == -signal.SIGKILL and shared_files(name) != []
     assert end_here(name, False, 30.0)
     assert (shared_files(name) != []) == stays
+    assert end_here(name, True, 30.0) and shared_files(name) == []
+
+
+ENDS_BY_ITSELF = """
+import signal, sys
+from fleet.tools import config_of
+from relive.fleet.on_ray.shard import ShardActor
+
+def refused(*_):
+    raise ValueError("no certificate")
+
+def made():
+    return ShardActor(0, 1, config_of(sys.argv[1]), 0, None)
+
+ShardActor._served = (lambda *_: "grpc://127.0.0.1:7170/pong-0") if sys.argv[2] != "is refused" else refused
+try:
+    actor = made()
+except ValueError:
+    sys.exit()
+if sys.argv[2] == "is dropped":
+    del actor
+else:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as Ray's handler in its workers
+    signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@needs_shared_memory
+@pytest.mark.forms(1)
+@pytest.mark.parametrize("how", ["is refused", "is dropped", "gets SIGTERM"])
+@pytest.mark.parametrize("earlier", [True, False])
+def test_memory_of_an_actor_that_ends_by_itself_stays(
+    shm_name: Any, owners: list[Owner], earlier: bool, how: str
+) -> None:
+    """Ray starts the actor again. Memory that no start() has served goes."""
+    name = shm_name()
+    if earlier:
+        owners.append(Owner(0, config_of(name)))
+        owners[-1].kill()
+    subprocess.run([sys.executable, "-c", ENDS_BY_ITSELF, name, how], timeout=60, cwd=TESTS, check=True)
+    assert (shared_files(name) != []) == (earlier or how != "is refused")
     assert end_here(name, True, 30.0) and shared_files(name) == []

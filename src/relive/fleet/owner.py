@@ -141,7 +141,7 @@ class _Ownership:
     def __init__(self, path: str) -> None:
         self._path = path
         self._core: _core.CoreTable | None = None
-        self._keeps = False
+        self.keeps = False  # whether the mark also stays after end()
         self._file = _opened(path)
         try:
             _lock(self._file, path)
@@ -151,14 +151,14 @@ class _Ownership:
 
     def begin(self, core: _core.CoreTable, keeps: bool) -> None:
         """Sets the mark. keeps: whether the mark also stays after end()."""
-        self._core, self._keeps = core, keeps
+        self._core, self.keeps = core, keeps
         core.set_keeps_file(True)
 
     def end(self) -> None:
         """Ends the ownership. From here on the last close removes the region. A second call has no effect."""
         if not self._file.closed and self._core is not None:
             try:
-                self._core.set_keeps_file(self._keeps)
+                self._core.set_keeps_file(self.keeps)
             except TableClosed:  # the program has closed the owner's table
                 self._end_through_another_handle()
         self.let_go()
@@ -167,7 +167,7 @@ class _Ownership:
         with suppress(OSError, ReliveError):
             if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
                 with attach_path(self._path) as table:
-                    table.core.set_keeps_file(self._keeps)
+                    table.core.set_keeps_file(self.keeps)
 
     def let_go(self) -> None:
         """Closes the lock's file. The lock ends with the last copy of its descriptor. The region stays."""
@@ -324,6 +324,10 @@ class ShardOwner(Closing):
         self._ownership.end()
         _owners.discard(self)
         self.table.close()
+
+    def set_keep(self, keep: bool) -> None:
+        """Sets whether the memory stays after the end of the ownership, in place of the `keep` of its storage."""
+        self._ownership.keeps = keep
 
     def let_go(self) -> None:
         """Ends the ownership as a kill does: the memory stays for the next owner, whatever handles are closed."""

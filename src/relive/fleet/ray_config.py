@@ -20,6 +20,7 @@ from relive.service.wire.door import Door
 __all__ = ["FleetConfig", "ShardReport", "load_config"]
 
 DEFAULT_PORT = 7170
+_OF_RAY = ("memory", "object_store_memory")  # resources that Ray gives to no actor in this way
 _OPTIONS = ("name", "num_shards", "port", "num_cpus", "resources", "table", *DOOR_OPTIONS)
 
 
@@ -63,8 +64,8 @@ class FleetConfig:
         if not isinstance(self.resources, Mapping):
             raise InvalidConfig("resources", "{name: amount}", self.resources)
         for name, amount in self.resources.items():
-            if not is_name(name, MAX_NAME_BYTES):  # Ray ends the process for some of these
-                expected = f"1 to {MAX_NAME_BYTES} bytes of printable text"
+            if not is_name(name, MAX_NAME_BYTES) or name in _OF_RAY:  # Ray ends the process, or the node, for some
+                expected = f"1 to {MAX_NAME_BYTES} bytes of printable text, and none of {', '.join(_OF_RAY)}"
                 raise InvalidConfig("name of one of the resources", expected, name)
             finite(f"resources[{name!r}]", amount, 0.0)
         if self.door is not None and not isinstance(self.door, Door):

@@ -18,6 +18,7 @@ from ray._private import services
 from ray.exceptions import RayError
 
 from relive.core.ending import start_thread
+from relive.core.turns import take
 from relive.errors import InvalidConfig, ReliveError
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import ClusterFailed
@@ -36,6 +37,8 @@ _WHAT = "address of the Ray cluster"
 # RFC 9113, 3.4: both ends begin with a frame of settings: its length (3 bytes), type 4, flags, and stream 0 (4 bytes).
 _HTTP2_SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _HTTP2_SETTINGS
+
+_joining = threading.Lock()  # ray.init() of two threads would meet
 
 
 def reason(error: BaseException) -> str:
@@ -108,7 +111,21 @@ def join(address: str | None, wait: Wait) -> None:
 
     Raises:
         InvalidConfig: no cluster answers at the address, or this process has joined another cluster.
+        DeadlineExceeded: another thread has not joined in time.
     """
+    if address is not None and not isinstance(address, str):
+        raise InvalidConfig(_WHAT, "HOST:PORT, ray://HOST:PORT or None", address)
+    mine: list[bool] = []
+    try:
+        if not take(_joining, max(wait.left_s, _LEAST_S), mine):
+            raise wait.exceeded("the end of another thread's try to join the Ray cluster", "none")
+        _join(address, wait)
+    finally:
+        if True in mine:
+            _joining.release()
+
+
+def _join(address: str | None, wait: Wait) -> None:
     if ray.is_initialized():
         if address and address != "auto":
             _check_joined(address)
@@ -230,3 +247,11 @@ def _is_here(host: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def _forget_in_child() -> None:
+    global _joining
+    _joining = threading.Lock()  # the copy may be taken
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

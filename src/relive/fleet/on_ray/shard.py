@@ -2,6 +2,9 @@
 
 The region of a new shard is kept only after the shard is served. Before that, the last handle that closes removes it.
 An actor that is killed in its __init__ may leave the file, and the task of end_here() is then this last handle.
+
+From then on only close() removes the region. It stays if the process of the actor ends by itself, as by SIGTERM or by
+an error of its __init__: Ray starts the actor again, or another start() takes the region over.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias, final
 
@@ -37,15 +41,18 @@ class ShardActor:
 
     def __init__(self, number: int, num_shards: int, config: TableConfig, port: int, door: Door | None) -> None:
         self._num_shards = num_shards
-        self._owner = _owner(number, config)
+        assert isinstance(config.storage, SharedMemory)
+        self._owner = _owner(number, replace(config, storage=replace(config.storage, keep=True)))
         if not self._owner.is_restored:
-            self._owner.table.core.set_keeps_file(False)
+            self._owner.set_keep(False)
+            self._owner.table.core.set_keeps_file(False)  # also if this process is killed
         self._node_ip = str(ray.util.get_node_ip_address())
         host = f"[{self._node_ip}]" if ":" in self._node_ip else self._node_ip
         self._door = door
         scheme = "grpc" if door is None or door.tls is None else "grpc+tls"
         self._address = self._served(f"{scheme}://{host}", port + number if port else 0)
         self._owner.table.core.set_keeps_file(True)
+        self._owner.set_keep(True)
 
     def _served(self, host: str, port: int) -> str:
         """Serves the shard and returns its address. Falls back to a free port if the port stays in use.
@@ -81,6 +88,7 @@ class ShardActor:
         Memory that is not removed stays, whether Ray then kills the process or asks the process to end.
         """
         if removes == "all" or (removes == "new" and not self._owner.is_restored):
+            self._owner.set_keep(False)
             self._owner.close()
         else:
             self._owner.let_go()
