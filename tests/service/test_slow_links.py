@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import os
 import signal
 import socket
 import threading
@@ -183,6 +184,41 @@ def test_close_ends_a_message_that_another_thread_sends(link: Proxy) -> None:
     link.stall(False)
 
 
+@pytest.mark.parametrize("ends_by", ["deadline", "close", "Ctrl-C"])
+def test_a_call_ends_that_opens_its_stream_behind_a_message(link: Proxy, ends_by: str) -> None:
+    with connect(link.address + "/t", timeout_s=1000.0) as remote:
+        writer, one = remote.writer(), remote.core.connection
+        writer.append(x=1)
+        stream, waits = writer._core._stream, is_stuck(one.addresses(), one._mark)
+        fill(link)
+        sending = Doing(lambda: writer.extend(x=BIG))
+        until(lambda: stream._is_writing and any(map(waits, tcp_sockets())))
+        if ends_by == "deadline":
+            remote.core.timeout_s = 1.0
+        if ends_by == "Ctrl-C":
+            before = len(one._watch._streams)
+
+            def interrupt() -> None:
+                until(lambda: len(one._watch._streams) > before)
+                signal.raise_signal(signal.SIGINT)
+
+            doing = Doing(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                remote.writer()
+        else:
+            doing = Doing(remote.writer)
+            if ends_by == "close":
+                until(lambda: len(one.streams()) > 1)
+                remote.close()
+        until(lambda: doing.is_over)
+        wanted = {"deadline": errors.ServiceUnavailable, "close": errors.TableClosed, "Ctrl-C": type(None)}
+        assert isinstance(doing.error, wanted[ends_by])
+        assert ends_by != "deadline" or "no answer in time" in str(doing.error)
+        until(lambda: sending.is_over)
+        assert len(one._watch._streams) == 0 and one.streams() == []
+        link.stall(False)
+
+
 def test_a_message_that_waits_for_a_server_that_hangs_costs_no_connection(server: Server, cuts: list[None]) -> None:
     """The server gave no room for it, and nothing waits in TCP."""
     with Proxy(int(server.address.rpartition(":")[2])) as link, connect(link.address + "/t") as remote:
@@ -205,6 +241,7 @@ class Full:
 
     def __init__(self) -> None:
         self.began, self.goes_on = threading.Event(), threading.Event()
+        self.is_closed = False
 
     def write_metadata(self, message: bytes) -> None:
         self.began.set()
@@ -212,7 +249,8 @@ class Full:
 
     def cancel(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -251,6 +289,104 @@ def test_an_interrupt_wakes_the_watch_for_its_second_look() -> None:
     full.goes_on.set()
     until(lambda: doing.is_over)
     until(lambda: not watch._thread.is_alive())
+
+
+def test_a_stream_that_one_thread_drops_stays_with_the_thread_that_sends_on_it() -> None:
+    """gRPC aborts the process if the stream is closed beside a write."""
+    full, cut = Full(), threading.Event()
+    watch = Watch(full, cut=cut.set)
+    stream = Exchange(full, full, watch)
+    doing = Doing(lambda: stream.send(b"-"))
+    assert full.began.wait(60.0)
+    stream.cancel()
+    assert stream in watch._streams and not full.is_closed
+    assert cut.wait(60.0)
+    full.goes_on.set()
+    until(lambda: doing.is_over)
+    assert stream not in watch._streams and full.is_closed
+    other = Exchange(full, full, watch)
+    other.cancel()
+    assert other not in watch._streams
+
+
+def test_a_streaming_writer_leaves_a_block_that_is_being_sent(link: Proxy) -> None:
+    with connect(link.address + "/t", timeout_s=30.0) as remote:
+        writer = remote.writer(streaming=Streaming())
+        writer.append(x=1)
+        writer.flush()
+        lost = writer._core._stream
+        fill(link)
+        writer.extend(x=BIG, timeout_s=1.0)
+        with pytest.raises(errors.Unacknowledged):
+            writer.flush()
+        until(lambda: writer._core._sends_on is not lost)  # while the link takes nothing
+        until(lambda: lost not in remote.core.connection._watch._streams)
+        link.stall(False)
+        writer.append(x=2)
+        writer.flush()
+
+
+def test_the_version_that_begins_a_stream_has_a_deadline(link: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines, send = list[float](), Exchange.send
+
+    def noted(stream: Exchange, message: bytes) -> None:
+        deadlines.append(stream.deadline)
+        send(stream, message)
+
+    with connect(link.address + "/t") as remote, remote.writer(streaming=Streaming()) as writer:
+        writer.set_policy_version(3)
+        writer.append(x=1)
+        writer.flush()
+        link.cut()
+        with pytest.raises(errors.Unacknowledged):
+            while True:
+                writer.append(x=2)
+                writer.flush()
+        monkeypatch.setattr(Exchange, "send", noted)
+        writer.append(x=3)
+        writer.flush()
+        assert len(deadlines) == 2 and max(deadlines) < float("inf")
+        assert writer._core._stream.deadline == float("inf")
+
+
+def test_the_watch_goes_on_without_a_descriptor_to_look_with(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(path: str) -> list[str]:
+        raise OSError(errno.EMFILE, "no descriptor is left")
+
+    with Proxy(int(server.address.rpartition(":")[2])) as link, connect(link.address + "/t") as remote:
+        assert len(remote) == 0
+        watch = remote.core.connection._watch
+        assert watch._heard_s() is not None
+        link.stall(True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", none_left)
+            doing = Doing(lambda: remote.sample(1, timeout_s=0.0))
+            until(lambda: doing.is_over or not watch._thread.is_alive())
+            assert doing.is_over and isinstance(doing.error, errors.ServiceUnavailable)
+            assert watch._heard_s() is None and watch._moved_s() is None and remote.core.connection.quiet_s(0.0) > 0.0
+        assert watch._thread.is_alive()
+        link.stall(False)
+
+
+def test_a_connection_is_cut_later_if_no_descriptor_was_left(link: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    listdir, refused = os.listdir, list[str]()
+
+    def first_none(path: Any = ".") -> Any:
+        if path == "/dev/fd" and stream.is_leaving and len(refused) < 2:
+            refused.append(path)
+            raise OSError(errno.EMFILE, "no descriptor is left")
+        return listdir(path)
+
+    with connect(link.address + "/t", timeout_s=30.0) as remote:
+        writer = remote.writer()
+        writer.append(x=1)
+        stream = writer._core._stream
+        fill(link)
+        monkeypatch.setattr(os, "listdir", first_none)
+        doing = Doing(lambda: writer.extend(x=BIG, timeout_s=1.0))
+        until(lambda: doing.is_over)
+        assert isinstance(doing.error, errors.ServiceUnavailable) and len(refused) == 2
+        link.stall(False)
 
 
 # ---- an answer over a slow link --------------------------------------------------------------------------------------

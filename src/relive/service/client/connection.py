@@ -141,9 +141,10 @@ class Connection:
         self._silence_s = silence_s
         self.retries_s = math.inf
         self._peers: frozenset[tuple[str, int]] | None = None
-        own = weakref.ref(self)
         self._mark = new_mark()
-        self._watch = Watch(self, partial(_told, own, heard_s), partial(_told, own, moved_s), partial(_cut, own))
+        look = partial(_look, weakref.ref(self))
+        heard, moved = (partial(look, partial(_asked, ask)) for ask in (heard_s, moved_s))
+        self._watch = Watch(self, heard, moved, partial(look, Connection.cut))
         self._memory = BatchMemory()
         self.closed = False
         self.is_foreign = False  # whether this process is a forked child: the streams then belong to the parent
@@ -243,7 +244,7 @@ class Connection:
             try:
                 if opening is None:
                     self.drop_all(opened)
-                one, opening = opening or self._begin_open(kind, fields, opened), None
+                one, opening = opening or self._begin_open(kind, fields, ends, opened), None
                 try:
                     return one.stream, self._greeted(one, min(ends, time.monotonic() + hello_s))
                 finally:
@@ -266,13 +267,13 @@ class Connection:
             time.sleep(pause_s)
 
     def prepare(self, kind: str) -> None:
-        """Begins to open a stream of this kind if none is idle. Does not wait: a later call waits for the hello."""
+        """Begins to open a stream of this kind if none is idle. Waits for no hello: a later call does."""
         if self._idle.get(kind) or kind in self._opening or self.closed or self.is_foreign:
             return
         begun: list[Exchange] = []
         try:
             with contextlib.suppress(*StreamBroken):
-                opening = self._begin_open(kind, {}, begun)
+                opening = self._begin_open(kind, {}, math.inf, begun)
                 if self._opening.setdefault(kind, opening) is opening:  # else another thread was first
                     begun.clear()
         finally:
@@ -290,8 +291,8 @@ class Connection:
             raise
         return begun[0] if begun else None
 
-    def _begin_open(self, kind: str, fields: dict[str, Any], opened: list[Exchange]) -> _Opening:
-        """Begins a stream, and adds it to `opened`, which is empty."""
+    def _begin_open(self, kind: str, fields: dict[str, Any], until: float, opened: list[Exchange]) -> _Opening:
+        """Begins a stream and adds it to `opened`, which is empty. Waits while the transport is full, until `until`."""
         quiet_s = self._silence_s if kind in _SHORT_WAITS else math.inf
         request = {
             "relive": framing.VERSION,
@@ -311,12 +312,16 @@ class Connection:
                     lambda: self.access.client(self._location, [*_OPTIONS, (_MARK, self._mark)])
                 )
             client = self._client
+            self._all.add(begun := Exchange.begun(self._watch))
         started = time.monotonic()
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         ends: list[tuple[Any, Any]] = []  # the writer and the reader
         try:
             # No signal's handler runs between the beginning of the stream and its note.
-            ends.extend(map(client.do_exchange, (descriptor,), *zip(self.access.call_options(self._location))))
+            begun.begin(until)
+            begun.open(
+                ends.extend, map(client.do_exchange, (descriptor,), *zip(self.access.call_options(self._location)))
+            )
             leave_to_parent(*ends[0])
             stream = Exchange(*ends[0], self._watch, quiet_s)
             opened.append(stream)
@@ -329,6 +334,7 @@ class Connection:
         finally:
             del client  # if an error is kept, its traceback keeps this frame: the client would connect again and again
             ends.clear()
+            self.drop(begun)
         with self._changed:
             if not self.closed:  # close() looks for streams after it has set `closed`
                 self._all.add(stream)
@@ -379,9 +385,9 @@ class Connection:
         """Ends a stream at once. In a forked child it stays as it is: the parent uses the same socket."""
         if self.is_foreign:
             return
-        with self._changed:
-            self._all.discard(stream)
         stream.cancel()
+        with self._changed:  # after the cancel: close() ends the watch once no cancelled stream that it finds is in use
+            self._all.discard(stream)
 
     def drop_all(self, streams: list[Exchange]) -> None:
         """Ends these streams at once, and empties the list."""
@@ -552,17 +558,16 @@ def _raise_handshake_problem(address: str, problem: BaseException) -> None:
             del failed  # else this frame and the error would refer to each other until a collection
 
 
-def _told(
-    connection: weakref.ref[Connection], ask: Callable[[frozenset[tuple[str, int]]], float | None]
-) -> float | None:
+def _look(connection: weakref.ref[Connection], look: Callable[[Connection], float | None]) -> float | None:
+    """Looks at the sockets of a connection, for its watch. None: it is gone, or no descriptor is left to look with."""
     found = connection()
-    return None if found is None else ask(found.addresses())
+    with contextlib.suppress(OSError):
+        return None if found is None else look(found)
+    return None
 
 
-def _cut(connection: weakref.ref[Connection]) -> None:
-    found = connection()
-    if found is not None:
-        found.cut()
+def _asked(ask: Callable[[frozenset[tuple[str, int]]], float | None], connection: Connection) -> float | None:
+    return ask(connection.addresses())
 
 
 def _keep() -> None:

@@ -47,15 +47,16 @@ class Watch:
     Ctrl-C comes, and the wait raises KeyboardInterrupt. A handler of the program is not run earlier: it may return, and
     the call would have lost its stream.
 
-    gRPC ends a wait on a cancelled stream at once, but a write only when the bytes that gRPC has taken, up to 1.2 MB,
-    are in the buffer of TCP. If a thread is still in a write 0.5 s after the cancel, the connection is therefore cut.
+    gRPC ends a wait on a cancelled stream at once, but a write, and the opening of a stream, only when the bytes that
+    gRPC has taken, up to 1.2 MB, are in the buffer of TCP. If a thread is still in a write 0.5 s after the cancel, the
+    connection is therefore cut.
 
     Args:
         owner: If it is collected, the thread ends every stream, which then has no other user, and itself.
         heard_s: Tells how long ago the last byte came from the server, in seconds; None: not known.
         moved_s: Tells how long ago the server took a part of the bytes that wait to be sent, in seconds; None: none
             wait, or not known.
-        cut: Ends the connection, with all its streams, if bytes wait to be sent over it.
+        cut: Ends the connection, with all its streams, if bytes wait to be sent over it. None of the three raises.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Watch:
         owner: object,
         heard_s: Callable[[], float | None] = lambda: None,
         moved_s: Callable[[], float | None] = lambda: None,
-        cut: Callable[[], None] = lambda: None,
+        cut: Callable[[], object] = lambda: None,
     ) -> None:
         self._heard_s, self._moved_s, self._cut = heard_s, moved_s, cut
         self._streams: set[Exchange] = set()  # changed by one step at a time
@@ -174,6 +175,16 @@ class Watch:
         return heard_s is not None
 
 
+class _NoStream:
+    """Both ends of a stream that is not there yet."""
+
+    @staticmethod
+    def cancel() -> None: ...
+
+    @staticmethod
+    def close() -> None: ...
+
+
 @final
 class Exchange:
     """Sends and receives the messages of one stream.
@@ -192,7 +203,7 @@ class Exchange:
         self._watch = watch
         self._changed = threading.Lock()
         self._main = threading.main_thread().ident
-        self._inside: list[None] = []  # an entry for each thread that waits in Arrow; changed by one step at a time
+        self._inside: list[int] = []  # the threads that wait in Arrow; changed by one step at a time
         self._open = [None]  # empty once the writer is closed, or about to be
         self._is_over = False
         self._is_writing = False
@@ -204,6 +215,20 @@ class Exchange:
         self.was_silent = False  # expired, and not because of its deadline
         self.was_heard = False  # expired at its deadline, and bytes of the server came while it waited
         watch.add(self)
+
+    @classmethod
+    def begun(cls, watch: Watch) -> Exchange:
+        """Returns a stream that gRPC has not opened yet. open() opens another one. A cancel has no effect on it."""
+        return cls(_NoStream, _NoStream, watch)
+
+    def open(self, begin: Callable[..., None], *arguments: Any) -> None:
+        """Calls begin(), which opens a stream, as a write: it blocks while the transport is full. See Watch."""
+        try:
+            self._write(begin, *arguments)
+        except StreamBroken:
+            if self.expired:
+                raise flight.FlightTimedOutError("no answer in time") from None
+            raise
 
     def begin(self, deadline: float, since: float | None = None, silence_s: float | None = None) -> None:
         """Sets the deadline, a time.monotonic(). The watch cancels the stream then, unless end() came before.
@@ -313,11 +338,12 @@ class Exchange:
             self._is_writing = False
 
     def _wait(self, wait: Callable[..., Any], *arguments: Any) -> Any:
-        self._inside.append(None)
+        thread = get_ident()
+        self._inside.append(thread)
         try:
-            if self._is_over:  # after the mark above: interrupt() marks the end before it looks for threads
+            if self._is_over:  # after the mark above: the end is marked before anyone looks for threads
                 raise flight.FlightCancelledError("the stream has ended")
-            if get_ident() != self._main:
+            if thread != self._main:
                 return wait(*arguments)
             watch = self._watch
             outer = watch.main_waits  # a signal's handler may call in the middle of a wait
@@ -331,8 +357,8 @@ class Exchange:
         finally:
             if self._is_over and len(self._inside) == 1:
                 self._dispose()
-            self._inside.pop()
-            if self._is_over and not self._inside:  # interrupt(), or another thread, came between these two lines
+            self._inside.remove(thread)
+            if self._is_over and not self._inside:  # the end, or another thread, came between these two lines
                 self._dispose()
 
     def half_close(self, deadline: float) -> None:
@@ -367,19 +393,23 @@ class Exchange:
 
         The last thread that leaves a wait on the stream ends it, with StreamBroken. If none waits, it ends here.
         """
-        self._is_over = True
-        self._cancelled_at = min(self._cancelled_at, time.monotonic())
-        self._reader.cancel()
-        if not self._inside:
+        self._is_over = True  # before the look for threads
+        self._end(bool(self._inside))
+
+    def cancel(self) -> None:
+        """Ends the stream at once. If another thread waits on the stream, that thread ends it, as after interrupt()."""
+        self._is_over = True  # before the look for threads
+        thread = get_ident()
+        self._end(any(one != thread for one in tuple(self._inside)))
+
+    def _end(self, is_in_use: bool) -> None:
+        if self._open:
+            self._cancelled_at = min(self._cancelled_at, time.monotonic())
+            self._reader.cancel()
+        if not is_in_use:
             self._dispose()
         elif self._watch.sleeps:
             self._watch.wake()
-
-    def cancel(self) -> None:
-        """Ends the stream at once. Called by the thread that uses the stream, or while no thread uses the stream."""
-        if self._open:
-            self._reader.cancel()
-        self._dispose()
 
     @property
     def is_in_use(self) -> bool:

@@ -261,7 +261,7 @@ class StreamedWriterCore(RemoteWriterCore):
 
     def _interrupt(self, stream: Exchange | None) -> None:
         """Ends the waits of both threads for the server: on this stream, on its successor, and for the cut of lanes."""
-        for one in {stream, self._receives_on, *self._opening}:
+        for one in {stream, self._receives_on, self._sends_on, *self._opening}:
             if one is not None:
                 one.interrupt()
 
@@ -470,10 +470,12 @@ class StreamedWriterCore(RemoteWriterCore):
         stream, session = self._open(ends, self._opening, lambda: not self._stopping, pulses=True)
         if message.version is not None:
             header = {"seq": 0, "epoch": self._epoch, "timeout_s": 0.0}
+            stream.begin(ends)
             try:
                 stream.send(framing.encode({**header, "ops": [_version(message.version).header]}))
             except StreamBroken as problem:
                 raise self._connection.broken(stream, problem, start) from None
+            stream.end()
         with self._changed:
             closed = self._stopping
             if not closed:
