@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -21,7 +22,7 @@ import pyarrow.flight as flight
 from relive._core import BatchMemory
 from relive.core.ending import at_end
 from relive.errors import BadMessage, Draining, ReliveError, ServiceUnavailable, TableClosed
-from relive.service.client.exchange import Exchange, StreamBroken, Watch
+from relive.service.client.exchange import Exchange, StreamBroken, Watch, unopened
 from relive.service.client.handshakes import handshake_problem, short_reason
 from relive.service.wire import framing
 from relive.service.wire.access import OPEN, Access
@@ -311,17 +312,16 @@ class Connection:
                 self._client = with_few_wakeups(
                     lambda: self.access.client(self._location, [*_OPTIONS, (_MARK, self._mark)])
                 )
-            client = self._client
-            self._all.add(begun := Exchange.begun(self._watch))
+            clients = [self._client]
+            self._all.add(begun := unopened(self._watch))
         started = time.monotonic()
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
+        options = self.access.call_options(self._location)
         ends: list[tuple[Any, Any]] = []  # the writer and the reader
         try:
             # No signal's handler runs between the beginning of the stream and its note.
             begun.begin(until)
-            begun.open(
-                ends.extend, map(client.do_exchange, (descriptor,), *zip(self.access.call_options(self._location)))
-            )
+            begun.open(ends.extend, map(methodcaller("do_exchange", descriptor, *options), clients))
             leave_to_parent(*ends[0])
             stream = Exchange(*ends[0], self._watch, quiet_s)
             opened.append(stream)
@@ -332,7 +332,7 @@ class Connection:
                     writer.close()
             raise
         finally:
-            del client  # if an error is kept, its traceback keeps this frame: the client would connect again and again
+            clients.clear()  # if an error is kept, its traceback keeps frames: the client would go on connecting
             ends.clear()
             self.drop(begun)
         with self._changed:

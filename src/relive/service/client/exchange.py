@@ -23,7 +23,7 @@ from relive.errors import BadMessage
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 
-__all__ = ["LATE_S", "Exchange", "StreamBroken", "Watch"]
+__all__ = ["LATE_S", "Exchange", "StreamBroken", "Watch", "unopened"]
 
 StreamBroken = (flight.FlightError, pa.ArrowException, OSError, StopIteration)  # errors of a dead stream
 
@@ -175,16 +175,6 @@ class Watch:
         return heard_s is not None
 
 
-class _NoStream:
-    """Both ends of a stream that is not there yet."""
-
-    @staticmethod
-    def cancel() -> None: ...
-
-    @staticmethod
-    def close() -> None: ...
-
-
 @final
 class Exchange:
     """Sends and receives the messages of one stream.
@@ -215,11 +205,6 @@ class Exchange:
         self.was_silent = False  # expired, and not because of its deadline
         self.was_heard = False  # expired at its deadline, and bytes of the server came while it waited
         watch.add(self)
-
-    @classmethod
-    def begun(cls, watch: Watch) -> Exchange:
-        """Returns a stream that gRPC has not opened yet. open() opens another one. A cancel has no effect on it."""
-        return cls(_NoStream, _NoStream, watch)
 
     def open(self, begin: Callable[..., None], *arguments: Any) -> None:
         """Calls begin(), which opens a stream, as a write: it blocks while the transport is full. See Watch."""
@@ -421,6 +406,21 @@ class Exchange:
         with contextlib.suppress(IndexError, *StreamBroken):
             self._open.pop()  # one thread closes it
             self._writer.close()  # Arrow prints a warning on stderr for a writer that was never closed
+
+
+class _NoStream:
+    """Both ends of a stream that is not there yet."""
+
+    @staticmethod
+    def cancel() -> None: ...
+
+    @staticmethod
+    def close() -> None: ...
+
+
+def unopened(watch: Watch) -> Exchange:
+    """Returns a stream that gRPC has not opened yet: its open() opens another one. A cancel only marks it."""
+    return Exchange(_NoStream, _NoStream, watch)
 
 
 def _bytes_of(chunk: Any) -> Bytes:
