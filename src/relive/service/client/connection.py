@@ -294,7 +294,7 @@ class Connection:
 
     def _begin_open(self, kind: str, fields: dict[str, Any], until: float, opened: list[Exchange]) -> _Opening:
         """Begins a stream and adds it to `opened`, which is empty. Waits while the transport is full, until `until`."""
-        quiet_s = self._silence_s if kind in _SHORT_WAITS else math.inf
+        quiet_s, access = self._silence_s if kind in _SHORT_WAITS else math.inf, self.access
         request = {
             "relive": framing.VERSION,
             "byte_order": sys.byteorder,
@@ -305,6 +305,8 @@ class Connection:
             **fields,
             **({} if quiet_s == math.inf else {"pulses": True}),
         }
+        started, ends = time.monotonic(), list[tuple[Any, Any]]()  # ends: the writer and the reader
+        descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         with self._changed:
             if self._client is None:
                 keep_freed_memory()
@@ -314,14 +316,12 @@ class Connection:
                 )
             clients = [self._client]
             self._all.add(begun := unopened(self._watch))
-        started = time.monotonic()
-        descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
-        options = self.access.call_options(self._location)
-        ends: list[tuple[Any, Any]] = []  # the writer and the reader
         try:
             # No signal's handler runs between the beginning of the stream and its note.
             begun.begin(until)
-            begun.open(ends.extend, map(methodcaller("do_exchange", descriptor, *options), clients))
+            begun.open(
+                ends.extend, map(methodcaller("do_exchange", descriptor, *access.call_options(self._location)), clients)
+            )
             leave_to_parent(*ends[0])
             stream = Exchange(*ends[0], self._watch, quiet_s)
             opened.append(stream)
