@@ -1,4 +1,4 @@
-"""What a fleet asks of a Ray cluster that is another one, is gone, or hangs. Stand-ins take the place of Ray."""
+"""Calls on a Ray cluster that is gone, that hangs, or that has another address. Stand-ins take the place of Ray."""
 
 from __future__ import annotations
 

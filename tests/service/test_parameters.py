@@ -348,7 +348,7 @@ def test_a_publisher_without_the_seat_keeps_no_bytes(server: Server) -> None:
     hanging = store.begin(announced, time.monotonic())
     assert hanging is not None
     hanging.put(given.block[:100])
-    store.publish(numbered(2, 100), 2)  # has the seat: the deadline of who hangs is over
+    store.publish(numbered(2, 100), 2)  # takes the seat: the deadline of `hanging` is over
     with pytest.raises(errors.DeadlineExceeded):
         hanging.put(given.block[100:200])
     assert version_in(store.pull()) == 2

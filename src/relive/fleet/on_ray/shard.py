@@ -51,8 +51,8 @@ class ShardActor:
         self._door = door
         scheme = "grpc" if door is None or door.tls is None else "grpc+tls"
         self._address = self._served(f"{scheme}://{host}", port + number if port else 0)
+        self._owner.set_keep(True)  # first: SIGTERM between these lines ends the ownership
         self._owner.table.core.set_keeps_file(True)
-        self._owner.set_keep(True)
 
     def _served(self, host: str, port: int) -> str:
         """Serves the shard and returns its address. Falls back to a free port if the port stays in use.
