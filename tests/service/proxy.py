@@ -10,13 +10,15 @@ from collections.abc import Callable
 from types import TracebackType
 
 _PIECE = 8192
+_DROPS = 64
 
 
 class Proxy:
     """Between clients and the server at a port. cut(): ends all connections; `refuses`: takes no new ones. `stalls`:
     nothing passes, nothing ends. `cuts_after`: connections end when so many bytes came from the server, then None.
-    `bytes_a_second`: a slow link from the server, of short pieces; None: as fast as it goes. `buffer_bytes`: how much
-    the proxy takes and does not pass on, in each direction; None: as the system chooses.
+    `bytes_a_second`: a slow link from the server, of short pieces; None: as fast as it goes. `trickles`: the link to
+    the server takes a few bytes each 10 ms. `buffer_bytes`: how much the proxy takes and does not pass on, in each
+    direction; None: as the system chooses.
     """
 
     def __init__(self, port: int, buffer_bytes: int | None = None) -> None:
@@ -25,7 +27,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._bound(self._listener)  # and each connection that it takes
         self.port: int = self._listener.getsockname()[1]
-        self.refuses = self.stalls = False
+        self.refuses = self.stalls = self.trickles = False
         self.cuts_after: int | None = None
         self.bytes_a_second: float | None = None
         self.num_connections = 0
@@ -110,11 +112,18 @@ class Proxy:
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
                 one.setsockopt(socket.SOL_SOCKET, option, self._buffer_bytes)
 
+    def _most(self, from_server: bool) -> int:
+        if not from_server and self.trickles:
+            return _DROPS
+        return 1 << 16 if self.bytes_a_second is None else _PIECE
+
     def _pass(self, source: socket.socket, target: socket.socket, from_server: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16 if self.bytes_a_second is None else _PIECE):
+            while data := source.recv(self._most(from_server)):
                 if from_server and self.bytes_a_second is not None:
                     time.sleep(len(data) / self.bytes_a_second)
+                if not from_server and self.trickles:
+                    time.sleep(0.01)
                 with self._passes:
                     self._passes.wait_for(lambda: not self.stalls)
                 if from_server and self.cuts_after is not None:

@@ -301,7 +301,7 @@ def test_connections_have_the_options_of_tcp_on_both_sides(table: relive.Table) 
             return found
 
         assert len(remote) == 20
-        mark = remote.core.connection._mark
+        mark = remote.core.connection.link.mark
         wanted = [(1, 5, 3, 3, 15_000), (1, 5, 3, 3, mark)]
         assert 15_000 < mark < 16_000 and eventually(lambda: sorted(set_on()) == wanted), set_on()
 

@@ -369,7 +369,7 @@ def stream():
 def client():
     table = relive.connect(sys.argv[1], 5.0)
     table.sample(4)
-    client = table.core.connection._client
+    client = table.core.connection.link._client
     table.close()
     return client, client
 

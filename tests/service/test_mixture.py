@@ -25,7 +25,7 @@ from relive.core.turns import held
 from relive.over.in_flight import lack_of
 from relive.over.mixed_draws import MixedDraws
 from relive.service import RemoteTable, connect
-from relive.service.client.connection import server_wait
+from relive.service.client.deadlines import server_wait
 from relive.service.client.held_draws import RemoteDraws
 from relive.service.wire import framing
 from service.hosts import Host

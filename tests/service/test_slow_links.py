@@ -21,10 +21,12 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 import relive
 from relive import errors
 from relive.service import RemoteTable, Server, Streaming, connect, serve
-from relive.service.client import connection
+from relive.service.client import link as link_of
 from relive.service.client.connection import Connection
 from relive.service.client.exchange import Exchange, Watch
-from relive.service.wire.sockets import cut, is_stuck, peer_of, tcp_sockets
+from relive.service.client.link import Link
+from relive.service.wire.access import OPEN
+from relive.service.wire.sockets import cut, is_stuck, new_mark, peer_of, tcp_sockets
 from service.gates import until
 from service.proxy import Proxy
 
@@ -50,7 +52,7 @@ def server(table: relive.Table) -> Iterator[Server]:
 def link(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A link with small buffers. The system ends a connection that is full for 90 s, later than until() fails."""
     marks = itertools.count(90_000)
-    monkeypatch.setattr(connection, "new_mark", lambda: next(marks))
+    monkeypatch.setattr(link_of, "new_mark", lambda taken: next(marks))
     with Proxy(int(server.address.rpartition(":")[2]), BUFFER) as one:
         yield one
 
@@ -152,7 +154,7 @@ def test_ctrl_c_ends_a_message_that_is_being_sent(link: Proxy, cuts: list[None])
         writer = remote.writer()
         writer.append(x=1)
         stream, one = writer._core._stream, remote.core.connection
-        waits = is_stuck(one.addresses(), one._mark)
+        waits = is_stuck(one.link.addresses(), one.link.mark)
         fill(link)
 
         def interrupt() -> None:
@@ -189,7 +191,7 @@ def test_a_call_ends_that_opens_its_stream_behind_a_message(link: Proxy, ends_by
     with connect(link.address + "/t", timeout_s=1000.0) as remote:
         writer, one = remote.writer(), remote.core.connection
         writer.append(x=1)
-        stream, waits = writer._core._stream, is_stuck(one.addresses(), one._mark)
+        stream, waits = writer._core._stream, is_stuck(one.link.addresses(), one.link.mark)
         fill(link)
         sending = Doing(lambda: writer.extend(x=BIG))
         until(lambda: stream._is_writing and any(map(waits, tcp_sockets())))
@@ -230,6 +232,46 @@ def test_a_message_that_waits_for_a_server_that_hangs_ends_and_the_handle_goes_o
             writer.extend(x=BIG, timeout_s=1.0)
         link.stall(False)
         writer.append(x=1)
+
+
+def test_a_write_that_waits_for_the_room_of_a_server_costs_no_connection() -> None:
+    """The system has sent all that gRPC gave it: only the write ends, at once."""
+    spec = relive.StepSpec({"x": relive.ArraySpec((1_000_000,), "uint8")})
+    index = relive.Index(limiter=relive.Queue(1), max_times_sampled=1)
+    row = np.zeros(1_000_000, np.uint8)
+    with relive.Table(spec, 4, index) as table, serve({"t": table}, LOOPBACK) as server:
+        with (
+            Proxy(int(server.address.rpartition(":")[2])) as link,
+            connect(link.address + "/t", timeout_s=1000.0) as remote,
+        ):
+            writer, one = remote.writer(streaming=Streaming(max_in_flight=1000)), remote.core.connection
+            writer.append(x=row)
+            writer.flush()
+            stream, waits = writer._core._stream, is_stuck(one.link.addresses(), one.link.mark)
+
+            for _ in range(60):
+                writer.append(x=row)
+            seen = list[bool]()
+
+            def is_held() -> bool:
+                seen.append(stream._is_writing and not any(map(waits, tcp_sockets())))
+                return len(seen) > 40 and all(seen[-40:])
+
+            until(is_held)
+            stream.begin(time.monotonic())  # its deadline
+            until(lambda: not stream._is_writing)
+            with pytest.raises(errors.Unacknowledged):
+                writer.flush()
+            assert len(remote) == 1
+            assert link.num_connections == 1
+
+
+def test_an_open_handle_keeps_its_mark_to_itself() -> None:
+    kept = Link(LOOPBACK, OPEN)
+    assert all(Link(LOOPBACK, OPEN).mark != kept.mark for _ in range(1500))
+    every = range(15_001, 16_000)
+    assert all(new_mark(set(every) - {one}) == one for one in (15_001, 15_444, 15_999))
+    assert new_mark(every) in every
 
 
 # ---- the second look -------------------------------------------------------------------------------------------------

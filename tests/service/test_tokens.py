@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
+import pyarrow.flight as flight
 from contract.tools import plain_spec, prioritized, write_steps
 
 import relive
@@ -422,3 +423,44 @@ def test_no_error_and_no_frame_of_the_library_shows_the_token(served: tuple[Serv
         assert secret not in one, one.split(":")[0]
     assert secret not in repr(vars(server)) + repr(server._guard._entries)
     assert all(secret not in Path(f"/proc/{os.getpid()}/{name}").read_text() for name in ("cmdline", "environ"))
+
+
+class Failing:
+    """A client of gRPC whose streams do not open."""
+
+    def do_exchange(self, *arguments: Any) -> Any:
+        raise ZeroDivisionError()
+
+
+def test_the_frames_of_an_open_that_failed_keep_no_token(served: tuple[Server, dict[str, str], str]) -> None:
+    server, tokens, _ = served
+    with connect(f"{server.address}/pong", token=tokens["append"]) as remote:
+        one = remote.core.connection
+        before = one.streams()
+        one.link._client = Failing()
+        with pytest.raises(ZeroDivisionError) as caught:
+            one.open("call", {}, time.monotonic() + 5.0)
+        kept = [
+            value
+            for frame, _ in traceback.walk_tb(caught.value.__traceback__)
+            if "relive/service" in frame.f_code.co_filename
+            for local in frame.f_locals.values()
+            for value in (local, *(local if isinstance(local, tuple | list) else ()))
+        ]
+        assert len(kept) > 10 and not [one for one in kept if isinstance(one, flight.FlightCallOptions | Failing)]
+        assert one.streams() == before
+        one.link.forget()
+
+
+def test_a_token_that_is_refused_leaves_no_stream(served: tuple[Server, dict[str, str], str], tmp_path: Path) -> None:
+    server, tokens, _ = served
+    (path := tmp_path / "token").write_text(tokens["read"])
+    path.chmod(0o600)
+    with connect(f"{server.address}/pong", token=path) as remote:
+        one = remote.core.connection
+        before, watched = one.streams(), set(one._watch._streams)
+        path.write_text("")
+        for _ in range(3):
+            with pytest.raises(errors.InvalidConfig):
+                one.open("call", {}, time.monotonic() + 5.0)
+        assert one.streams() == before and one._watch._streams == watched

@@ -456,7 +456,7 @@ class Drawing:
         held, places = list[Part](), [at for at, count in enumerate(counts) if count]
         try:
             if not making.turns:  # else there are streams
-                self._shards.prepare([self._shards[at] for at in places])
+                self._shards.prepare([self._shards[at] for at in places], making.wait.arrives_s)
             for at in places:
                 held.append(self._shards[at].begin(self._asked(making, at, counts[at])))
         except BaseException:

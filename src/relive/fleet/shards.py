@@ -54,6 +54,7 @@ Present = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 AreOwn: TypeAlias = Callable[[ShardKeys, Keys], npt.NDArray[np.bool_]]  # which keys a call takes, of one shard's
 
+_OPENS_S = 1.0  # how long the beginning of a question may take, whatever the deadline: networks have short outages
 STALL_S = 0.5  # how long a call waits for the lock of one shard; draws then leave the shard out for as long
 SILENCE_S = 1.0  # how long a call waits without a byte from the owner of a shard; the shard is dead then
 
@@ -282,8 +283,11 @@ class Shard(ABC):
     def cut(self) -> None:  # noqa: B027 - a mapped shard has no connection
         """Ends the connection at once, so that close() waits for no answer."""
 
-    def prepare(self) -> None:  # noqa: B027 - a mapped shard has nothing to prepare
-        """Begins what the next question to this shard would wait for, so that several shards are waited for once."""
+    def prepare(self, ends: float | None = None) -> None:  # noqa: B027 - a mapped shard has nothing to prepare
+        """Begins what the next question to this shard would wait for, so that several shards are waited for once.
+
+        The beginning waits while the way to the shard is full, until `ends`; None: for the shard's own timeout.
+        """
 
     @abstractmethod
     def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> Any:
@@ -417,15 +421,16 @@ class Shards:
         if self.closed:
             raise TableClosed()
         asked = self._shards[first::step]
-        self.prepare(asked)
+        self.prepare(asked, left_s)
         answers = [shard.ask_root(index, left_s) for shard in asked]
         return [self.sharings[index].of(answer()) for answer in answers]
 
-    def prepare(self, asked: Sequence[Shard]) -> None:
-        """Begins what questions to these shards would wait for."""
+    def prepare(self, asked: Sequence[Shard], left_s: float | None = None) -> None:
+        """Begins what questions to these shards would wait for, in at most left_s seconds; None: as Shard.prepare."""
         if self.are_served:
+            ends = None if left_s is None else time.monotonic() + max(left_s, _OPENS_S)
             for shard in asked:
-                shard.prepare()
+                shard.prepare(ends)
 
     def flush(self) -> None:
         """Sends what waits for the next messages to the shards."""

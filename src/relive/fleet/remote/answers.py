@@ -11,7 +11,7 @@ from relive.core.locked import is_of_lock
 from relive.errors import DeadlineExceeded
 from relive.fleet.remote.streams import Lines, Pending
 from relive.fleet.shards import STALL_S, Answer, Missed
-from relive.service.client.connection import cutoff
+from relive.service.client.deadlines import cutoff
 from relive.service.wire import framing
 
 if TYPE_CHECKING:

@@ -52,7 +52,8 @@ from relive.fleet.shards import (
     Short,
     State,
 )
-from relive.service.client.connection import Connection, cutoff, server_wait
+from relive.service.client.connection import Connection
+from relive.service.client.deadlines import cutoff, server_wait
 from relive.service.client.remote_core import RemoteCore, RemoteSelection, Started
 from relive.service.client.remote_table import RemoteTable
 from relive.service.server.shard_session import ROOT
@@ -304,11 +305,12 @@ class RemoteShard(Shard):
 
     # ---- draws -----------------------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
+    def prepare(self, ends: float | None = None) -> None:
         """Begins to open the streams that are missing."""
         if self.is_live:
-            self._lines.prepare()
-            self.core.connection.prepare("call")
+            ends = cutoff(self.core.timeout_s) if ends is None else ends
+            self._lines.prepare(ends)
+            self.core.connection.prepare("call", ends)
 
     def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> LazySelection:
         """Returns columns that are resolved at their first use."""

@@ -266,10 +266,10 @@ class Lines:
         line.acquire()
         return line, hello
 
-    def prepare(self) -> None:
-        """Begins to open a stream if none is idle, without a wait."""
+    def prepare(self, ends: float) -> None:
+        """Begins to open a stream if none is idle. Waits while the transport is full, until `ends`."""
         if not self._idle:
-            self.connection.prepare("shard")
+            self.connection.prepare("shard", ends)
 
     def ask(
         self,

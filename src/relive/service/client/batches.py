@@ -13,7 +13,7 @@ from relive.reading.batch import Batch
 from relive.reading.batches import SLICE_S
 from relive.reading.columns import Columns
 from relive.reading.holds import Returned, Taken
-from relive.service.client.connection import cutoff
+from relive.service.client.deadlines import cutoff
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_core import RemoteCore, RemoteSelection
 from relive.service.wire import framing

@@ -16,7 +16,6 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple, final
 
-import numpy as np
 import pyarrow.flight as flight
 
 from relive._core import BatchMemory
@@ -24,51 +23,21 @@ from relive.core.ending import at_end
 from relive.errors import BadMessage, Draining, ReliveError, ServiceUnavailable, TableClosed
 from relive.service.client.exchange import Exchange, StreamBroken, Watch, unopened
 from relive.service.client.handshakes import handshake_problem, short_reason
+from relive.service.client.link import Link
 from relive.service.wire import framing
 from relive.service.wire.access import OPEN, Access
 from relive.service.wire.address import parse_table
-from relive.service.wire.framing import Bytes
-from relive.service.wire.memory import keep_freed_memory
-from relive.service.wire.packing import Packing
-from relive.service.wire.sockets import cut, heard_s, is_stuck, keep_alive_to, moved_s, new_mark, peers_of
-from relive.service.wire.transport import all_of, check_process, keep_for_ever, leave_to_parent, with_few_wakeups
-from relive.service.wire.verbs import VERBS
+from relive.service.wire.transport import all_of, check_process, keep_for_ever, leave_to_parent
 
-__all__ = ["MIN_REPLY_S", "Answer", "Asking", "Connection", "close_connections", "cutoff", "server_wait"]
+__all__ = ["Connection", "close_connections"]
 
-MIN_REPLY_S = 1.0  # shortest wait for an answer, whatever the deadline: networks have short outages
 _LEAVE_S = 1.0
 _PAUSES_S = (0.02, 0.5)  # the first and the longest between two tries to reach a server
-_NO_WAIT_S = 0.1  # a call that waited longer for its stream tells the server the rest of its time
 _LAST_TRY_S = 0.05  # the last try begins so long before the deadline
-_LOOKS = frozenset({"select", "gather", "list", *(verb.name for verb in VERBS.values() if verb.looks)})
 _SHORT_WAITS = frozenset({"call", "shard"})  # kinds of streams on which silence_s and retries_s count
-_OPTIONS = [
-    # Windows and frames as large as batches. With the default sizes, large bodies arrive at about half the speed.
-    ("grpc.http2.lookahead_bytes", 16 << 20),
-    ("grpc.http2.max_frame_size", (16 << 20) - 1),
-    # The window is wide enough: no pings between batches to measure the best width.
-    ("grpc.http2.bdp_probe", 0),
-    # A connection of its own with short pauses between retries. By default the pauses grow up to two minutes.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # A client that sends pings, here every 24 days, gives its sockets their timeout as TCP_USER_TIMEOUT: our mark.
-    ("grpc.keepalive_time_ms", 2**31 - 2),
-]
-_MARK = "grpc.keepalive_timeout_ms"
-
 
 _kept: list[list[Connection]] = []  # a list for each fork, from before it until after it; in a child for ever
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for forks, and for the end of the interpreter as in server.py
-
-
-class Answer(NamedTuple):
-    """The answer to one call: the header, and the block that its packing describes (None if no block is due)."""
-
-    header: dict[str, Any]
-    block: Bytes | None
 
 
 class _Opening(NamedTuple):
@@ -76,22 +45,6 @@ class _Opening(NamedTuple):
 
     stream: Exchange
     started: float
-
-
-def cutoff(timeout_s: float) -> float:
-    """Returns the time.monotonic() at which the client gives up.
-
-    The time lies a little before the deadline, so that the error comes in time.
-    """
-    return time.monotonic() + max(timeout_s - 0.1, MIN_REPLY_S)
-
-
-def server_wait(timeout_s: float) -> float | None:
-    """Returns the seconds that the server may wait for the limiter; None: no limit.
-
-    The rest of the timeout is for the way back.
-    """
-    return None if math.isinf(timeout_s) else timeout_s - min(0.1 * timeout_s, 1.0)
 
 
 def _pause(before_s: float, ends: float) -> float:
@@ -127,8 +80,8 @@ class Connection:
     def __init__(self, address: str, spec_json: str | None, silence_s: float = math.inf, access: Access = OPEN) -> None:
         check_process("this process")
         self.address = address
-        self._location, self._table = parse_table(address)
-        access.check(self._location)
+        location, self._table = parse_table(address)
+        access.check(location)
         self.access = access
         self._spec_json = spec_json
         self._identity: dict[str, str | None] = {"uuid": None, "layout_hash": None}
@@ -137,15 +90,10 @@ class Connection:
         self._all: set[Exchange] = set()
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._changed = threading.Lock()
-        self._client: Any = None
-        self._keeps_alive = False  # whether the sockets of this client have the options of TCP
         self._silence_s = silence_s
         self.retries_s = math.inf
-        self._peers: frozenset[tuple[str, int]] | None = None
-        self._mark = new_mark()
-        look = partial(_look, weakref.ref(self))
-        heard, moved = (partial(look, partial(_asked, ask)) for ask in (heard_s, moved_s))
-        self._watch = Watch(self, heard, moved, partial(look, Connection.cut))
+        self.link = Link(location, access)
+        self._watch = Watch(self, self.link.heard_s, self.link.moved_s, partial(_cut, weakref.ref(self)))
         self._memory = BatchMemory()
         self.closed = False
         self.is_foreign = False  # whether this process is a forked child: the streams then belong to the parent
@@ -154,22 +102,12 @@ class Connection:
     @property
     def port(self) -> str:
         """Port of the server."""
-        return self._location.rpartition(":")[2]
+        return self.link.location.rpartition(":")[2]
 
     def check_process(self, what: str) -> None:
         """Raises ForkedHandle in a forked child."""
         if self.is_foreign:
             check_process(what)
-
-    # ---- calls -----------------------------------------------------------------------------------------------------
-
-    def call(self, op: str, message: bytes, ends: float, packing: Packing | None, count: int) -> Answer:
-        """Sends the message of a call and waits for the answer until `ends`.
-
-        Raises the server's error, and ServiceUnavailable. If the stream breaks, a call that only reads is sent again,
-        until `ends`. Any other call is never sent twice.
-        """
-        return Asking(self, op, message, ends, packing, count).take(at_once=True)
 
     def give(self, stream: Exchange, kind: str = "call") -> None:
         """Makes a stream available to the next call, unless the watch cancelled the stream while the answer came."""
@@ -189,12 +127,6 @@ class Connection:
     def quiet_s(self, since: float) -> float:
         """Returns for how long the server has been silent, at most since a time.monotonic()."""
         return self._watch.quiet_s(since)
-
-    def addresses(self) -> frozenset[tuple[str, int]]:
-        """Returns the addresses of the server."""
-        if self._peers is None:
-            self._peers = peers_of(self._location)
-        return self._peers
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
@@ -254,27 +186,30 @@ class Connection:
             except ReliveError as problem:  # before StreamBroken: some errors of the library are OSErrors
                 if not isinstance(problem, Draining):
                     raise  # the server's answer
-                self._forget_client()
+                self.link.forget()
                 pause_s = _pause(pause_s, tries_until)
                 if not pause_s or not wanted():
                     raise
             except StreamBroken as problem:
-                self._forget_client()
+                self.link.forget()
                 _raise_handshake_problem(self.address, problem)
                 pause_s = _pause(pause_s, tries_until)
                 if not pause_s or not wanted():
-                    reason = "no answer in time" if is_there else short_reason(problem, self._location)
+                    reason = "no answer in time" if is_there else short_reason(problem, self.link.location)
                     raise ServiceUnavailable(self.address, time.monotonic() - start, reason, is_there) from None
             time.sleep(pause_s)
 
-    def prepare(self, kind: str) -> None:
-        """Begins to open a stream of this kind if none is idle. Waits for no hello: a later call does."""
+    def prepare(self, kind: str, ends: float) -> None:
+        """Begins to open a stream of this kind if none is idle. Waits for no hello: a later call does.
+
+        The beginning waits while the transport is full, until `ends`.
+        """
         if self._idle.get(kind) or kind in self._opening or self.closed or self.is_foreign:
             return
         begun: list[Exchange] = []
         try:
             with contextlib.suppress(*StreamBroken):
-                opening = self._begin_open(kind, {}, math.inf, begun)
+                opening = self._begin_open(kind, {}, ends, begun)
                 if self._opening.setdefault(kind, opening) is opening:  # else another thread was first
                     begun.clear()
         finally:
@@ -307,20 +242,15 @@ class Connection:
         }
         started, ends = time.monotonic(), list[tuple[Any, Any]]()  # ends: the writer and the reader
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
+        clients = [self.link.client()]
         with self._changed:
-            if self._client is None:
-                keep_freed_memory()
-                self._keeps_alive = False
-                self._client = with_few_wakeups(
-                    lambda: self.access.client(self._location, [*_OPTIONS, (_MARK, self._mark)])
-                )
-            clients = [self._client]
             self._all.add(begun := unopened(self._watch))
         try:
             # No signal's handler runs between the beginning of the stream and its note.
             begun.begin(until)
             begun.open(
-                ends.extend, map(methodcaller("do_exchange", descriptor, *access.call_options(self._location)), clients)
+                ends.extend,
+                map(methodcaller("do_exchange", descriptor, *access.call_options(self.link.location)), clients),
             )
             leave_to_parent(*ends[0])
             stream = Exchange(*ends[0], self._watch, quiet_s)
@@ -351,9 +281,7 @@ class Connection:
             if "error" in hello:
                 raise framing.error_from(hello["error"])
             self._identity = {name: framing.field(hello, name, str) for name in self._identity}
-            if not self._keeps_alive:
-                self._keeps_alive = True
-                keep_alive_to(self.addresses())
+            self.link.keep_alive()
         except BaseException:
             self.drop(stream)
             del stream, opening  # as in open()
@@ -369,14 +297,14 @@ class Connection:
         expired = stream.expired
         self.drop(stream)
         if not expired:
-            self._forget_client()
+            self.link.forget()
         if not stream.was_heard:
             self._drop_idle()
         if self.closed:
             return TableClosed()
         if isinstance(problem, BadMessage):
             return problem
-        reason = "no answer in time" if expired else short_reason(problem, self._location, is_greeted=True)
+        reason = "no answer in time" if expired else short_reason(problem, self.link.location, is_greeted=True)
         if stream.was_silent:
             reason = f"no byte came for {stream.silence_s:g} s"
         return ServiceUnavailable(self.address, time.monotonic() - start, reason, stream.was_heard)
@@ -420,15 +348,9 @@ class Connection:
                 with contextlib.suppress(IndexError):
                     self.drop(idle.pop())
 
-    def _forget_client(self) -> None:
-        # gRPC retries a failed connection only after a pause, but connects a new client at once.
-        with self._changed:
-            self._client = None
-
     def cut(self) -> None:
         """Ends the TCP connections of this handle over which bytes wait to be sent, with all their streams."""
-        if cut(is_stuck(self.addresses(), self._mark), drops_unsent=True):
-            self._forget_client()
+        if self.link.cut():
             self._drop_idle()
 
     def tell_end(self, user: Any) -> None:
@@ -454,98 +376,14 @@ class Connection:
         self._memory.close()
         self._drop_idle()
         with self._changed:
-            streams, self._all, self._client = tuple(self._all), set(), None
+            streams, self._all = tuple(self._all), set()
             users = list(self._users)
+        self.link.forget()
         for stream in streams:
             stream.interrupt()
         self._watch.stop()  # after these lines no write begins
         for user in users:
             user.note_closed()
-
-
-@final
-class Asking:
-    """A call that was sent and is not answered yet. Owns its stream until take() or drop(). One thread at a time."""
-
-    def __init__(
-        self, connection: Connection, op: str, message: bytes, ends: float, packing: Packing | None, count: int
-    ) -> None:
-        self._connection = connection
-        self._op = op
-        self._message = message
-        self._ends = ends
-        self._packing = packing
-        self._count = count
-        self._began = time.monotonic()
-        self._send()
-
-    def take(self, at_once: bool = False) -> Answer:
-        """Waits for the answer, as Connection.call does. at_once: the message was sent just now."""
-        while True:
-            stream, packing = self._stream, self._packing
-            try:
-                if not at_once:  # else the deadline is set
-                    stream.begin(self._ends, self._asked)
-                told, body = stream.receive()
-                block = None
-                if packing is not None and "error" not in told:
-                    block = stream.receive_block(told, body, packing.num_bytes(self._count, packing.num_rows(told)))
-                stream.end()
-            except StreamBroken as problem:
-                self._note_broken(problem)
-                self._send()
-                continue
-            except BaseException:
-                self.drop()
-                raise
-            self._connection.give(stream)
-            if "error" in told:
-                raise framing.error_from(told["error"])
-            return Answer(told, block)
-
-    def rest(self) -> None:
-        """Removes the deadline until take(), so that a wait for another server cuts off no answer."""
-        self._stream.end()
-
-    def drop(self) -> None:
-        """Gives up on the answer: a stream between a call and its answer is of no further use."""
-        self._connection.drop(self._stream)
-
-    def _send(self) -> None:
-        while True:
-            self._asked = time.monotonic()
-            self._stream = stream = self._connection.take(self._ends)
-            try:
-                stream.begin(self._ends)
-                stream.send(self._timed_message())
-            except StreamBroken as problem:
-                self._note_broken(problem)
-            except BaseException:
-                self.drop()
-                raise
-            else:
-                return
-
-    def _timed_message(self) -> bytes:
-        """Returns the message. If the call waited for its stream, the server has the rest of the time for the limiter.
-
-        The limiter's error then comes before the deadline. After the deadline, the client would drop the stream.
-        """
-        if time.monotonic() - self._began < _NO_WAIT_S or math.isinf(self._ends):
-            return self._message
-        header, body = framing.decode(self._message)
-        left_s = server_wait(max(self._ends - time.monotonic(), 0.0))
-        if header.get("timeout_s") is None or left_s is None or header["timeout_s"] <= left_s:
-            return self._message
-        return framing.encode({**header, "timeout_s": left_s}, body)
-
-    def _note_broken(self, problem: BaseException) -> None:
-        """Returns if the call may be sent again; open() raises at `ends`. Else raises the error of the stream."""
-        error = self._connection.broken(self._stream, problem, self._asked)
-        if self._op not in _LOOKS or self._stream.expired or self._connection.closed:
-            if self._op == "create" and isinstance(error, ServiceUnavailable):
-                error.tell_items(np.zeros(0, np.int64), self._count, self._count)
-            raise error from None
 
 
 def _raise_handshake_problem(address: str, problem: BaseException) -> None:
@@ -558,16 +396,10 @@ def _raise_handshake_problem(address: str, problem: BaseException) -> None:
             del failed  # else this frame and the error would refer to each other until a collection
 
 
-def _look(connection: weakref.ref[Connection], look: Callable[[Connection], float | None]) -> float | None:
-    """Looks at the sockets of a connection, for its watch. None: it is gone, or no descriptor is left to look with."""
+def _cut(connection: weakref.ref[Connection]) -> None:
     found = connection()
-    with contextlib.suppress(OSError):
-        return None if found is None else look(found)
-    return None
-
-
-def _asked(ask: Callable[[frozenset[tuple[str, int]]], float | None], connection: Connection) -> float | None:
-    return ask(connection.addresses())
+    if found is not None:
+        found.cut()
 
 
 def _keep() -> None:

@@ -13,7 +13,7 @@ from relive.core.request import DrawRequest
 from relive.errors import ServiceUnavailable, TableClosed
 from relive.reading.holds import HeldDraw
 from relive.service.client.collected import Collected, end_when_collected
-from relive.service.client.connection import cutoff, server_wait
+from relive.service.client.deadlines import cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_core import RemoteCore, RemoteSelection
 from relive.service.wire import framing

@@ -14,7 +14,9 @@ from relive.config.table_config import TableConfig
 from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, SimpleCalls, TableCore
 from relive.errors import TableClosed, Unacknowledged
-from relive.service.client.connection import Answer, Asking, Connection, cutoff, server_wait
+from relive.service.client.asking import Answer, Asking
+from relive.service.client.connection import Connection
+from relive.service.client.deadlines import cutoff, server_wait
 from relive.service.client.remote_writer import CLOSE_S, LANES_S, RemoteWriterCore, SyncWriterCore
 from relive.service.wire import framing
 from relive.service.wire.encoding import RowEncoder
@@ -102,7 +104,8 @@ class RemoteCore(SimpleCalls):
         op, packing = ("draw", DRAWN) if selection is None else ("sample", selection.sampled)
         after, timeout_s = self._after(timeout_s)
         message = self._draw_message(op, request, timeout_s, after)
-        told, block = self.connection.call(op, message, cutoff(timeout_s), packing, request.num_items)
+        asking = Asking(self.connection, op, message, cutoff(timeout_s), packing, request.num_items)
+        told, block = asking.take(at_once=True)
         assert block is not None
         *arrays, keys, probabilities = packing.arrays(block, request.num_items, packing.num_rows(told))
         return arrays, keys, probabilities, told["live"]
@@ -291,7 +294,7 @@ class RemoteCore(SimpleCalls):
         """
         after, timeout_s = self._after(timeout_s) if waits_for_steps else ([], timeout_s)
         message = self._encode(header, parts, timeout_s, after)
-        return self.connection.call(header["op"], message, cutoff(timeout_s), None, 0).header
+        return Asking(self.connection, header["op"], message, cutoff(timeout_s), None, 0).take(at_once=True).header
 
     def _ask(self, verb: Verb, header: dict[str, Any], arrays: list[Any]) -> Any:
         return self._call(header, tuple(arrays)).header["value"]

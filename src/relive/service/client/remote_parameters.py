@@ -12,7 +12,8 @@ import numpy.typing as npt
 from relive.checks.names import names_arguments
 from relive.checks.values import integer, timeout
 from relive.errors import ReliveError, ServiceUnavailable
-from relive.service.client.connection import Connection, cutoff
+from relive.service.client.connection import Connection
+from relive.service.client.deadlines import cutoff
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.parameters.sets import (
     MAX_NOTE_BYTES,

@@ -20,7 +20,8 @@ from relive.saving.copying import SaveFacts
 from relive.saving.named import checked_name
 from relive.saving.saving import checked
 from relive.service.client.batches import RemoteSource
-from relive.service.client.connection import Connection, cutoff
+from relive.service.client.connection import Connection
+from relive.service.client.deadlines import cutoff
 from relive.service.client.held_draws import RemoteDraws
 from relive.service.client.remote_core import RemoteCore, remote_core
 from relive.service.client.remote_parameters import RemoteParameters

@@ -21,7 +21,8 @@ from relive.errors import (
     WriterClosed,
 )
 from relive.service.client.collected import end_when_collected
-from relive.service.client.connection import Connection, cutoff, server_wait
+from relive.service.client.connection import Connection
+from relive.service.client.deadlines import cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.wire import framing
 from relive.service.wire.encoding import Operation, RowEncoder

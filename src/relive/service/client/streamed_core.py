@@ -22,7 +22,8 @@ from relive.errors import (
     WriterClosed,
 )
 from relive.service.client.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
-from relive.service.client.connection import MIN_REPLY_S, Connection, cutoff, server_wait
+from relive.service.client.connection import Connection
+from relive.service.client.deadlines import MIN_REPLY_S, cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.client.remote_writer import CLOSE_S, LANES_S, RemoteWriterCore, received_keys
 from relive.service.wire import encoding, framing

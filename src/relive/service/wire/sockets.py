@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -183,12 +183,13 @@ def is_of_port(port: int, host: str = "") -> Callable[[socket.SocketType], bool]
     )
 
 
-def new_mark() -> int:
+def new_mark(taken: Container[int]) -> int:
     """Returns a mark for the connections of one handle: their TCP_USER_TIMEOUT in ms, a little more than 15 s.
 
-    If a process makes more than 999 handles, two of them may have the same mark.
+    If all 999 are taken, two handles have the same mark.
     """
-    return _USER_TIMEOUT_MS + 1 + next(_marks) % 999
+    numbers = (_USER_TIMEOUT_MS + 1 + next(_marks) % _NUM_MARKS for _ in range(_NUM_MARKS))
+    return next((one for one in numbers if one not in taken), _USER_TIMEOUT_MS + 1)
 
 
 def is_stuck(peers: frozenset[tuple[str, int]], mark: int) -> Callable[[socket.SocketType], bool]:
@@ -233,6 +234,7 @@ def peer_in(text: str) -> tuple[str, int] | None:
 
 
 _USER_TIMEOUT_MS = 15_000
+_NUM_MARKS = 999
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _marks = itertools.count()
 
