@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,8 @@ import relive
 from relive import errors
 from relive.fleet import ShardOwner, attach
 from relive.service.client import link as link_of
+from relive.service.client.connection import Connection
+from relive.service.client.exchange import _NoStream
 from relive.service.wire.sockets import is_stuck, tcp_sockets
 
 pytestmark = needs_shared_memory
@@ -59,8 +62,9 @@ CALLS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", CALLS)
-def test_a_call_ends_whose_streams_open_behind_an_upload(uplinks: Any, what: str) -> None:
+@pytest.fixture
+def uploading(uplinks: Any) -> Iterator[Any]:
+    """The table, the connection to its first shard, and a call that sends to that shard for hours."""
     table, links = uplinks
     writer = table.writer(shard=0)
     writer.append(x=1)
@@ -70,12 +74,21 @@ def test_a_call_ends_whose_streams_open_behind_an_upload(uplinks: Any, what: str
     links[0].trickles = True  # the shard is not silent: its link takes a few bytes
     fill(links[0])
     links[0].stall(False)
-    uploading = Doing(lambda: writer.extend(x=BIG, timeout_s=3600.0))
+    upload = Doing(lambda: writer.extend(x=BIG, timeout_s=3600.0))
     until(lambda: any(map(waits, tcp_sockets())))
-    shard._lines._idle.clear()  # the call needs new streams
+    shard._lines._idle.clear()  # a call needs new streams
     for idle in one._idle.values():
         idle.clear()
-    shard.core.timeout_s = 1.5
+    yield table, one, upload
+    links[0].cut()
+    until(lambda: upload.is_over)
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_call_ends_whose_streams_open_behind_an_upload(uploading: Any, what: str) -> None:
+    table, one, _ = uploading
+    for shard in table._fleet.shards:
+        shard.core.timeout_s = 1.5
 
     def call() -> None:
         with contextlib.suppress(errors.ReliveError):
@@ -83,5 +96,33 @@ def test_a_call_ends_whose_streams_open_behind_an_upload(uplinks: Any, what: str
 
     doing = Doing(call)
     until(lambda: doing.is_over)
-    links[0].cut()
-    until(lambda: uploading.is_over)
+
+
+def is_opening(one: Connection) -> bool:
+    """Whether a stream is being opened."""
+    return any(stream._reader is _NoStream for stream in tuple(one._watch._streams))
+
+
+def test_ctrl_c_ends_such_a_call_and_leaves_no_stream(uploading: Any) -> None:
+    table, one, upload = uploading
+    before = set(one.streams())
+
+    def interrupt() -> None:
+        until(lambda: is_opening(one))
+        signal.raise_signal(signal.SIGINT)
+
+    doing = Doing(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        table.sample(4, timeout_s=3600.0)
+    until(lambda: doing.is_over and upload.is_over)
+    assert before.issuperset(one.streams()) and before.issuperset(one._watch._streams) and not one._opening
+
+
+def test_close_ends_such_a_call(uploading: Any) -> None:
+    table, one, upload = uploading
+    doing = Doing(lambda: table.sample(4, timeout_s=3600.0))
+    until(lambda: is_opening(one))
+    table.close()
+    until(lambda: doing.is_over and upload.is_over)
+    assert isinstance(doing.error, errors.TableClosed)
+    assert one.streams() == [] and not one._opening
