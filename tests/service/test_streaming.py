@@ -454,6 +454,20 @@ def test_a_server_that_closes_is_told_once(server: Server, remote: RemoteTable) 
         server._hosted["t"].closing.clear()
 
 
+def test_a_writer_whose_lanes_end_without_a_lost_step_says_so(server: Server, remote: RemoteTable) -> None:
+    writer = remote.writer(streaming=SLOW)
+    writer.append(**step(0, 1))
+    writer.flush()
+    server.close()
+    core: Any = writer._core
+    until(lambda: core._failure is not None)
+    with pytest.raises(
+        errors.Unacknowledged, match="^no step is lost, but the lanes of the writer are cut: "
+    ) as caught:
+        writer.close()
+    assert (caught.value.num_calls, caught.value.num_steps) == (0, 0)
+
+
 @pytest.mark.parametrize("streaming", [None, SLOW], ids=["answered", "streamed"])
 def test_a_call_that_is_too_large_for_a_message_is_refused_and_keeps_its_lanes(
     remote: RemoteTable, streaming: Streaming | None, monkeypatch: pytest.MonkeyPatch

@@ -154,9 +154,8 @@ class Unacknowledged(ReliveError, RuntimeError):
         self.num_calls = num_calls
         self.num_steps = num_steps
         self.reason = reason
-        super().__init__(
-            f"{num_steps} steps of the last {num_calls} calls are not acknowledged and not sent again: {reason}"
-        )
+        lost = f"{num_steps} steps of the last {num_calls} calls are not acknowledged and not sent again"
+        super().__init__(f"{lost if num_calls else 'no step is lost, but the lanes of the writer are cut'}: {reason}")
 
 
 @final
