@@ -12,7 +12,7 @@ from contract.tools import plain_spec
 import relive
 from relive import errors
 from relive.service import RemoteTable, Streaming, connect, serve
-from relive.service.client import connection, remote_core, streamed_core
+from relive.service.client import deadlines, remote_core, streamed_core
 
 LOOPBACK = "grpc://127.0.0.1:0"
 NOT_HELD = Streaming(linger_s=30.0, held_s=0.0)  # a step that the limiter does not let in at once is refused
@@ -21,7 +21,7 @@ NOT_HELD = Streaming(linger_s=30.0, held_s=0.0)  # a step that the limiter does 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second may be too short for an answer, or for new lanes, on a machine that is very busy."""
-    for module in (connection, streamed_core):
+    for module in (deadlines, streamed_core):
         monkeypatch.setattr(module, "MIN_REPLY_S", 60.0)
     for module in (remote_core, streamed_core):
         monkeypatch.setattr(module, "LANES_S", 60.0)

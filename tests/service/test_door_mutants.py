@@ -17,7 +17,7 @@ from contract.tools import plain_spec, prioritized, write_steps
 import relive
 from relive import errors
 from relive.service import ServerOptions, connect, serve
-from relive.service.client import connection
+from relive.service.client import link
 from relive.service.server import keeper
 from relive.service.server.budget import Budget
 from relive.service.server.guard import Permit
@@ -125,7 +125,7 @@ MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Place],
         lambda patch: (
             (
                 patch.setattr(keeper, "keep_alive", _nothing),
-                patch.setattr(connection, "keep_alive_to", _nothing),
+                patch.setattr(link, "keep_alive_to", _nothing),
             )
             and None
         ),

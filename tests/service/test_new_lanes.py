@@ -15,7 +15,7 @@ from contract.tools import plain_spec, step
 import relive
 from relive import errors
 from relive.service import Streaming, connect, serve
-from relive.service.client import connection, remote_core, remote_writer, streamed_core
+from relive.service.client import deadlines, remote_core, remote_writer, streamed_core
 from relive.service.client.streamed_core import StreamedWriterCore
 from relive.service.server.write_session import WriteSession
 from service.gates import until
@@ -51,7 +51,7 @@ def test_calls_wait_once_for_new_lanes_and_never_past_their_deadline(monkeypatch
         assert sum(seconds > 0.0 for seconds in waits) == 1 and max(waits) <= 1.0
         assert cutoffs[2] <= 599.5 and cutoffs[3:] == [600.0, 600.0]  # the wait is a part of the call's time
         monkeypatch.setattr(remote_writer, "CLOSE_S", 0.0)
-        monkeypatch.setattr(connection, "MIN_REPLY_S", 0.1)
+        monkeypatch.setattr(deadlines, "MIN_REPLY_S", 0.1)
         fails(writer.close, errors.DeadlineExceeded)
 
 

@@ -20,7 +20,8 @@ import relive
 from relive import errors
 from relive.service import Streaming, connect, serve
 from relive.service.client import batches as ahead
-from relive.service.client import connection, exchange
+from relive.service.client import exchange
+from relive.service.client import link as link_of
 from relive.service.client.exchange import Exchange, Watch
 from relive.service.server.sessions import HoldSession
 from relive.service.wire.sockets import heard_s, moved_s
@@ -112,7 +113,7 @@ def test_a_streaming_writer_waits_while_its_bytes_move(table: relive.Table, monk
         asked.append(moves[0])
         return moves[0]
 
-    monkeypatch.setattr(connection, "moved_s", moved)
+    monkeypatch.setattr(link_of, "moved_s", moved)
     with serve({"t": table}, LOOPBACK) as server, Proxy(int(server.address.rpartition(":")[2])) as link:
         with connect(link.address + "/t", timeout_s=1.0) as remote:
             writer = remote.writer(streaming=Streaming())

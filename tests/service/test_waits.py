@@ -22,8 +22,8 @@ from contract.tools import plain_spec, step, write_steps
 import relive
 from relive import errors
 from relive.service import connect, serve
+from relive.service.client import asking, deadlines, remote_parameters, remote_writer
 from relive.service.client import connection as calls
-from relive.service.client import remote_parameters, remote_writer
 from relive.service.client.exchange import Exchange
 from relive.service.parameters.sets import publication_of
 from relive.service.wire import framing
@@ -46,7 +46,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (calls, remote_parameters, remote_writer):
+    for module in (calls, asking, deadlines, remote_parameters, remote_writer):
         monkeypatch.setattr(module, "time", made)
     return made
 
