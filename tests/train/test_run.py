@@ -145,6 +145,9 @@ def test_train_refuses_what_it_cannot_do(tmp_path: Path) -> None:
         train(None, tmp_path / "none", resume=True)
     with pytest.raises(InvalidConfig):
         train(None, tmp_path / "none")
+    with pytest.raises(InvalidConfig, match="stop_when: expected a function"):
+        train(preset("dqn", "CartPole-v1"), tmp_path / "none", stop_when=5)  # type: ignore[arg-type]
+    assert not (tmp_path / "none").exists()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InvalidConfig):
         train(preset("dqn", "CartPole-v1"), tmp_path)

@@ -298,6 +298,9 @@ def test_what_the_model_does_not_know_is_not_tried() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
+    for config in (None, {}, "CartPole-v1"):
+        with pytest.raises(InvalidConfig, match="config: expected a TrainConfig"):
+            tune(config)  # type: ignore[arg-type]
     for budget_s in (0, -1.0, float("nan"), float("inf"), True, "60"):
         with pytest.raises(InvalidConfig):
             tune(small(), budget_s=budget_s)  # type: ignore[arg-type]

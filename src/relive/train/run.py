@@ -101,8 +101,8 @@ def train(
             wrote; another run uses it, or lies in it or above it; a resumed run has an environment with other spaces,
             or a table of other items; the address is taken; a file of the server cannot be used; the table cannot hold
             replay.min_size items; the agent cannot act in the environment; wandb has no login; a program without the
-            guard calls it in a process of the run; or the run starts processes, and this process is a daemon of
-            multiprocessing, which may start none. A refused run leaves no directory.
+            guard calls it in a process of the run; stop_when is no function; or the run starts processes, and this
+            process is a daemon of multiprocessing, which may start none. A refused run leaves no directory.
         StorageFull: /dev/shm is too small for the table. Making the table may raise other errors, too.
         MissingPackage: An option needs an extra that is not installed.
         NonFiniteLoss: Learning has led to nan or infinity. The last good checkpoint stays.
@@ -120,6 +120,8 @@ def train(
     """
     _check_guard()
     began_s = time.monotonic()
+    if not callable(stop_when):
+        raise InvalidConfig("stop_when", "a function of the environment steps and the updates", stop_when)
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
     _check_daemon(config)

@@ -253,14 +253,14 @@ def tune(
         The choice, with all measurements and predictions.
 
     Raises:
-        InvalidConfig: The budget is not positive and finite; the run has several hosts or a cluster; a launcher
-            started several processes (WORLD_SIZE); the agent cannot act in the environment; or the table cannot hold
-            replay.min_size items with any setting.
+        InvalidConfig: An argument is out of range; the run has several hosts or a cluster; a launcher started several
+            processes (WORLD_SIZE); the agent cannot act in the environment; or no setting's table holds min_size items.
         EnvironmentRaised: The environment raised an error.
         ActorsKeepDying: An actor died or does not answer.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came, in the main thread.
         Exception: Any error of `train`.
     """
+    require(isinstance(config, TrainConfig), "config", "a TrainConfig, such as preset(agent, env_id)", config)
     is_number = isinstance(budget_s, (int, float)) and not isinstance(budget_s, bool)
     require(is_number and 0 < budget_s < math.inf, "budget_s", "seconds > 0, finite", budget_s)
     more_cores = _checked_cores(more_cores)
