@@ -220,7 +220,10 @@ def test_bad_fleets_are_refused() -> None:
         {"port": 65_535},
         {"num_cpus": -1.0},
         {"resources": ["gpu"]},
+        {"num_cpus": 1e-9},
         {"resources": {"memory": -1.0}},
+        {"resources": {"GPU": 1.0}},
+        {"resources": {"x": 1e-9}},
         {"resources": {"": 1.0}},  # Ray ends the process for this one, and for the next three
         {"resources": {"\n": 1.0}},
         {"resources": {"a b\n": 1.0}},

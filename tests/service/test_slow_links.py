@@ -25,6 +25,7 @@ from relive.service.client import link as link_of
 from relive.service.client.connection import Connection
 from relive.service.client.exchange import Exchange, Watch
 from relive.service.client.link import Link
+from relive.service.client.remote_writer import SyncWriterCore
 from relive.service.wire.access import OPEN
 from relive.service.wire.sockets import cut, is_stuck, new_mark, peer_of, tcp_sockets
 from service.gates import until
@@ -184,6 +185,47 @@ def test_close_ends_a_message_that_another_thread_sends(link: Proxy) -> None:
     until(lambda: not watch._thread.is_alive())
     writer.close()
     link.stall(False)
+
+
+def test_a_call_whose_connection_ends_with_a_writer_that_closes_says_that_the_table_is_closed(
+    link: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = connect(link.address + "/t", timeout_s=1000.0)
+    writer, one = remote.writer(), remote.core.connection
+    doing = Doing(lambda: remote.sample(1))
+    until(lambda: any(stream.is_in_use for stream in one.streams()))
+
+    def takes_the_connection(core: Any, ends: float) -> None:
+        link.cut()
+        until(lambda: doing.is_over)
+
+    monkeypatch.setattr(SyncWriterCore, "close_by", takes_the_connection)
+    remote.close()
+    assert isinstance(doing.error, errors.TableClosed)
+    monkeypatch.undo()
+    writer.close()
+
+
+def test_the_addresses_of_a_server_are_those_of_the_last_time_it_was_reached(
+    link: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, port = [frozenset[tuple[str, int]]()], link.port
+    monkeypatch.setattr(link_of, "peers_of", lambda location: found[0])
+    with connect(link.address + "/t", timeout_s=20.0) as remote:
+        one = remote.core.connection
+        assert not one.link.addresses(), "a name server that was gone"
+        for host in ("127.0.0.1", "127.0.0.2"):
+            found[0] = frozenset({(host, port)})
+            link.cut()
+            until(lambda: not any(stream.is_in_use for stream in one.streams()))
+            with contextlib.suppress(errors.ServiceUnavailable):
+                len(remote)
+            assert len(remote) == 0 and one.link.addresses() == found[0]
+        found[0] = frozenset()
+        link.cut()
+        with contextlib.suppress(errors.ServiceUnavailable):
+            len(remote)
+        assert len(remote) == 0 and one.link.addresses() == {("127.0.0.2", port)}
 
 
 @pytest.mark.parametrize("ends_by", ["deadline", "close", "Ctrl-C"])

@@ -20,7 +20,8 @@ from relive.service.wire.door import Door
 __all__ = ["FleetConfig", "ShardReport", "load_config"]
 
 DEFAULT_PORT = 7170
-_OF_RAY = ("memory", "object_store_memory")  # resources that Ray gives to no actor in this way
+_OF_RAY = ("CPU", "GPU", "memory", "object_store_memory")  # resources that Ray gives to no actor in this way
+_LEAST = 0.0001  # of a resource that Ray counts
 _OPTIONS = ("name", "num_shards", "port", "num_cpus", "resources", "table", *DOOR_OPTIONS)
 
 
@@ -36,7 +37,8 @@ class FleetConfig:
         port: shard n is served at port + n of its node. 0: a free port, which changes after a restart, so handles of
             other hosts must attach again. Default 7170.
         num_cpus: CPUs that Ray reserves for each shard. Default 1.
-        resources: further resources that Ray reserves for each shard, {name: amount}. A name is printable text.
+        resources: further resources that Ray reserves for each shard, {name: amount}. A name is printable text, and no
+            resource of every node, such as GPU or memory. An amount is 0, or at least 0.0001.
         door: the clients that may connect to the shards. Its files are paths, which every node must have. None: the
             shards are open, which nodes beyond loopback refuse.
 
@@ -60,14 +62,14 @@ class FleetConfig:
         if not isinstance(self.table, TableConfig):
             raise InvalidConfig("table of a fleet", "a TableConfig", self.table)
         integer("port", self.port, 0, 65_536 - self.num_shards)
-        finite("num_cpus", self.num_cpus, 0.0)
+        _check_amount("num_cpus", self.num_cpus)
         if not isinstance(self.resources, Mapping):
             raise InvalidConfig("resources", "{name: amount}", self.resources)
         for name, amount in self.resources.items():
             if not is_name(name, MAX_NAME_BYTES) or name in _OF_RAY:  # Ray ends the process, or the node, for some
                 expected = f"1 to {MAX_NAME_BYTES} bytes of printable text, and none of {', '.join(_OF_RAY)}"
                 raise InvalidConfig("name of one of the resources", expected, name)
-            finite(f"resources[{name!r}]", amount, 0.0)
+            _check_amount(f"resources[{name!r}]", amount)
         if self.door is not None and not isinstance(self.door, Door):
             raise InvalidConfig("door of a fleet", "a Door, or None", self.door)
 
@@ -79,6 +81,12 @@ class FleetConfig:
     def bundle(self) -> dict[str, float]:
         """The resources that Ray reserves for a shard. A bundle must not be empty."""
         return {"CPU": float(self.num_cpus) or 0.001, **self.resources}
+
+
+def _check_amount(what: str, amount: float) -> None:
+    """Raises InvalidConfig for an amount of a resource that Ray would refuse at the start."""
+    if 0.0 < finite(what, amount, 0.0) < _LEAST:
+        raise InvalidConfig(what, f"0, or at least {_LEAST}", amount)
 
 
 @final

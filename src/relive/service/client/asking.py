@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from relive.errors import ServiceUnavailable
+from relive.errors import ServiceUnavailable, TableClosed
 from relive.service.client.connection import Connection
 from relive.service.client.deadlines import server_wait
 from relive.service.client.exchange import StreamBroken
@@ -115,7 +115,9 @@ class Asking:
     def _note_broken(self, problem: BaseException) -> None:
         """Returns if the call may be sent again; open() raises at `ends`. Else raises the error of the stream."""
         error = self._connection.broken(self._stream, problem, self._asked)
-        if self._op not in _LOOKS or self._stream.expired or self._connection.closed:
+        if self._connection.is_closing:  # an upload of a writer that ends may take the connection with it
+            error = TableClosed()
+        if self._op not in _LOOKS or self._stream.expired or isinstance(error, TableClosed):
             if self._op == "create" and isinstance(error, ServiceUnavailable):
                 error.tell_items(np.zeros(0, np.int64), self._count, self._count)
             raise error from None

@@ -96,6 +96,7 @@ class Connection:
         self._watch = Watch(self, self.link.heard_s, self.link.moved_s, partial(_cut, weakref.ref(self)))
         self._memory = BatchMemory()
         self.closed = False
+        self.is_closing = False  # whether the handle closes its writers, and then this connection
         self.is_foreign = False  # whether this process is a forked child: the streams then belong to the parent
         _open.add(self)
 

@@ -69,13 +69,14 @@ class Link:
             self._client = None
 
     def keep_alive(self) -> None:
-        """Sets the options of TCP on the connections of the client, once."""
+        """Sets the options of TCP on the connections of the client, once: it has reached the server."""
         if not self._keeps_alive:
             self._keeps_alive = True
+            self._peers = peers_of(self.location) or self._peers  # a name may mean another machine by now
             keep_alive_to(self.addresses())
 
     def addresses(self) -> frozenset[tuple[str, int]]:
-        """Returns the addresses of the server."""
+        """Returns the addresses of the server, as they were when a client reached it last."""
         if self._peers is None:
             self._peers = peers_of(self.location)
         return self._peers

@@ -252,6 +252,7 @@ class RemoteCore(SimpleCalls):
         failure: Unacknowledged | None = None
         if not self.connection.closed:
             ends = cutoff(min(self.timeout_s, CLOSE_S))
+            self.connection.is_closing = True
             try:
                 for reference in list(self._writers):
                     try:

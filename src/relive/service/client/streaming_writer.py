@@ -36,8 +36,9 @@ class StreamingWriter(Closing):
 
     - Some errors are known only to the server: SeamMismatch, MissingNext, a full table, a deadline of the limiter, a
       server that is gone. A later call raises such an error as Unacknowledged.
-    - After Unacknowledged, the steps before the failed step are stored. The failed step and all steps sent after it
-      are not stored, and are not sent again. The call that raises it stores nothing of its own: call again.
+    - After Unacknowledged, the steps before the failed step are stored. The failed step and all steps after it are not
+      sent again. They are not stored if the server refused the step. If the link broke, or the server was silent, the
+      server may store those that were sent. The call that raises it stores nothing of its own: call again.
     - The writer is then usable again, on new lanes, also if the server refused a step of one lane alone: the lost steps
       would be a hole in the episodes. The server cuts all old lanes before the writer's next step is stored, if the old
       link works or has ended. It notices a link that is lost without an end within about 20 s, and then cuts the old
