@@ -21,13 +21,20 @@ MAX_EPISODE_STEPS = 2_500  # MinAtar has no limit, and a policy can keep a ball 
 def make_env(env: str) -> gymnasium.Env[Any, Any]:
     """Makes an environment. An id that begins with `MinAtar/` registers the games of MinAtar in this process first.
 
-    Without the environment's package the program ends with the command.
+    Without the environment's package the program ends with the command. It ends with a sentence if there is no such
+    environment, or if its observations are neither vectors nor images.
     """
     if not env.startswith("MinAtar/"):
         try:
-            return gymnasium.make(env)
+            made = gymnasium.make(env)
         except gymnasium.error.DependencyNotInstalled as error:
             raise SystemExit(f"{env} lacks a package: {error}. Run: pip install '.[examples]'") from None
+        except gymnasium.error.Error as error:
+            raise SystemExit(f"{env} cannot be made: {error}") from None
+        space = made.observation_space
+        if not (isinstance(space, gymnasium.spaces.Box) and len(space.shape) in (1, 3)):
+            raise SystemExit(f"{env} has observations {space}. This example needs vectors, or images of three axes.")
+        return made
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # MinAtar warns that it cannot draw without seaborn
     try:

@@ -73,6 +73,15 @@ def test_a_missing_package_ends_the_program_with_the_command(monkeypatch: pytest
     importlib.import_module("environments").make_env("CartPole-v1").close()
 
 
+@pytest.mark.parametrize("env, says", [("CartPol-v1", "Did you mean"), ("FrozenLake-v1", "observations Discrete")])
+@pytest.mark.parametrize("example", ["c51_iqn", "impala", "sac"])
+def test_an_environment_that_does_not_fit_ends_the_program_with_a_sentence(
+    example: str, env: str, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match=f"^{env} .*{says}"):
+        importlib.import_module(example).main(["--env", env, "--no-bar", "--run-dir", str(tmp_path)])
+
+
 def test_the_body_takes_images_and_vectors_with_any_leading_axes() -> None:
     import torch
     from gymnasium.spaces import Box
