@@ -349,7 +349,7 @@ def reserved(name: str) -> Any:
     fleets.stop(name)
     told["again"] = [report.state for report in fleets.start(config(name))]
     fleets.stop(name)
-    told["refused by ray"] = error_of(lambda: fleets.start(config(name, resources={"CPU": 1.0}), 10.0))
+    told["refused by ray"] = error_of(lambda: fleets.start(config(name, resources={"bundle": 1.0}), 10.0))
     told["left"] = error_of(lambda: fleets.stop(name))
     assert ray.is_initialized()
     return told

@@ -122,6 +122,7 @@ def test_threads_join_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setattr(cluster_of_process, "_found", lambda _: "127.0.0.1:6379")
     monkeypatch.setattr(cluster_of_process, "_check_reached", lambda *_: None)
+    monkeypatch.setattr(cluster_of_process, "_check_node_here", lambda *_: None)
     first = threading.Thread(target=join, args=(None, Wait(60.0)))
     first.start()
     assert joins.wait(60.0)

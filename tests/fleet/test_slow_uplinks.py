@@ -21,7 +21,7 @@ from service.test_slow_links import BIG, BUFFER, Doing, fill
 import relive
 from relive import errors
 from relive.fleet import ShardOwner, attach
-from relive.service.client import link as link_of
+from relive.service.client import connection as connection_of
 from relive.service.client.connection import Connection
 from relive.service.client.exchange import _NoStream
 from relive.service.wire.sockets import is_stuck, tcp_sockets
@@ -33,7 +33,7 @@ pytestmark = needs_shared_memory
 def uplinks(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A table over two served shards with 10 steps each, and the links to them, which the system leaves alone."""
     marks = itertools.count(90_000)
-    monkeypatch.setattr(link_of, "new_mark", lambda taken: next(marks))
+    monkeypatch.setattr(connection_of, "new_mark", lambda taken: next(marks))
     spec = relive.StepSpec({"x": relive.ArraySpec((), "int64")})
     opened: list[Any] = []
     links, addresses = list[Proxy](), list[str]()

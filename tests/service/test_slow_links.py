@@ -21,12 +21,11 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 import relive
 from relive import errors
 from relive.service import RemoteTable, Server, Streaming, connect, serve
+from relive.service.client import connection as connection_of
 from relive.service.client import link as link_of
 from relive.service.client.connection import Connection
 from relive.service.client.exchange import Exchange, Watch
-from relive.service.client.link import Link
 from relive.service.client.remote_writer import SyncWriterCore
-from relive.service.wire.access import OPEN
 from relive.service.wire.sockets import cut, is_stuck, new_mark, peer_of, tcp_sockets
 from service.gates import until
 from service.proxy import Proxy
@@ -53,7 +52,7 @@ def server(table: relive.Table) -> Iterator[Server]:
 def link(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A link with small buffers. The system ends a connection that is full for 90 s, later than until() fails."""
     marks = itertools.count(90_000)
-    monkeypatch.setattr(link_of, "new_mark", lambda taken: next(marks))
+    monkeypatch.setattr(connection_of, "new_mark", lambda taken: next(marks))
     with Proxy(int(server.address.rpartition(":")[2]), BUFFER) as one:
         yield one
 
@@ -308,9 +307,34 @@ def test_a_write_that_waits_for_the_room_of_a_server_costs_no_connection() -> No
             assert link.num_connections == 1
 
 
-def test_an_open_handle_keeps_its_mark_to_itself() -> None:
-    kept = Link(LOOPBACK, OPEN)
-    assert all(Link(LOOPBACK, OPEN).mark != kept.mark for _ in range(1500))
+def test_a_full_connection_is_known(link: Proxy) -> None:
+    with connect(link.address + "/t", timeout_s=1000.0) as remote:
+        writer, one = remote.writer(), remote.core.connection
+        writer.append(x=1)
+        assert not one.link.is_full()
+        fill(link)
+        doing = Doing(lambda: writer.extend(x=BIG))
+        until(one.link.is_full)
+        with pytest.raises(errors.ServiceUnavailable):
+            one.check_time(time.monotonic())
+        one.check_time(time.monotonic() + 60.0)
+        link.stall(False)
+        until(lambda: doing.is_over)
+        until(lambda: not one.link.is_full())
+        one.check_time(time.monotonic())
+
+
+def test_open_handles_have_different_marks(server: Server) -> None:
+    with connect(server.address + "/t") as kept:
+        marks = set()
+        for _ in range(1001):
+            one = Connection(server.address + "/t", None)
+            marks.add(one.link.mark)
+            one.close()
+        assert kept.core.connection.link.mark not in marks and len(marks) == 998
+
+
+def test_a_mark_that_is_taken_goes_to_no_other_handle() -> None:
     every = range(15_001, 16_000)
     assert all(new_mark(set(every) - {one}) == one for one in (15_001, 15_444, 15_999))
     assert new_mark(every) in every

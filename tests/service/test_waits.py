@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -234,3 +235,17 @@ def test_a_kept_error_of_connect_that_the_server_sent_keeps_no_stream(monkeypatc
         finally:
             gc.enable()
     assert streams and kept.value.__traceback__ is not None
+
+
+def test_a_server_that_drains_is_told_also_if_the_pause_before_the_next_try_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Mock(monotonic=lambda: time.monotonic() + ahead[0], sleep=lambda seconds: ahead.__setitem__(0, 60.0))
+    ahead = [0.0]
+    with relive.Table(plain_spec(), 100) as table, serve({"table": table}, "grpc://127.0.0.1:0") as server:
+        with connect(server.address + "/table", timeout_s=20.0) as remote:
+            server.drain()
+            monkeypatch.setattr(calls, "time", clock)
+            with pytest.raises(errors.Draining):
+                remote.core.connection.open("call", {}, clock.monotonic() + 20.0)
+            assert ahead == [60.0]

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from relive.config.kinds import SamplerKind
 from relive.core.late_rows import check_twice
+from relive.core.one_call import OneCall
 from relive.errors import AlreadyCompleted, DeadlineExceeded, InvalidPriority, ReliveError, TableClosed, from_core
 from relive.fleet.draws.mixing import Outputs, are_ragged, empty, end_to_end, scatter
 from relive.fleet.draws.pace import Pace
@@ -147,6 +148,7 @@ class Calls:
         if len(self._shards) == 1 and (not len(keys) or self._shards[0].is_live):
             with contextlib.suppress(Missed):
                 return self._shards[0].gather(parts[0], keys, out)
+            places = np.full(len(keys), -1)  # the call has had its time
         present = np.zeros(len(keys), np.bool_)
         due = (
             (self._shards[at], mine, partial(self._shards[at].ask_gather, parts[at], keys[mine]))
@@ -253,13 +255,14 @@ class Calls:
         told: list[_Told] = []
         refusals: list[ReliveError] = []
         wanted = list(due)
-        self._shards.prepare([shard for shard, _, _ in wanted])
         try:
-            for shard, mine, ask in wanted:
-                try:
-                    asked.append((shard, mine, ask()))
-                except Missed as missed:
-                    self._leave_out(missed, must_answer)
+            with OneCall():
+                self._shards.prepare([shard for shard, _, _ in wanted])
+                for shard, mine, ask in wanted:
+                    try:
+                        asked.append((shard, mine, ask()))
+                    except Missed as missed:
+                        self._leave_out(missed, must_answer)
             while asked:
                 shard, mine, answer = asked[0]
                 try:

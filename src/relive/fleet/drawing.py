@@ -15,6 +15,7 @@ from relive._core import random_base
 from relive.checks.values import integer
 from relive.config.limiters import MinSize
 from relive.core.forks import renewed_in_children
+from relive.core.one_call import OneCall
 from relive.core.request import DrawRequest
 from relive.core.turns import take
 from relive.errors import DeadlineExceeded, ServiceUnavailable, TableClosed
@@ -24,7 +25,7 @@ from relive.fleet.draws.mixing import mixed
 from relive.fleet.draws.pace import Pace, Wait, check_distinct, check_uses
 from relive.fleet.draws.placement import Roots, place, shared_point, within
 from relive.fleet.errors import NotOverShards
-from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shards, Short
+from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shards, Short, give_back
 
 __all__ = ["Begun", "Drawing", "Drawn"]
 
@@ -222,8 +223,7 @@ class Drawing:
 
     def abandon(self, begun: Begun) -> None:
         """Gives a draw back that was begun, with its number."""
-        for part in reversed(begun.parts.held if begun.parts is not None else []):
-            part.give_back()
+        give_back(begun.parts.held if begun.parts is not None else [])
         self._return_number(begun.making.call)
 
     def flush(self) -> None:
@@ -314,8 +314,9 @@ class Drawing:
             if len(drawn.held) > 1:
                 for part in drawn.held:
                     part.check()
-            for part in drawn.held:
-                part.ask_commit()
+            with OneCall():
+                for part in drawn.held:
+                    part.ask_commit()
             for part in drawn.held:
                 part.commit()
         except ServiceUnavailable:
@@ -329,8 +330,7 @@ class Drawing:
 
     def give_back(self, drawn: Drawn) -> None:
         """Gives the draw back: its items, its uses and the numbers of draws."""
-        for part in reversed(drawn.held):
-            part.give_back()
+        give_back(drawn.held)
         self._return_number(drawn.call)
 
     def _return_number(self, call: int) -> None:
@@ -447,21 +447,21 @@ class Drawing:
                 except Missed:
                     return 0
         finally:
-            for part in reversed(held):
-                part.give_back()
+            give_back(held)
         return found
 
     def _ask(self, making: _Making, counts: list[int], shares: Sequence[float]) -> _Parts:
         """Asks each shard for its number of items, before the first wait for an answer. Raises Missed."""
         held, places = list[Part](), [at for at, count in enumerate(counts) if count]
         try:
-            if not making.turns:  # else there are streams
-                self._shards.prepare([self._shards[at] for at in places], making.wait.arrives_s)
-            for at in places:
-                held.append(self._shards[at].begin(self._asked(making, at, counts[at])))
-        except BaseException:
-            for part in reversed(held):
-                part.give_back()
+            with OneCall():
+                asked = [self._asked(making, at, counts[at]) for at in places]  # with the time from now on
+                if not making.turns:  # else there are streams
+                    self._shards.prepare([self._shards[at] for at in places], making.wait.arrives_s)
+                for at, one in zip(places, asked, strict=True):
+                    held.append(self._shards[at].begin(one))
+        except BaseException as problem:
+            give_back(held, waits=isinstance(problem, Exception))
             raise
         return _Parts(held, places, shares)
 
@@ -473,9 +473,8 @@ class Drawing:
         try:
             for at, part in zip(asked.places, held, strict=True):
                 parts.append((*part.take(), 1.0 if is_certain else asked.shares[at]))
-        except BaseException:
-            for part in reversed(held):
-                part.give_back()
+        except BaseException as problem:
+            give_back(held, waits=isinstance(problem, Exception))
             raise
         if len(parts) == 1:
             arrays, keys, masses, share = parts[0]

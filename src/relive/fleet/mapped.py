@@ -349,7 +349,7 @@ class _MappedPart:
         if self._hold is not None:
             self._hold.commit(self._asked.is_read)
 
-    def give_back(self) -> None:
+    def give_back(self, ends: float = math.inf) -> None:
         if self._number is None:
             return
         if self._hold is not None:

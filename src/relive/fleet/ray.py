@@ -7,8 +7,8 @@ Protocol:
 
 - A placement group `relive/NAME`, STRICT_SPREAD, has a bundle for each shard. The actor `relive/NAME/NUMBER`
   (namespace `relive`) runs in the bundle. Group and actors are detached, so they outlive the process that started them.
-- The placement group is made first and removed last: it is the fleet's name. A fleet whose start() waits for nodes, or
-  was killed while it did, has a group and no actors.
+- The placement group is made first and removed last: it is the fleet's name. A fleet has a group and no actors while
+  its start() waits for nodes, and after a start() or stop() that was killed in its middle.
 - A fleet is stopped in four steps: all actors are asked to end, all actors are killed, a task in the bundle of each
   shard removes memory that its actor left, and the group is removed. A start() that fails takes the same steps, and
   removes only memory that its own actors made.
@@ -53,7 +53,7 @@ _CONNECT_S = 30.0
 _CLOSE_S = 5.0  # for actors that are asked to end: a healthy one answers in milliseconds
 _STOP_S = 60.0  # a task on a busy node takes seconds to start
 _UNDO_S = 15.0  # the same for a start() that failed
-_WAITS = "start() waits for nodes, or was ended while it did; stop the fleet, and start it again"
+_WAITS = "start() waits for nodes, or start() or stop() was ended in its middle; stop the fleet, and start it again"
 _SILENT = "it has not answered yet"
 _STOPPED = "the fleet was stopped while start() waited for it"
 _GONE = "its actor was ended; stop the fleet (--keep leaves its memory), and start it again"
@@ -322,7 +322,8 @@ def stop(name: str, keeps_memory: bool = False, address: str | None = None, time
 
     Raises:
         NoSuchFleet: no fleet of this name runs.
-        FleetLeft: a shard still has an owner, or memory that was to be removed.
+        FleetLeft: a shard still has an owner, or memory that was to be removed; also a shard whose node is out of Ray,
+            because the machine may live on with the memory.
         DeadlineExceeded: the head of the cluster did not answer in time.
 
     Blocks:
@@ -367,29 +368,36 @@ def _kill(actors: Mapping[int, Any], removes: Removes, wait: Wait) -> None:
 def _not_ended(name: str, group: Any, removes: Removes, wait: Wait) -> list[int]:
     """Ends all shards on their nodes, whatever their actors do. Returns the shards for which this failed.
 
-    Bundles that have no node have no memory. A start() that failed may have met the shard of another cluster. It kills
-    no process, and waits shortly.
+    A bundle without a node has no memory if the group was never placed. Otherwise its node is out of Ray, and nothing
+    can be removed there. A start() that failed may have met the shard of another cluster. It kills no process, and
+    waits shortly.
     """
-    is_undo = removes == "new"
+    is_undo, lost = removes == "new", list[int]()
     how = (removes == "all", min(wait.left_s, _CLOSE_S if is_undo else FOREVER_S), None if is_undo else _ACTOR)
 
     def begun() -> dict[Any, int]:
-        tasks = {}
-        placed = placement_group_table(group).get("bundles_to_node_id", {})
-        for number in (int(bundle) for bundle, node in placed.items() if node):
+        tasks, told = {}, placement_group_table(group)
+        placed = {int(bundle): node for bundle, node in told.get("bundles_to_node_id", {}).items()}
+        if removes == "all" and told.get("state") == "RESCHEDULING":  # it was placed once
+            lost.extend(number for number, node in placed.items() if not node)
+        for number in (number for number, node in placed.items() if node):
             where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
             made = ray.remote(end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
             tasks[made.remote(f"{name}-{number}", *how)] = number
         return tasks
 
     tasks = ask(wait, begun)
-    done = ray.wait(list(tasks), num_returns=len(tasks), timeout=min(wait.left_s, FOREVER_S))[0] if tasks else []
+    done, left = list[Any](), list(tasks)
+    while left:
+        done, left = ray.wait(list(tasks), num_returns=len(tasks), timeout=min(wait.left_s, _ASK_S))
+        if wait.is_over or (left and not _stands(group, wait)):  # without the group they never run
+            break
     ended = set()
     for task in done:
         with suppress(RayError):
             if ray.get(task):
                 ended.add(tasks[task])
-    return sorted(set(tasks.values()) - ended)
+    return sorted({*lost, *tasks.values()} - ended)
 
 
 def _group(name: str, wait: Wait) -> Any:

@@ -15,6 +15,7 @@ from relive.config.table_config import TableConfig
 from relive.errors import InvalidConfig
 from relive.fleet.draws.placement import MAX_SHARDS
 from relive.service.config import DOOR_OPTIONS, door_of, read_toml, table_of
+from relive.service.wire.address import is_table_name
 from relive.service.wire.door import Door
 
 __all__ = ["FleetConfig", "ShardReport", "load_config"]
@@ -31,7 +32,7 @@ class FleetConfig:
     """The configuration of a fleet: shards 0 to num_shards - 1, each on its own node.
 
     Args:
-        name: name of the fleet. Shard n lies in SharedMemory(f"{name}-{n}") of its node.
+        name: name of the fleet. Shard n lies in SharedMemory(f"{name}-{n}") of its node, and is served under this name.
         num_shards: number of shards.
         table: the table of each shard. Its capacity is a shard's capacity; its storage is ignored.
         port: shard n is served at port + n of its node. 0: a free port, which changes after a restart, so handles of
@@ -55,8 +56,10 @@ class FleetConfig:
     door: Door | None = None
 
     def __post_init__(self) -> None:
-        if not is_name(self.name, MAX_NAME_BYTES - 5) or "/" in self.name:
-            expected = f"1 to {MAX_NAME_BYTES - 5} bytes of text without '/'"
+        if not is_name(self.name, MAX_NAME_BYTES - 5) or not is_table_name(f"{self.name}-0"):
+            expected = (
+                f"1 to {MAX_NAME_BYTES - 5} bytes of text without '/', '?', '#' and '%' before two hexadecimal digits"
+            )
             raise InvalidConfig("name of a fleet", expected, self.name)
         integer("num_shards", self.num_shards, 1, MAX_SHARDS)
         if not isinstance(self.table, TableConfig):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from relive.checks.values import integer
 from relive.config.index import Index
 from relive.config.table_config import TableConfig
 from relive.core.distinct import distinct
+from relive.core.one_call import OneCall
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import ForeignKey, InvalidConfig, ReliveError, ServiceUnavailable, TableClosed
@@ -154,9 +156,19 @@ class Part(Protocol):
         """
         ...
 
-    def give_back(self) -> None:
-        """Gives the items back with their uses, even if take() was never called."""
+    def give_back(self, ends: float = math.inf) -> None:
+        """Gives the items back with their uses, even if take() was never called.
+
+        ends: until when to wait for an answer that was not taken, a time.monotonic(); 0: not at all.
+        """
         ...
+
+
+def give_back(parts: Sequence[Part], waits: bool = True) -> None:
+    """Gives parts of a draw back, the last one first. Waits for answers on their way: one SILENCE_S for all, or not."""
+    ends = time.monotonic() + SILENCE_S if waits else 0.0
+    for part in reversed(parts):
+        part.give_back(ends)
 
 
 class AskedSave(NamedTuple):
@@ -421,8 +433,9 @@ class Shards:
         if self.closed:
             raise TableClosed()
         asked = self._shards[first::step]
-        self.prepare(asked, left_s)
-        answers = [shard.ask_root(index, left_s) for shard in asked]
+        with OneCall():
+            self.prepare(asked, left_s)
+            answers = [shard.ask_root(index, left_s) for shard in asked]
         return [self.sharings[index].of(answer()) for answer in answers]
 
     def prepare(self, asked: Sequence[Shard], left_s: float | None = None) -> None:
@@ -470,18 +483,28 @@ class Shards:
     def close(self) -> None:
         """Closes the handles of all shards, also if Ctrl-C ends the wait for one of them.
 
-        Waits until the owners have heard what became of draws, or are silent for SILENCE_S.
+        Waits until the owners have heard what became of draws, or are silent for SILENCE_S. Then it waits for the
+        writers of all shards at once, as the close of one table does.
         """
-        with ExitStack() as stack:
+        with OneCall(), ExitStack() as stack:
             for shard in reversed(self._shards):
-                stack.callback(shard.close)
-            try:
-                for wait in [shard.settling() for shard in self._shards]:
-                    wait()
-            except BaseException:  # Ctrl-C: the rest of the close waits for no owner
-                for shard in self._shards:
-                    shard.cut()
-                raise
+                stack.callback(self._or_cut, shard.close)
+            self._or_cut(self._settle)
+
+    def _settle(self) -> None:
+        for wait in [shard.settling() for shard in self._shards]:
+            wait()
+
+    def _or_cut(self, wait: Callable[[], None]) -> None:
+        """Waits. After Ctrl-C the rest of the close waits for no owner."""
+        try:
+            wait()
+        except Exception:
+            raise
+        except BaseException:
+            for shard in self._shards:
+                shard.cut()
+            raise
 
     def _check_saved(self, shard: Shard) -> None:
         saved = TableConfig.shards_in(shard.core.metadata)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import ray
 from ray._private import services
@@ -19,7 +20,7 @@ from ray.exceptions import RayError
 
 from relive.core.ending import start_thread
 from relive.core.turns import take
-from relive.errors import InvalidConfig, ReliveError
+from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import ClusterFailed
 
@@ -110,8 +111,9 @@ def join(address: str | None, wait: Wait) -> None:
         wait: the wait of the call.
 
     Raises:
-        InvalidConfig: no cluster answers at the address, or this process has joined another cluster.
-        DeadlineExceeded: another thread has not joined in time.
+        InvalidConfig: no cluster answers at the address, no node of it answers on this host, or this process has joined
+            another cluster.
+        DeadlineExceeded: another thread has not joined in time, or the head stopped answering.
     """
     if address is not None and not isinstance(address, str):
         raise InvalidConfig(_WHAT, "HOST:PORT, ray://HOST:PORT or None", address)
@@ -136,8 +138,12 @@ def _join(address: str | None, wait: Wait) -> None:
     try:
         found = _found(asked)
         _check_reached(found, min(_REACH_S, wait.left_s))
+        if not found.startswith(_CLIENT):
+            _check_node_here(found, wait)
         with _own_handler_of_sigterm():
             ray.init(address=found, namespace=NAMESPACE, logging_level="error", log_to_driver=False)
+    except DeadlineExceeded:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidConfig(_WHAT, expected, _got(asked, found, reason(error))) from error
 
@@ -208,6 +214,38 @@ def _check_reached(address: str, timeout_s: float) -> None:
             heard += some
     if heard[3:4] != _HTTP2_SETTINGS[3:4] or heard[5:] != _HTTP2_SETTINGS[5:]:
         raise ValueError("no Ray: what listens there does not speak gRPC")
+
+
+def _check_node_here(address: str, wait: Wait) -> None:
+    """Raises ValueError if no node of the cluster runs on this host within _REACH_S, or if that node does not answer.
+
+    Ray waits a minute for a node of this host. If the node hangs, Ray waits longer, and ends the process.
+    """
+    starts = Wait(min(_REACH_S, wait.left_s))
+    while not (nodes := ask(wait, partial(_nodes_here, address))):
+        if nodes is None:
+            return
+        if starts.is_over:
+            raise ValueError(f"no node of it runs on this host; on this host: ray start --address={address}")
+        time.sleep(min(_PAUSE_S, starts.left_s))
+    node = next((one for one in nodes if one.is_head_node), nodes[0])  # as Ray chooses
+    place = f"{node.node_manager_address}:{node.node_manager_port}"
+    try:
+        _check_reached(place, min(_REACH_S, wait.left_s))
+    except (OSError, ValueError):
+        raise ValueError(f"its node of this host does not answer at {place}") from None
+
+
+def _nodes_here(address: str) -> list[Any] | None:
+    """The live nodes of the cluster on this host, as ray.init finds them. None: this Ray finds them in another way."""
+    try:
+        ids = services.find_node_ids()
+        alive = services.GcsNodeInfo.GcsNodeState.ALIVE
+        client = services.GcsClient(address=address)
+        nodes = client.get_all_node_info(timeout=FOREVER_S, state_filter=alive) if ids else {}
+        return [node for number, node in nodes.items() if number.hex() in ids]
+    except (AttributeError, TypeError):
+        return None
 
 
 def _check_joined(address: str) -> None:

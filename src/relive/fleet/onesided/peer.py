@@ -393,7 +393,7 @@ class _PeerPart:
         for part in self._parts:
             part.commit(waits)
 
-    def give_back(self) -> None:
+    def give_back(self, ends: float = math.inf) -> None:
         for part in reversed(self._parts):
             with contextlib.suppress(Missed):
-                part.give_back()
+                part.give_back(ends)

@@ -8,6 +8,7 @@ at the address, the shard is "replaced", because its keys would mean nothing the
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import threading
 import time
@@ -432,7 +433,7 @@ class RemoteShard(Shard):
             with contextlib.suppress(ReliveError):
                 # The streams of a forked child are its parent's.
                 self.core.connection.check_process("a table over shards")
-                asked = self._lines.confirming(time.monotonic() + SILENCE_S)
+                asked = self._lines.confirming(cutoff(SILENCE_S))
 
         def wait() -> None:
             for pending in asked:
@@ -569,15 +570,19 @@ class RemotePart:
     def _gone_back(self) -> ServiceUnavailable:
         return ServiceUnavailable(self._shard.address, 0.0, "the stream that held the batch is over")
 
-    def give_back(self) -> None:
+    def give_back(self, ends: float = math.inf) -> None:
         """Gives the draw back.
 
         Waits a little for an answer that was not taken, because its stream may have other draws in flight. Rows that
         take longer are not waited for: the stream ends, and the owner takes its draws back. The shard stays live then,
-        because the caller waits no longer. A shard that sent no byte is dead, as for a part that is taken.
+        because the caller waits no longer. A shard that sent no byte is dead, as for a part that is taken. If there is
+        no time at all, the stream of a draw that was not asked for ahead ends at once.
         """
+        if not self._is_taken and not ends and isinstance(self._pending, Pending):
+            self._is_taken = True
+            self._pending.drop()
         if not self._is_taken:
-            self._pending.hurry(time.monotonic() + SILENCE_S)
+            self._pending.hurry(min(ends, time.monotonic() + SILENCE_S))
             self._is_taken = True
             with contextlib.suppress(ReliveError):
                 try:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeAlias, final
 from relive.errors import BadMessage
 from relive.service.client.collected import end_when_collected
 from relive.service.client.connection import Connection
-from relive.service.client.exchange import LATE_S, Exchange, StreamBroken
+from relive.service.client.deadlines import LATE_S
+from relive.service.client.exchange import Exchange, StreamBroken
 from relive.service.wire import framing
 
 __all__ = ["Lent", "Line", "Lines", "Pending", "Reply"]
@@ -286,6 +287,7 @@ class Lines:
         Raises ServiceUnavailable, FormatMismatch, TableClosed, ForkedHandle.
         """
         self.connection.check_process("a table over shards")
+        self.connection.check_time(ends, sum(memoryview(part).nbytes for part in body))
         # The request before took the lock of the line that this one waits behind.
         line = behind or self._idle_one() or self.open(ends)[0]
         return self._sent(line, header, ends, body, expects)

@@ -47,6 +47,7 @@ class Asking:
         self._packing = packing
         self._count = count
         self._began = time.monotonic()
+        connection.check_time(ends, len(message))
         self._send()
 
     def take(self, at_once: bool = False) -> Answer:

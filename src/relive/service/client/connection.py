@@ -21,18 +21,21 @@ import pyarrow.flight as flight
 from relive._core import BatchMemory
 from relive.core.ending import at_end
 from relive.errors import BadMessage, Draining, ReliveError, ServiceUnavailable, TableClosed
+from relive.service.client.deadlines import LATE_S
 from relive.service.client.exchange import Exchange, StreamBroken, Watch, unopened
 from relive.service.client.handshakes import handshake_problem, short_reason
 from relive.service.client.link import Link
 from relive.service.wire import framing
 from relive.service.wire.access import OPEN, Access
 from relive.service.wire.address import parse_table
+from relive.service.wire.sockets import new_mark
 from relive.service.wire.transport import all_of, check_process, keep_for_ever, leave_to_parent
 
 __all__ = ["Connection", "close_connections"]
 
 _LEAVE_S = 1.0
 _PAUSES_S = (0.02, 0.5)  # the first and the longest between two tries to reach a server
+_LARGE = 1 << 16  # bytes of a question for which a connection may have no room
 _LAST_TRY_S = 0.05  # the last try begins so long before the deadline
 _SHORT_WAITS = frozenset({"call", "shard"})  # kinds of streams on which silence_s and retries_s count
 
@@ -92,7 +95,7 @@ class Connection:
         self._changed = threading.Lock()
         self._silence_s = silence_s
         self.retries_s = math.inf
-        self.link = Link(location, access)
+        self.link: Link = Link(location, access, new_mark({one.link.mark for one in all_of(_open)}))
         self._watch = Watch(self, self.link.heard_s, self.link.moved_s, partial(_cut, weakref.ref(self)))
         self._memory = BatchMemory()
         self.closed = False
@@ -109,6 +112,18 @@ class Connection:
         """Raises ForkedHandle in a forked child."""
         if self.is_foreign:
             check_process(what)
+
+    def check_time(self, ends: float, num_bytes: int = 0) -> None:
+        """Raises ServiceUnavailable if a question of so many bytes may not be sent until `ends`.
+
+        The time of its call has passed, but for LATE_S, and the connection is full, or the question is large. The end
+        of a write would take longer, and cut the connection.
+        """
+        if self._is_too_late(ends, num_bytes):
+            raise ServiceUnavailable(self.address, 0.0, "no answer in time", True)
+
+    def _is_too_late(self, ends: float, num_bytes: int = 0) -> bool:
+        return ends <= time.monotonic() + LATE_S and (num_bytes > _LARGE or self.link.is_full())
 
     def give(self, stream: Exchange, kind: str = "call") -> None:
         """Makes a stream available to the next call, unless the watch cancelled the stream while the answer came."""
@@ -167,12 +182,15 @@ class Connection:
         opening = self._prepared(kind, opened)
         start = time.monotonic() if opening is None else opening.started
         tries_until = min(ends, start + (self.retries_s if kind in _SHORT_WAITS else math.inf))
-        pause_s = _PAUSES_S[0] / 2
+        pause_s, refusal = _PAUSES_S[0] / 2, None
         while True:
             if self.closed:
                 raise TableClosed()
             if opening is None and (time.monotonic() >= tries_until or not wanted()):
-                raise ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
+                try:
+                    raise refusal or ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
+                finally:
+                    del refusal  # as below
             self.check_process("a remote table")
             is_there = False
             try:
@@ -191,7 +209,9 @@ class Connection:
                 pause_s = _pause(pause_s, tries_until)
                 if not pause_s or not wanted():
                     raise
+                refusal = problem.with_traceback(None)
             except StreamBroken as problem:
+                refusal = None
                 self.link.forget()
                 _raise_handshake_problem(self.address, problem)
                 pause_s = _pause(pause_s, tries_until)
@@ -205,7 +225,7 @@ class Connection:
 
         The beginning waits while the transport is full, until `ends`.
         """
-        if self._idle.get(kind) or kind in self._opening or self.closed or self.is_foreign:
+        if self._idle.get(kind) or kind in self._opening or self.closed or self.is_foreign or self._is_too_late(ends):
             return
         begun: list[Exchange] = []
         try:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 import time
 
-__all__ = ["MIN_REPLY_S", "cutoff", "server_wait"]
+from relive.core.one_call import asked_at
+
+__all__ = ["LATE_S", "MIN_REPLY_S", "cutoff", "server_wait"]
+
+LATE_S = 0.2  # for an answer that arrived during a wait for another server
 
 MIN_REPLY_S = 1.0  # shortest wait for an answer, whatever the deadline: networks have short outages
 
@@ -13,9 +17,11 @@ MIN_REPLY_S = 1.0  # shortest wait for an answer, whatever the deadline: network
 def cutoff(timeout_s: float) -> float:
     """Returns the time.monotonic() at which the client gives up.
 
-    The time lies a little before the deadline, so that the error comes in time.
+    The time lies a little before the deadline, so that the error comes in time. Questions of one call to several
+    servers (OneCall) have one deadline. After it a question has LATE_S.
     """
-    return time.monotonic() + max(timeout_s - 0.1, MIN_REPLY_S)
+    now = time.monotonic()
+    return max(asked_at(now) + max(timeout_s - 0.1, MIN_REPLY_S), now + LATE_S)
 
 
 def server_wait(timeout_s: float) -> float | None:

@@ -20,16 +20,16 @@ import pyarrow.flight as flight
 from relive._core import heard, interrupted, new_buffer
 from relive.core.ending import start_thread
 from relive.errors import BadMessage
+from relive.service.client.deadlines import LATE_S
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 
-__all__ = ["LATE_S", "Exchange", "StreamBroken", "Watch", "unopened"]
+__all__ = ["Exchange", "StreamBroken", "Watch", "unopened"]
 
 StreamBroken = (flight.FlightError, pa.ArrowException, OSError, StopIteration)  # errors of a dead stream
 
 _LOOK_EVERY_S = 0.05
 _ROUNDS_BEFORE_SLEEP = 40
-LATE_S = 0.2  # for an answer that arrived during a wait for another server
 _PAUSE_S = 0.5  # between two looks of the watch: this process was stopped, or had no processor
 _LEAVE_S = 0.5  # from the cancel of a stream until its connection ends, if a thread is still in a write
 _CLOCK_S = 0.05  # the system tells the time of a byte less exactly than this

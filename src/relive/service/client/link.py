@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from typing import Any, final
 
 from relive.service.wire.access import Access
 from relive.service.wire.memory import keep_freed_memory
-from relive.service.wire.sockets import cut, heard_s, is_stuck, keep_alive_to, moved_s, new_mark, peers_of
-from relive.service.wire.transport import all_of, with_few_wakeups
+from relive.service.wire.sockets import cut, heard_s, is_stuck, keep_alive_to, moved_s, peers_of, tcp_sockets
+from relive.service.wire.transport import with_few_wakeups
 
 __all__ = ["Link"]
 
@@ -29,7 +28,6 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 2**31 - 2),
 ]
 _MARK = "grpc.keepalive_timeout_ms"
-_all: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 @final
@@ -40,15 +38,14 @@ class Link:
     them raise nothing: without a free descriptor nothing is known, and nothing is cut.
     """
 
-    def __init__(self, location: str, access: Access) -> None:
+    def __init__(self, location: str, access: Access, mark: int) -> None:
         self.location = location
         self.access = access
-        self.mark: int = new_mark({one.mark for one in all_of(_all)})
+        self.mark = mark
         self._changed = threading.Lock()
         self._client: Any = None
         self._keeps_alive = False  # whether the sockets of this client have the options of TCP
         self._peers: frozenset[tuple[str, int]] | None = None
-        _all.add(self)
 
     def client(self) -> Any:
         """Returns the client, which does not wait for its connection."""
@@ -95,6 +92,12 @@ class Link:
         with contextlib.suppress(OSError):
             return moved_s(self.addresses())
         return None
+
+    def is_full(self) -> bool:
+        """Whether bytes wait until the server has more room for them, as far as is known."""
+        with contextlib.suppress(OSError):
+            return any(map(is_stuck(self.addresses(), self.mark, or_unacked=False), tcp_sockets()))
+        return False
 
     def cut(self) -> bool:
         """Ends the TCP connections over which bytes wait to be sent. Returns whether there was one."""

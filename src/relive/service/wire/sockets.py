@@ -192,14 +192,16 @@ def new_mark(taken: Container[int]) -> int:
     return next((one for one in numbers if one not in taken), _USER_TIMEOUT_MS + 1)
 
 
-def is_stuck(peers: frozenset[tuple[str, int]], mark: int) -> Callable[[socket.SocketType], bool]:
+def is_stuck(
+    peers: frozenset[tuple[str, int]], mark: int, or_unacked: bool = True
+) -> Callable[[socket.SocketType], bool]:
     """Returns a function that says whether a socket is a connection to one of these peers, with this mark, over which
-    bytes wait to be sent or to be acknowledged. The function is false for every socket if the system does not tell.
+    bytes wait to be sent, or_unacked: or to be acknowledged. It is false for every socket if the system does not tell.
     """
 
     def holds(one: socket.SocketType) -> bool:
         state = _state_of(one, peers)
-        if state is None or not (state.num_unsent or state.unacked):
+        if state is None or not (state.num_unsent or (or_unacked and state.unacked)):
             return False
         return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == mark
 
