@@ -14,17 +14,21 @@ from processes.shm import needs_shared_memory
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
 from processes.tools import eventually
+from service.gates import until
 
 from fleet.tools import config_of, fill
 from relive import errors
 from relive.core.one_call import OneCall, asked_at
 from relive.fleet import ShardOwner, attach
-from relive.fleet.remote.shard import RemotePart, RemoteShard
+from relive.fleet.remote.answers import RemoteAnswer
+from relive.fleet.remote.part import RemotePart
+from relive.fleet.remote.shard import RemoteShard
 from relive.fleet.remote.streams import Lines, Pending
 from relive.fleet.shards import Missed
 from relive.service.client import deadlines
 from relive.service.client.asking import Asking
 from relive.service.client.deadlines import LATE_S, cutoff
+from relive.service.client.exchange import Exchange, Watch
 from relive.service.client.link import Link
 from relive.service.client.remote_writer import SyncWriterCore
 
@@ -233,3 +237,115 @@ def test_ctrl_c_in_a_close_waits_for_no_other_shard(served: Any, monkeypatch: py
     assert len(closes) == 1 and all(shard.core.closed for shard in table._fleet.shards)
     for writer in writers:
         writer.close()
+
+
+# ---- a shard that is late is not dead --------------------------------------------------------------------------------
+
+
+def late(shard: Any) -> Missed:
+    return Missed(shard, errors.ServiceUnavailable(shard.address, 1.0, "no answer in time", True))
+
+
+def test_a_root_that_is_late_is_the_last_known_one(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its shard the draw would be of another distribution, and a queue would take more than its size."""
+    table, _ = served()
+    slow, answered = table._fleet.shards[0], RemoteShard.answered
+
+    def is_late(shard: Any, call: Any) -> Any:
+        if shard is slow:
+            raise late(shard)
+        return answered(shard, call)
+
+    known = slow.ask_root(0, 5.0)()
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteShard, "answered", is_late)
+        assert slow.ask_root(0, 5.0)() == known and known.mass > 0.0 and not known.is_dead
+        with pytest.raises(errors.DeadlineExceeded, match="shard 0 are on their way"):
+            table.sample(64, timeout_s=0.0)
+    assert all(shard.is_live for shard in table._fleet.shards)
+    counts = np.bincount(table.sample(300).item_keys >> 51, minlength=NUM_SHARDS)
+    assert counts.min() > 50
+
+
+def test_the_roots_of_a_new_handle_are_known(served: Any) -> None:
+    table, _ = served()
+    assert all(0 in shard._last_root for shard in table._fleet.shards)
+
+
+def test_a_question_that_had_no_time_makes_no_shard_dead(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another shard may have taken the time of the call; an answer may take longer than LATE_S."""
+    table, _ = served()
+    keys = table.draw(64).item_keys
+    receive = Exchange.receive
+
+    def slowly(stream: Any) -> Any:
+        until(lambda: stream.expired)
+        return receive(stream)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deadlines, "asked_at", lambda now: now - 100.0)
+        patch.setattr(Exchange, "receive", slowly)
+        assert not table.gather(keys).present.any()
+    assert all(shard.is_live for shard in table._fleet.shards)
+    assert table.gather(keys).present.all()
+
+
+def test_a_connection_that_its_handle_cuts_makes_no_shard_dead(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, _ = served()
+    connection, take, cuts = table._fleet.shards[0].core.connection, Pending.take, list[None]()
+
+    def breaks(pending: Any, is_last: bool = True) -> Any:
+        if pending._lines.connection is connection and pending._expects is not None and not cuts:
+            cuts.append(None)
+            connection._cut_at = time.monotonic()  # as Connection.cut does
+            pending.line.stream.interrupt()
+        return take(pending, is_last)
+
+    monkeypatch.setattr(Pending, "take", breaks)
+    counts = np.bincount(table.sample(300).item_keys >> 51, minlength=NUM_SHARDS)
+    assert cuts and counts.min() > 50, "asked again, with all shards"
+    assert all(shard.is_live for shard in table._fleet.shards)
+
+
+@pytest.mark.parametrize("timeout_s", [20.0, float("inf")])
+def test_silence_ends_a_question_without_a_deadline(timeout_s: float) -> None:
+    class Silent:
+        def cancel(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    silent = Silent()
+    watch = Watch(silent)
+    watch.sleeps = False  # no thread: the look is made here
+    stream = Exchange(silent, silent, watch, 1.0)
+    stream.begin(time.monotonic() + timeout_s)
+    watch._expire(time.monotonic() + 5.0)
+    watch._expire(time.monotonic() + 5.1)
+    assert stream.expired and stream.was_silent
+
+
+def test_the_statistics_of_all_shards_are_confirmed_together(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, _ = served()
+    for _ in range(3):
+        table.sample(64)
+    order: list[str] = []
+    confirming, start, take = Lines.confirming, RemoteShard.ask, RemoteAnswer.take
+
+    def confirms(lines: Any, ends: float) -> Any:
+        found = confirming(lines, ends)
+        order.extend("confirm" for _ in found)
+        return found
+
+    def asks(shard: Any, call: str, *values: Any) -> Any:
+        order.append(call)
+        return start(shard, call, *values)
+
+    def takes(answer: Any) -> Any:
+        order.append("answer")
+        return take(answer)
+
+    monkeypatch.setattr(RemoteAnswer, "take", takes)
+    monkeypatch.setattr(Lines, "confirming", confirms)
+    monkeypatch.setattr(RemoteShard, "ask", asks)
+    assert table.stats().indexes["default"].sampled >= 192
+    assert order == [what for what in ("confirm", "stats", "answer") for _ in range(NUM_SHARDS)]

@@ -18,7 +18,7 @@ from processes.shm import needs_shared_memory, shared_files
 
 import relive
 from relive import errors
-from relive.fleet.errors import FleetExists, FleetFailed, FleetLeft
+from relive.fleet.errors import FleetExists, FleetFailed
 
 pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
@@ -156,6 +156,17 @@ def test_calls_end_in_time_when_the_head_hangs(
         call(config() if call is fleets.start else "pong", timeout_s=0.05)
 
 
+def test_a_call_with_an_address_ends_in_time_when_the_head_hangs(
+    monkeypatch: pytest.MonkeyPatch, joined: None, hangs: Callable[..., Any]
+) -> None:
+    """A process that joined by ray:// asks for the address of its cluster. Other threads would wait for that call."""
+    monkeypatch.setattr("relive.fleet.on_ray.cluster._LEAST_S", 0.05)
+    monkeypatch.setattr("ray.get_runtime_context", hangs)
+    for _ in range(2):
+        with pytest.raises(errors.DeadlineExceeded, match="head of the Ray cluster"):
+            join("ray://127.0.0.1:10001", Wait(0.05))
+
+
 def test_an_answer_after_the_deadline_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A placement group that the head made late would keep the name of a fleet that does not run."""
     monkeypatch.setattr("relive.fleet.on_ray.cluster._LEAST_S", 0.05)
@@ -243,16 +254,6 @@ def test_a_start_next_to_one_of_another_namespace_is_second(
     assert cluster.removed == [cluster.group]
 
 
-def test_the_second_of_two_stops_finds_nothing_left(monkeypatch: pytest.MonkeyPatch, cluster: SimpleNamespace) -> None:
-    """Its tasks fail if the first one removes the group before them."""
-    monkeypatch.setattr(fleets, "_group", lambda *_: cluster.group)
-    monkeypatch.setattr(fleets, "_not_ended", lambda *_: [0])
-    fleets.stop("pong")
-    cluster.state = "CREATED"
-    with pytest.raises(FleetLeft):  # no other stop: the shard is left
-        fleets.stop("pong")
-
-
 @pytest.mark.parametrize(("removes", "killed"), [("new", None), ("none", "ShardActor"), ("all", "ShardActor")])
 def test_a_start_that_failed_kills_no_process(monkeypatch: pytest.MonkeyPatch, removes: Any, killed: Any) -> None:
     """The memory that it did not get may belong to a fleet of another cluster on the same host."""
@@ -262,7 +263,7 @@ def test_a_start_that_failed_kills_no_process(monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr("ray.wait", lambda tasks, **_: (tasks, []))
     monkeypatch.setattr("ray.get", lambda _: True)
     monkeypatch.setattr(fleets, "placement_group_table", lambda _: {"bundles_to_node_id": {0: "node", 1: ""}})
-    assert fleets._not_ended("pong", None, removes, Wait(5.0)) == []
+    assert fleets._not_ended("pong", None, removes, [], Wait(5.0)) == []
     assert [(task[0], task[1], task[3]) for task in tasks] == [("pong-0", removes == "all", killed)]
 
 

@@ -80,7 +80,10 @@ class Calls:
 
     def stats(self) -> list[tuple[Shard, dict[str, Any]]]:
         """The statistics of every shard: the last known ones of a shard that does not answer."""
-        told = self._taken((shard, _NO_KEYS, shard.ask_stats) for shard in self._shards)
+        with OneCall():
+            for wait in [shard.settling(None) for shard in self._shards]:
+                wait()
+            told = self._taken((shard, _NO_KEYS, shard.ask_stats) for shard in self._shards)
         return [(shard, value) for shard, _, value in told]
 
     def change_all(self, call: str, *values: Any) -> None:

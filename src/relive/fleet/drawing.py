@@ -35,6 +35,7 @@ Arrays = list[npt.NDArray[Any]]
 
 _HEARD_S = 0.05  # how long the roots that came with a draw serve draws that are begun
 _USES_S = 0.02  # how long a shard whose uses are counted waits for items: others may have them
+_WAY_BACK_S = 0.2  # a question ends a little before its call does
 _REPLACES = 2**63  # no draw has this attempt, so the number of a replacement shifts the random numbers of no draw
 
 
@@ -270,13 +271,13 @@ class Drawing:
                     self.send(making.turns or {})
                     return self._taken(making, parts, roots.num_items)
                 except Missed as missed:
-                    if missed.is_late:
+                    if missed.is_late and wait.arrives_s < _WAY_BACK_S:
                         needs = f"{num_items} items, of which those of shard {missed.shard.number} are on their way"
                         raise wait.exceeded(needs, roots.num_items) from None
                     if isinstance(missed, Short) and self._shares_uses(index):
                         at = list(self._shards).index(missed.shard)
                         room[at] = self._room_of(making, at, placed[0][at] - 1)
-                    else:
+                    elif not missed.is_late:  # else this handle has cut its connection, and asks again
                         roots = roots.without({missed.shard.number, *self._numbers_of_lost()})
                     self.agreement.forget(index)  # the root of that shard is outdated
             elif wait.is_over and is_anew:

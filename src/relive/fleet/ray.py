@@ -53,6 +53,7 @@ _CONNECT_S = 30.0
 _CLOSE_S = 5.0  # for actors that are asked to end: a healthy one answers in milliseconds
 _STOP_S = 60.0  # a task on a busy node takes seconds to start
 _UNDO_S = 15.0  # the same for a start() that failed
+_REMOVED = (None, "REMOVED")  # states of a placement group
 _WAITS = "start() waits for nodes, or start() or stop() was ended in its middle; stop the fleet, and start it again"
 _SILENT = "it has not answered yet"
 _STOPPED = "the fleet was stopped while start() waited for it"
@@ -342,13 +343,12 @@ def stop(name: str, keeps_memory: bool = False, address: str | None = None, time
 
 def _end(name: str, actors: Mapping[int, Any], group: Any, removes: Removes, wait: Wait) -> list[int]:
     """Ends the actors, and waits until Ray has forgotten them. Returns the shards of which something is left."""
+    lost = _lost(ask(wait, partial(placement_group_table, group))) if group is not None and removes == "all" else []
     _kill(actors, removes, wait)
     is_undone = removes == "new" and not actors  # then nothing was placed, and actors of this name are of another start
     left: list[int] = []
     if group is not None:
-        left = [] if is_undone else _not_ended(name, group, removes, wait)
-        if left and not _stands(group, wait):
-            left = []  # another stop() ended the shards, and removed the group before the tasks came to it
+        left = [] if is_undone else _not_ended(name, group, removes, lost, wait)
         ask(wait, partial(remove_placement_group, group))
     while not is_undone and (named := _actors(name, wait)) and not wait.is_over:
         if removes != "new":  # a start() may have made them meanwhile, and Ray does not end them with their group
@@ -365,21 +365,30 @@ def _kill(actors: Mapping[int, Any], removes: Removes, wait: Wait) -> None:
         ask(wait, lambda: [ray.kill(actor, no_restart=True) for actor in actors.values()])
 
 
-def _not_ended(name: str, group: Any, removes: Removes, wait: Wait) -> list[int]:
+def _lost(told: Mapping[str, Any]) -> list[int]:
+    """Shards whose node is out of Ray, by the table of their group.
+
+    A bundle without a node has no memory if the group was never placed. Otherwise nothing can be removed on that node.
+    """
+    nodes = told.get("bundles_to_node_id", {}) if told.get("state") == "RESCHEDULING" else {}  # it was placed once
+    return [int(bundle) for bundle, node in nodes.items() if not node]
+
+
+def _not_ended(name: str, group: Any, removes: Removes, lost: list[int], wait: Wait) -> list[int]:
     """Ends all shards on their nodes, whatever their actors do. Returns the shards for which this failed.
 
-    A bundle without a node has no memory if the group was never placed. Otherwise its node is out of Ray, and nothing
-    can be removed there. A start() that failed may have met the shard of another cluster. It kills no process, and
-    waits shortly.
+    lost has the shards of _lost at an earlier look at the group. They count if another stop() has removed the group
+    since then. Such a stop() has ended the other shards. A start() that failed may have met the shard of another
+    cluster. It kills no process, and waits shortly.
     """
-    is_undo, lost = removes == "new", list[int]()
+    is_undo = removes == "new"
     how = (removes == "all", min(wait.left_s, _CLOSE_S if is_undo else FOREVER_S), None if is_undo else _ACTOR)
 
     def begun() -> dict[Any, int]:
         tasks, told = {}, placement_group_table(group)
         placed = {int(bundle): node for bundle, node in told.get("bundles_to_node_id", {}).items()}
-        if removes == "all" and told.get("state") == "RESCHEDULING":  # it was placed once
-            lost.extend(number for number, node in placed.items() if not node)
+        if removes == "all" and told.get("state") not in _REMOVED:
+            lost[:] = _lost(told)
         for number in (number for number, node in placed.items() if node):
             where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
             made = ray.remote(end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
@@ -397,7 +406,10 @@ def _not_ended(name: str, group: Any, removes: Removes, wait: Wait) -> list[int]
         with suppress(RayError):
             if ray.get(task):
                 ended.add(tasks[task])
-    return sorted({*lost, *tasks.values()} - ended)
+    failed = set(tasks.values()) - ended
+    if failed and not _stands(group, wait):
+        failed = set()
+    return sorted({*lost, *failed})
 
 
 def _group(name: str, wait: Wait) -> Any:
@@ -414,4 +426,4 @@ def _group(name: str, wait: Wait) -> Any:
 
 def _stands(group: Any, wait: Wait) -> bool:
     """Whether no call has removed the group. Raises DeadlineExceeded."""
-    return ask(wait, partial(placement_group_table, group)).get("state") not in (None, "REMOVED")
+    return ask(wait, partial(placement_group_table, group)).get("state") not in _REMOVED

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -130,7 +130,7 @@ def join(address: str | None, wait: Wait) -> None:
 def _join(address: str | None, wait: Wait) -> None:
     if ray.is_initialized():
         if address and address != "auto":
-            _check_joined(address)
+            _check_joined(address, wait)
         return
     asked = address or os.environ.get("RAY_ADDRESS") or "auto"
     found = asked
@@ -138,9 +138,10 @@ def _join(address: str | None, wait: Wait) -> None:
     try:
         found = _found(asked)
         _check_reached(found, min(_REACH_S, wait.left_s))
-        if not found.startswith(_CLIENT):
+        is_client = found.startswith(_CLIENT)
+        if not is_client:
             _check_node_here(found, wait)
-        with _own_handler_of_sigterm():
+        with nullcontext() if is_client else _sigint_afterwards(), _own_handler_of_sigterm():
             ray.init(address=found, namespace=NAMESPACE, logging_level="error", log_to_driver=False)
     except DeadlineExceeded:
         raise
@@ -180,6 +181,27 @@ def _own_handler_of_sigterm() -> Iterator[None]:
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _sigint_afterwards() -> Iterator[None]:
+    """Delays a SIGINT that comes while the block runs in the main thread until the end of the block.
+
+    If a handler raises within ray.init, this process may have joined for Ray's C++ and not for its Python. The next
+    ray.init would then abort the process.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    try:
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _parts(address: str) -> tuple[str, int]:
@@ -237,20 +259,25 @@ def _check_node_here(address: str, wait: Wait) -> None:
 
 
 def _nodes_here(address: str) -> list[Any] | None:
-    """The live nodes of the cluster on this host, as ray.init finds them. None: this Ray finds them in another way."""
+    """The live nodes of the cluster on this host, as ray.init finds them. None: this Ray finds them in another way.
+
+    Raises ValueError if the server at the address is no head: nodes and workers of Ray speak gRPC, too.
+    """
     try:
         ids = services.find_node_ids()
         alive = services.GcsNodeInfo.GcsNodeState.ALIVE
         client = services.GcsClient(address=address)
         nodes = client.get_all_node_info(timeout=FOREVER_S, state_filter=alive) if ids else {}
         return [node for number, node in nodes.items() if number.hex() in ids]
+    except RayError as error:
+        raise ValueError(f"no head of a Ray cluster answers there: {reason(error)}") from error
     except (AttributeError, TypeError):
         return None
 
 
-def _check_joined(address: str) -> None:
+def _check_joined(address: str, wait: Wait) -> None:
     """Raises InvalidConfig if the address is not that of the cluster that this process has joined."""
-    joined = str(ray.get_runtime_context().gcs_address)
+    joined = ask(wait, lambda: str(ray.get_runtime_context().gcs_address))  # asks the head if joined by ray://
     try:
         is_same = _is_same(address, joined)
     except (OSError, ValueError):  # a name that is not known, or no address

@@ -44,7 +44,8 @@ from relive.fleet.onesided.opening import opened_within
 from relive.fleet.onesided.peer_layout import PeerLayout
 from relive.fleet.onesided.rows import OneSidedReader
 from relive.fleet.onesided.transport import Memory
-from relive.fleet.remote.shard import CONNECT_S, LazySelection, RemotePart, RemoteShard
+from relive.fleet.remote.part import RemotePart
+from relive.fleet.remote.shard import CONNECT_S, LazySelection, RemoteShard
 from relive.fleet.shards import STALL_S, Answer, Arrays, Asked, Keys, Later, Masses, Missed, Part, Path, Present
 from relive.reading.order import hidden_names
 from relive.service.wire import framing

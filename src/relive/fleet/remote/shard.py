@@ -8,7 +8,6 @@ at the address, the shard is "replaced", because its keys would mean nothing the
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
 import threading
 import time
@@ -23,10 +22,8 @@ import numpy.typing as npt
 
 from relive.core.ending import start_thread
 from relive.core.limiter_words import NO_WORDS, LimiterWords
-from relive.core.locked import is_of_lock
 from relive.errors import (
     BadMessage,
-    DeadlineExceeded,
     Draining,
     FormatMismatch,
     HandshakeFailed,
@@ -37,8 +34,9 @@ from relive.errors import (
 )
 from relive.fleet.draws.placement import Root
 from relive.fleet.remote.answers import Again, FilledAnswer, RemoteAnswer, StatsAnswer
+from relive.fleet.remote.part import RemotePart, bytes_of
 from relive.fleet.remote.saving import RemoteSavingPart
-from relive.fleet.remote.streams import Lent, Lines, Pending, Reply
+from relive.fleet.remote.streams import Lines, Pending
 from relive.fleet.remote.turns import Turn, Turns
 from relive.fleet.shards import (
     SILENCE_S,
@@ -50,7 +48,6 @@ from relive.fleet.shards import (
     Part,
     SavingPart,
     Shard,
-    Short,
     State,
 )
 from relive.service.client.connection import Connection
@@ -125,7 +122,7 @@ class RemoteShard(Shard):
             self._lines.give(line)
             self.address = address
             self.hello = hello
-            uuid = _bytes_of(hello, "uuid")
+            uuid = bytes_of(hello, "uuid")
             slot_bits, num_slots = (framing.whole(hello, name, 1, 1 << 60) for name in ("slot_bits", "num_slots"))
             super().__init__(table, table.core, framing.whole(hello, "shard", 0, 4095), (uuid, slot_bits, num_slots))
         except BaseException:
@@ -195,7 +192,7 @@ class RemoteShard(Shard):
         try:
             line, hello = self._lines.open(time.monotonic() + CONNECT_S)  # less if the owner is silent
             self._lines.give(line)
-            uuid = _bytes_of(hello, "uuid")
+            uuid = bytes_of(hello, "uuid")
         except FormatMismatch:
             self._state = "replaced"
             return False
@@ -320,23 +317,32 @@ class RemoteShard(Shard):
     def ask_root(self, index: int, left_s: float) -> Callable[[], Root]:
         """Asks for the root, an answer of 56 bytes.
 
-        If no answer comes in time, the root is dead and has the counters that were last known.
+        If no answer comes, the root is dead and has the counters that were last known. The root of a live shard whose
+        answer is late is the last known one: a draw without the shard would be of another distribution.
         """
-        pending = None
-        if self.is_live:
-            with contextlib.suppress(Missed):
-                header = {"op": "roots", "index": index}
-                pending = self.answered(lambda: self._lines.ask(header, cutoff(left_s)))
+
+        def ask() -> Pending:
+            self.check_live()
+            return self.answered(lambda: self._lines.ask({"op": "roots", "index": index}, cutoff(left_s)))
+
+        try:
+            pending = ask()
+        except Missed as missed:
+            known = self._known_root(index, missed.is_late)
+            return lambda: known
         return lambda: self._root(index, pending)
 
-    def _root(self, index: int, pending: Pending | None) -> Root:
-        answer = None
-        if pending is not None:
-            with contextlib.suppress(Missed):
-                answer = self.answered(pending.take)
-        if answer is None:
-            known = self._last_root.get(index, Root(self.number, 0.0, 0))
-            return replace(known, mass=0.0, pending=0, is_dead=True)
+    def _known_root(self, index: int, is_late: bool) -> Root:
+        known = self._last_root.get(index)
+        if known is not None and is_late:
+            return known
+        return replace(known or Root(self.number, 0.0, 0), mass=0.0, pending=0, is_dead=True)
+
+    def _root(self, index: int, pending: Pending) -> Root:
+        try:
+            answer = self.answered(pending.take)
+        except Missed as missed:
+            return self._known_root(index, missed.is_late)
         words = NO_WORDS
         if self.bounds_items[index]:
             massless = framing.whole(answer.header, "massless", 0, 1 << 62)
@@ -421,19 +427,21 @@ class RemoteShard(Shard):
         self.core.timeout_s = timeout_s
         with contextlib.suppress(Missed):
             self.note_stats(self.ask("stats").take())
+        for answer in [self.ask_root(index, timeout_s) for index in range(len(self.table.config.index))]:
+            answer()  # known from now on
 
     def flush(self) -> None:
         """Sends the tickets that wait for the next message."""
         self._lines.flush()
 
-    def settling(self) -> Callable[[], None]:
+    def settling(self, timeout_s: float | None = SILENCE_S) -> Callable[[], None]:
         """Asks on each stream on which tickets went last."""
         asked: list[Pending] = []
         if self.is_live and not self.core.closed:
             with contextlib.suppress(ReliveError):
                 # The streams of a forked child are its parent's.
                 self.core.connection.check_process("a table over shards")
-                asked = self._lines.confirming(cutoff(SILENCE_S))
+                asked = self._lines.confirming(cutoff(self.core.timeout_s if timeout_s is None else timeout_s))
 
         def wait() -> None:
             for pending in asked:
@@ -464,135 +472,3 @@ def _look_for(shard: weakref.ref[RemoteShard], closing: threading.Event) -> None
 
 def _num_bytes(packing: Packing, num_items: int, told: dict[str, Any]) -> int:
     return packing.num_bytes(num_items, packing.num_rows(told))
-
-
-def _bytes_of(told: dict[str, Any], name: str) -> bytes:
-    text = framing.field(told, name, str)
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise BadMessage(name, "hexadecimal digits", text[:40]) from None
-
-
-@final
-class RemotePart:
-    """A draw of an owner on another host. The draw stays in flight there until it is settled or the stream ends."""
-
-    def __init__(self, shard: RemoteShard, asked: Asked, ask: Callable[[], tuple[Pending | Turn, Packing]]) -> None:
-        self._shard = shard
-        self._asked = asked
-        self._ask = ask
-        self._pending, self._packing = shard.answered(ask)
-        self._lent: Lent | None = None
-        self._num_lost = 0
-        self._is_taken = False
-        self._confirming: Pending | None = None
-        self.root: Root | None = None
-
-    def take(self) -> tuple[Arrays, Keys, Masses]:
-        """Waits for the answer. One that was asked for ahead has its whole time from now on."""
-        self._is_taken = True
-        if isinstance(self._pending, Turn):
-            self._pending.extend(cutoff(self._asked.left_s))
-        count = self._asked.request.num_items
-        told = self._told_draw()
-        self._lent = told.lent
-        if "root" in told.header:
-            self.root = self._shard.note_root(self._asked.request.index_number, _bytes_of(told.header, "root"))
-        *arrays, keys, masses = self._packing.arrays(told.block, count, self._packing.num_rows(told.header))
-        return arrays, keys, masses
-
-    def _told_draw(self) -> Reply:
-        began = time.monotonic()
-        while True:
-            try:
-                told = self._shard.answered(self._pending.take)
-                self._shard.note_lock(self._asked.request.index_number)
-                return told
-            except DeadlineExceeded as error:
-                if self._asked.is_only:
-                    raise
-                if not is_of_lock(error):
-                    self._shard.note_lock(self._asked.request.index_number)
-                    raise Short(self._shard, error) from None
-                if time.monotonic() >= began + self._asked.retry_s:
-                    self._shard.note_refused(self._asked, began)
-                    raise Missed(self._shard, error) from None
-            self._pending, self._packing = self._shard.answered(self._ask)
-
-    def lose(self, num_items: int) -> None:
-        """Notes that num_items items went before their rows were read. Such items do not count as drawn."""
-        self._num_lost += num_items
-
-    def check(self) -> None:
-        """Raises ServiceUnavailable if the uses of the draw went back because the stream ended."""
-        if self._lent is not None and self._counts_uses and not self._lent.is_there():
-            raise self._gone_back()
-
-    def ask_commit(self) -> None:
-        """Asks the owner to count the draw, if uses are counted. Raises ServiceUnavailable if it does not answer."""
-        if self._lent is not None and self._counts_uses and self._confirming is None:
-            shard, lent = self._shard, self._lent
-            if lent.is_over:
-                raise self._gone_back()
-            self._confirming = self._told(lambda: lent.ask_confirm(shard._lines, cutoff(shard.core.timeout_s)))
-
-    def commit(self, waits: bool = True) -> None:
-        """Counts the draw. Raises as check(), and ServiceUnavailable if the owner does not answer."""
-        if self._lent is None:
-            return
-        if not self._counts_uses:
-            self._lent.commit(self._num_lost, self._asked.turns is not None)
-            return
-        if not waits:
-            return
-        self.ask_commit()
-        lent, pending = self._lent, self._confirming
-        assert pending is not None
-        self._confirming = None
-        if not self._told(lambda: lent.confirmed(pending)):
-            raise self._gone_back()
-        self._lent = None
-
-    def _told(self, call: Callable[[], Value]) -> Value:
-        """Makes a call about the count. Raises ServiceUnavailable if the owner does not answer."""
-        started = time.monotonic()
-        try:
-            return self._shard.answered(call)
-        except Missed:
-            reason = "as a batch was handed out: its items went back, or count as drawn"
-            raise ServiceUnavailable(self._shard.address, time.monotonic() - started, reason) from None
-
-    @property
-    def _counts_uses(self) -> bool:
-        return self._shard.counts_uses(self._asked.request.index_number)
-
-    def _gone_back(self) -> ServiceUnavailable:
-        return ServiceUnavailable(self._shard.address, 0.0, "the stream that held the batch is over")
-
-    def give_back(self, ends: float = math.inf) -> None:
-        """Gives the draw back.
-
-        Waits a little for an answer that was not taken, because its stream may have other draws in flight. Rows that
-        take longer are not waited for: the stream ends, and the owner takes its draws back. The shard stays live then,
-        because the caller waits no longer. A shard that sent no byte is dead, as for a part that is taken. If there is
-        no time at all, the stream of a draw that was not asked for ahead ends at once.
-        """
-        if not self._is_taken and not ends and isinstance(self._pending, Pending):
-            self._is_taken = True
-            self._pending.drop()
-        if not self._is_taken:
-            self._pending.hurry(min(ends, time.monotonic() + SILENCE_S))
-            self._is_taken = True
-            with contextlib.suppress(ReliveError):
-                try:
-                    self._lent = self._pending.take().lent
-                except ServiceUnavailable as error:
-                    if not error.is_there:
-                        self._shard.fails(error)
-        if self._confirming is not None:  # another shard has failed meanwhile
-            self._confirming.hurry(time.monotonic() + SILENCE_S)
-            with contextlib.suppress(ServiceUnavailable):
-                self.commit()
-        if self._lent is not None:
-            self._lent.give_back()

@@ -323,6 +323,7 @@ class Lines:
     def confirming(self, ends: float) -> list[Pending]:
         """Asks for answers, after which the shard has received all settled tickets. Raises as ask()."""
         self.connection.check_process("a table over shards")
+        self.connection.check_time(ends)
         asked: list[Pending] = []
         for line in [one for one in list(self._idle) if not one.knows_all]:
             try:

@@ -98,6 +98,7 @@ class Connection:
         self.link: Link = Link(location, access, new_mark({one.link.mark for one in all_of(_open)}))
         self._watch = Watch(self, self.link.heard_s, self.link.moved_s, partial(_cut, weakref.ref(self)))
         self._memory = BatchMemory()
+        self._cut_at = -math.inf  # when this handle cut its connection last
         self.closed = False
         self.is_closing = False  # whether the handle closes its writers, and then this connection
         self.is_foreign = False  # whether this process is a forked child: the streams then belong to the parent
@@ -188,7 +189,9 @@ class Connection:
                 raise TableClosed()
             if opening is None and (time.monotonic() >= tries_until or not wanted()):
                 try:
-                    raise refusal or ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
+                    waited_s = time.monotonic() - start
+                    is_there = waited_s < LATE_S  # a question at the end of its call
+                    raise refusal or ServiceUnavailable(self.address, waited_s, "no answer in time", is_there)
                 finally:
                     del refusal  # as below
             self.check_process("a remote table")
@@ -328,7 +331,8 @@ class Connection:
         reason = "no answer in time" if expired else short_reason(problem, self.link.location, is_greeted=True)
         if stream.was_silent:
             reason = f"no byte came for {stream.silence_s:g} s"
-        return ServiceUnavailable(self.address, time.monotonic() - start, reason, stream.was_heard)
+        is_there = stream.was_heard or (not expired and start <= self._cut_at)
+        return ServiceUnavailable(self.address, time.monotonic() - start, reason, is_there)
 
     def drop(self, stream: Exchange) -> None:
         """Ends a stream at once. In a forked child it stays as it is: the parent uses the same socket."""
@@ -372,6 +376,7 @@ class Connection:
     def cut(self) -> None:
         """Ends the TCP connections of this handle over which bytes wait to be sent, with all their streams."""
         if self.link.cut():
+            self._cut_at = time.monotonic()
             self._drop_idle()
 
     def tell_end(self, user: Any) -> None:

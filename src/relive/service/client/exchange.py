@@ -31,7 +31,9 @@ StreamBroken = (flight.FlightError, pa.ArrowException, OSError, StopIteration)  
 _LOOK_EVERY_S = 0.05
 _ROUNDS_BEFORE_SLEEP = 40
 _PAUSE_S = 0.5  # between two looks of the watch: this process was stopped, or had no processor
+_FOREVER_S = 1e9  # 30 years
 _LEAVE_S = 0.5  # from the cancel of a stream until its connection ends, if a thread is still in a write
+_MOST = 0.9  # of a silence: the shortest wait for an answer is as long, and the clock is read twice
 _CLOCK_S = 0.05  # the system tells the time of a byte less exactly than this
 
 
@@ -203,7 +205,7 @@ class Exchange:
         self.deadline = math.inf
         self.expired = False
         self.was_silent = False  # expired, and not because of its deadline
-        self.was_heard = False  # expired at its deadline, and bytes of the server came while it waited
+        self.was_heard = False  # expired at its deadline, and bytes came while it waited, or it waited too shortly
         watch.add(self)
 
     def open(self, begin: Callable[..., None], *arguments: Any) -> None:
@@ -228,7 +230,8 @@ class Exchange:
             self._quiet_from, self._begun = now if since is None else since, now
             if silence_s is not None:
                 self.silence_s = silence_s
-            self.deadline = deadline
+            # Silence counts while there is a deadline.
+            self.deadline = min(deadline, now + _FOREVER_S) if self.silence_s < math.inf else deadline
         if self._watch.sleeps:
             self._watch.wake()
 
@@ -256,10 +259,15 @@ class Exchange:
         with self._changed:
             if now >= self.deadline or (is_silent and self.deadline != math.inf):
                 self.expired, self.was_silent = True, now < self.deadline
-                self.was_heard = not self.was_silent and self._watch.heard_at > self._quiet_from + _CLOCK_S
+                heard = self._watch.heard_at > self._quiet_from + _CLOCK_S
+                self.was_heard = not self.was_silent and (heard or self._is_early(now))
                 self.deadline = math.inf
                 self._cancelled_at = min(self._cancelled_at, now)
                 self._reader.cancel()
+
+    def _is_early(self, now: float) -> bool:
+        """Whether the server had less time than that of a silence, as for a question at the end of its call."""
+        return self.silence_s < math.inf and now < self._quiet_from + _MOST * self.silence_s
 
     @property
     def is_leaving(self) -> bool:
