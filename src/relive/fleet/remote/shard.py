@@ -427,8 +427,8 @@ class RemoteShard(Shard):
         self.core.timeout_s = timeout_s
         with contextlib.suppress(Missed):
             self.note_stats(self.ask("stats").take())
-        for answer in [self.ask_root(index, timeout_s) for index in range(len(self.table.config.index))]:
-            answer()  # known from now on
+        for index in range(len(self.table.config.index)):  # one after another, on one stream
+            self.ask_root(index, timeout_s)()  # known from now on
 
     def flush(self) -> None:
         """Sends the tickets that wait for the next message."""
