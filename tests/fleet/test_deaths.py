@@ -239,6 +239,7 @@ def test_a_draw_that_counts_uses_waits_for_a_lock_as_long_as_other_draws(
     names, index = [shm_name(), shm_name()], relive.Index(max_times_sampled=1)
     noted = list[int]()
     kind = module.MappedShard if path == "mapped" else module.RemoteShard
+    draws: Any = mapped if path == "mapped" else importlib.import_module("relive.fleet.remote.part")
     monkeypatch.setattr(kind, "stalls", lambda shard: noted.append(shard.number))
     for one in (drawing, shards):
         monkeypatch.setattr(one, "STALL_S", 30.0 if is_freed else 0.1)
@@ -256,7 +257,7 @@ def test_a_draw_that_counts_uses_waits_for_a_lock_as_long_as_other_draws(
                     holder.kill()
                 return locked.is_of_lock(error)
 
-            monkeypatch.setattr(module, "is_of_lock", is_of_lock)
+            monkeypatch.setattr(draws, "is_of_lock", is_of_lock)
             drawn = table.sample(20 if is_freed else 4, timeout_s=60.0).item_keys >> 51
             assert np.bincount(drawn).tolist() == ([10, 10] if is_freed else [4])
             assert noted == ([] if is_freed else [1])
