@@ -221,6 +221,33 @@ def test_the_parts_of_a_draw_that_failed_go_back_until_one_end(served: Any, monk
     assert eventually(lambda: in_flight(owners) == 0)
 
 
+def test_ctrl_c_in_the_statistics_leaves_no_stream_between_question_and_answer(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock would keep what became of the draws in it from their owner for good."""
+    table, owners = served()
+    for _ in range(3):
+        table.sample(64)
+    asked, confirming = list[Pending](), Lines.confirming
+
+    def confirms(lines: Any, ends: float) -> Any:
+        asked.extend(found := confirming(lines, ends))
+        return found
+
+    def interrupted(pending: Any, is_last: bool = True) -> Any:
+        pending.drop()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lines, "confirming", confirms)
+        patch.setattr(Pending, "take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            table.stats()
+    assert len(asked) == NUM_SHARDS and all(pending.line.is_over for pending in asked)
+    assert eventually(lambda: in_flight(owners) == 0)
+    assert len(table.sample(64)) == 64 and table.stats().indexes["default"].in_flight == 0
+
+
 def test_ctrl_c_in_a_close_waits_for_no_other_shard(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table, _ = served()
     writers = [table.writer(shard=number) for number in range(NUM_SHARDS)]

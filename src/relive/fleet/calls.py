@@ -81,8 +81,7 @@ class Calls:
     def stats(self) -> list[tuple[Shard, dict[str, Any]]]:
         """The statistics of every shard: the last known ones of a shard that does not answer."""
         with OneCall():
-            for wait in [shard.settling(None) for shard in self._shards]:
-                wait()
+            self._taken((shard, _NO_KEYS, shard.ask_settled) for shard in self._shards)
             told = self._taken((shard, _NO_KEYS, shard.ask_stats) for shard in self._shards)
         return [(shard, value) for shard, _, value in told]
 

@@ -288,11 +288,12 @@ class Shard(ABC):
     def flush(self) -> None:  # noqa: B027 - a mapped shard counts at once
         """Sends what waits for the next message to this shard (Asked.turns)."""
 
-    def settling(self, timeout_s: float | None = SILENCE_S) -> Callable[[], None]:
-        """Asks whether what became of draws has arrived. Returns a function that waits for the answer.
+    def ask_settled(self) -> Answer:
+        """Asks whether what became of draws has arrived. The answer waits for the shard's own timeout."""
+        return Later(lambda: None)  # a mapped shard counts at once
 
-        timeout_s: how long it waits in seconds; None: for the shard's own timeout.
-        """
+    def settling(self) -> Callable[[], None]:
+        """Asks whether what became of draws has arrived. Returns a function that waits for the answer a little."""
         return lambda: None  # a mapped shard counts at once
 
     def cut(self) -> None:  # noqa: B027 - a mapped shard has no connection

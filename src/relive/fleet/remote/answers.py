@@ -17,7 +17,7 @@ from relive.service.wire import framing
 if TYPE_CHECKING:
     from relive.fleet.remote.shard import RemoteShard
 
-__all__ = ["Again", "FilledAnswer", "RemoteAnswer", "StatsAnswer"]
+__all__ = ["Again", "FilledAnswer", "RemoteAnswer", "SettledAnswer", "StatsAnswer"]
 
 
 class Again(NamedTuple):
@@ -98,29 +98,56 @@ class FilledAnswer:
 
 
 @final
+class SettledAnswer:
+    """The answers after which an owner has received all settled tickets. None are due if it has them already."""
+
+    def __init__(self, shard: RemoteShard, lines: Lines) -> None:
+        self._shard = shard
+        self._due: list[Pending] = []
+        if shard.is_live:
+            with contextlib.suppress(Missed):
+                self._due = shard.answered(lambda: lines.confirming(cutoff(shard.core.timeout_s)))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an answer is due."""
+        return bool(self._due)
+
+    def take(self) -> None:
+        """Waits for the answers. One that does not come is left out."""
+        with contextlib.suppress(Missed):
+            while self._due:
+                self._shard.answered(self._due.pop().take)
+        self.drop()
+
+    def drop(self) -> None:
+        """Ends the streams of the answers that were not taken."""
+        while self._due:
+            self._due.pop().drop()
+
+
+@final
 class StatsAnswer:
     """The statistics of a shard: asked for at once if the owner has received all settled tickets, else after them."""
 
     def __init__(self, shard: RemoteShard, lines: Lines) -> None:
         self._shard = shard
-        self._confirming: list[Pending] = []
+        self._settled = SettledAnswer(shard, lines)
         self._answer: Answer | None = None
-        if shard.is_live:
+        if shard.is_live and not self._settled.is_due:
             with contextlib.suppress(Missed):
-                self._confirming = shard.answered(lambda: lines.confirming(cutoff(shard.core.timeout_s)))
-                self._answer = None if self._confirming else shard.ask("stats")
+                self._answer = shard.ask("stats")
 
     def take(self) -> dict[str, Any]:
         """Waits for the answers."""
         told = None
         with contextlib.suppress(Missed):
-            while self._confirming:
-                self._shard.answered(self._confirming.pop().take)
+            self._settled.take()
             told = (self._answer or self._shard.ask("stats")).take()
-        self.drop()
         return self._shard.note_stats(told)
 
     def drop(self) -> None:
         """Ends the streams of the answers that were not taken."""
-        while self._confirming:
-            self._confirming.pop().drop()
+        self._settled.drop()
+        if self._answer is not None:
+            self._answer.drop()

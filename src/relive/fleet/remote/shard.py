@@ -33,7 +33,7 @@ from relive.errors import (
     TableClosed,
 )
 from relive.fleet.draws.placement import Root
-from relive.fleet.remote.answers import Again, FilledAnswer, RemoteAnswer, StatsAnswer
+from relive.fleet.remote.answers import Again, FilledAnswer, RemoteAnswer, SettledAnswer, StatsAnswer
 from relive.fleet.remote.part import RemotePart, bytes_of
 from relive.fleet.remote.saving import RemoteSavingPart
 from relive.fleet.remote.streams import Lines, Pending
@@ -434,14 +434,18 @@ class RemoteShard(Shard):
         """Sends the tickets that wait for the next message."""
         self._lines.flush()
 
-    def settling(self, timeout_s: float | None = SILENCE_S) -> Callable[[], None]:
+    def ask_settled(self) -> Answer:
+        """Asks on each stream on which tickets went last."""
+        return SettledAnswer(self, self._lines)
+
+    def settling(self) -> Callable[[], None]:
         """Asks on each stream on which tickets went last."""
         asked: list[Pending] = []
         if self.is_live and not self.core.closed:
             with contextlib.suppress(ReliveError):
                 # The streams of a forked child are its parent's.
                 self.core.connection.check_process("a table over shards")
-                asked = self._lines.confirming(cutoff(self.core.timeout_s if timeout_s is None else timeout_s))
+                asked = self._lines.confirming(cutoff(SILENCE_S))
 
         def wait() -> None:
             for pending in asked:
