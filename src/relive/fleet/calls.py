@@ -5,6 +5,8 @@
   lock of a shard at most STALL_S, and the waits for all locks begin together. If the table has only one shard, a
   claim or a change of all shards waits until its deadline. A shard that gives no answer is left out: its keys are not
   present, and not counted. Changes by key reach a mapped shard also while it has no owner, as rows do.
+- A live shard whose answer is late is no shard without an answer where that would say something false: gather() raises,
+  because the rows are not gone, and complete() raises before it completes a row, because it has not checked them all.
 - Everything that can be refused is checked before the first shard changes. If another process completes a row after
   the check, that row's shard still refuses its part. The parts of the other shards are then done, and the error says
   how many rows they had.
@@ -148,15 +150,17 @@ class Calls:
         """Gathers columns by key, each key from its shard; into `out` if it is given. Rows that are gone read as 0."""
         places = self._shards.places_of(keys, None)
         if len(self._shards) == 1 and (not len(keys) or self._shards[0].is_live):
-            with contextlib.suppress(Missed):
+            try:
                 return self._shards[0].gather(parts[0], keys, out)
+            except Missed as missed:
+                self._leave_out(missed, must_come=True)
             places = np.full(len(keys), -1)  # the call has had its time
         present = np.zeros(len(keys), np.bool_)
         due = (
             (self._shards[at], mine, partial(self._shards[at].ask_gather, parts[at], keys[mine]))
             for at, mine in self._split(places)
         )
-        told = self._taken(due)
+        told = self._taken(due, must_come=True)
         for _, mine, (_, there) in told:
             present[mine] = there
         if are_ragged(outputs):  # no caller gives arrays for these: their lengths are not known before
@@ -189,13 +193,14 @@ class Calls:
     def complete(self, keys: Keys, cells: npt.NDArray[np.uint8]) -> int:
         """Writes late columns of rows, each row in its shard."""
         rows = cells.reshape(len(keys), -1) if len(keys) else cells.reshape(0, 1)
-        if len(self._shards) > 1:
-            self._check_unfilled(keys)
 
         def values(mine: Places) -> tuple[Any, ...]:
             return keys[mine], np.ascontiguousarray(rows[mine]).reshape(-1)
 
-        return self._summed("complete", keys, ShardKeys.are_rows, values)
+        with OneCall():
+            if len(self._shards) > 1:
+                self._check_unfilled(keys)
+            return self._summed("complete", keys, ShardKeys.are_rows, values)
 
     def _check_unfilled(self, keys: Keys) -> None:
         places = self._shards.places_of(keys, ShardKeys.are_rows)
@@ -206,7 +211,7 @@ class Calls:
             (self._shards[at], mine, partial(self._shards[at].ask_filled, keys[mine]))
             for at, mine in self._split(places, changes=True)
         )
-        filled = [int(mine[first]) for _, mine, first in self._taken(due) if first >= 0]
+        filled = [int(mine[first]) for _, mine, first in self._taken(due, must_come=True) if first >= 0]
         if filled:
             raise AlreadyCompleted(min(filled), int(keys[min(filled)]), column)
 
@@ -245,11 +250,12 @@ class Calls:
     def _values(self, due: Iterable[_Due]) -> list[Any]:
         return [value for _, _, value in self._taken(due)]
 
-    def _taken(self, due: Iterable[_Due], must_answer: bool = False) -> list[_Told]:
+    def _taken(self, due: Iterable[_Due], must_answer: bool = False, must_come: bool = False) -> list[_Told]:
         """Asks all, then takes all answers. A shard that does not answer is left out.
 
         Raises the first refusal after all answers were taken. Raises DeadlineExceeded if the table's only shard is
-        locked, the error of a shard that does not answer if must_answer is True, and TableClosed.
+        locked, the error of a shard that does not answer if must_answer is True, that of a live one whose answer is
+        late if must_come is True, and TableClosed.
         """
         if self._shards.closed:
             raise TableClosed()
@@ -264,13 +270,13 @@ class Calls:
                     try:
                         asked.append((shard, mine, ask()))
                     except Missed as missed:
-                        self._leave_out(missed, must_answer)
+                        self._leave_out(missed, must_answer, must_come)
             while asked:
                 shard, mine, answer = asked[0]
                 try:
                     told.append((shard, mine, answer.take()))
                 except Missed as missed:
-                    self._leave_out(missed, must_answer)
+                    self._leave_out(missed, must_answer, must_come)
                 except ReliveError as error:
                     refusals.append(_placed(error, mine))
                 asked.pop(0)
@@ -281,10 +287,10 @@ class Calls:
             raise _counted(refusals, told)
         return told
 
-    def _leave_out(self, missed: Missed, must_answer: bool) -> None:
+    def _leave_out(self, missed: Missed, must_answer: bool = False, must_come: bool = False) -> None:
         is_only = len(self._shards) == 1 and isinstance(missed.error, DeadlineExceeded)
-        if missed.error is not None and (must_answer or is_only):
-            raise missed.error
+        if missed.error is not None and (must_answer or is_only or (must_come and missed.is_late)):
+            raise missed.error from None
 
 
 def _placed(error: ReliveError, mine: Places) -> ReliveError:

@@ -10,7 +10,7 @@ import numpy as np
 
 from relive.errors import ServiceUnavailable, TableClosed
 from relive.service.client.connection import Connection
-from relive.service.client.deadlines import server_wait
+from relive.service.client.deadlines import LATE_S, server_wait
 from relive.service.client.exchange import StreamBroken
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
@@ -51,7 +51,9 @@ class Asking:
         self._send()
 
     def take(self, at_once: bool = False) -> Answer:
-        """Waits for the answer until `ends`. at_once: the message was sent just now.
+        """Waits for the answer until `ends`, or for LATE_S after it: the answer may have come during another wait.
+
+        at_once: the message was sent just now.
 
         Raises the server's error, ServiceUnavailable, TableClosed, BadMessage.
         """
@@ -59,7 +61,7 @@ class Asking:
             stream, packing = self._stream, self._packing
             try:
                 if not at_once:  # else the deadline is set
-                    stream.begin(self._ends, self._asked)
+                    stream.begin(max(self._ends, time.monotonic() + LATE_S), self._asked)
                 told, body = stream.receive()
                 block = None
                 if packing is not None and "error" not in told:
