@@ -162,12 +162,16 @@ def test_columns_that_no_call_has_named_are_those_of_a_shard_that_lives(shm_name
         assert len(found) and (found >> 51 == 1).all() and states(table) == ["dead", "live"]
 
 
-def test_columns_that_no_shard_tells_are_an_error(shm_name: Any) -> None:
+def test_the_columns_of_a_shard_that_is_dead_are_known(shm_name: Any) -> None:
     with ExitStack() as stack:
         table, _ = with_an_owner_that_died(stack, shm_name, 1)
-        with pytest.raises(errors.ServiceUnavailable):
-            table.sample(8, columns=["action"])
+        gathered = table.gather(np.arange(4), columns=["action"])
+        assert gathered["action"].tolist() == [0] * 4 and not gathered.present.any()
         assert states(table) == ["dead"]
+        with pytest.raises(errors.UnknownColumn):
+            table.gather(np.arange(4), columns=["none"])
+        with pytest.raises(errors.DeadlineExceeded, match="a shard that answers"):
+            table.sample(8, columns=["action"], timeout_s=0.0)
 
 
 def test_the_repr_of_a_table_asks_no_owner_at_an_address(shm_name: Any) -> None:

@@ -83,7 +83,7 @@ class Drawing:
     """
 
     def __init__(self, shards: Shards, calls: Calls, exchange: Exchange, root_age: int) -> None:
-        self._shards, self._calls, self._exchange = shards, calls, exchange
+        self._shards, self._exchange = shards, exchange
         self._lock = threading.Lock()  # protects the agreement of ranks
         self._numbers = renewed_in_children(self, "_numbers", threading.Lock)  # protects the count of draws
         self.num_begun = 0  # draws that have taken a number
@@ -281,8 +281,7 @@ class Drawing:
                         roots = roots.without({missed.shard.number, *self._numbers_of_lost()})
                     self.agreement.forget(index)  # the root of that shard is outdated
             elif wait.is_over and is_anew:
-                there = self._calls.sum_of_live("num_items", index)
-                raise wait.exceeded(f"{num_items} items of shards that answer", there)
+                raise wait.exceeded(f"{num_items} items of shards that answer", roots.num_items)
             else:
                 if is_anew:
                     wait.pause()

@@ -133,6 +133,9 @@ class ShardedTable(SavesShards):
     and weights use N and the total mass of all shards. A shard without a live owner is left out of draws, gather and
     len until it has an owner again; stats().shards names such shards. docs/fleet.md tells which changes reach it.
 
+    With use counts, handing out a batch waits for the confirmations of the owners at addresses: at most the handle's
+    timeout (attach(timeout_s=)), also after the deadline of sample(), draw() or next().
+
     Capacity is the sum of the shards' capacities. Each shard evicts its own oldest steps. max_items and max_groups are
     numbers for each shard.
 

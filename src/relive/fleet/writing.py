@@ -313,7 +313,7 @@ def _num_let_in(lets_in: Callable[[int, float], bool], count: int, wait: Wait) -
     while True:
         left_s = wait.left_s
         if lets_in(1, left_s):
-            return 1 + bisect_left(range(2, count + 1), True, key=lambda more: not lets_in(more, left_s))
+            return 1 + bisect_left(range(2, count + 1), True, key=lambda more: not lets_in(more, wait.left_s))
         if left_s == 0.0:
             raise wait.exceeded("room in the limiter's window for an item", "none")
         wait.pause()

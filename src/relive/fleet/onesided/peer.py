@@ -36,6 +36,7 @@ from relive.errors import (
     SystemFailure,
 )
 from relive.fleet.draws.mixing import Outputs, scatter
+from relive.fleet.draws.pace import Wait
 from relive.fleet.draws.placement import Root
 from relive.fleet.errors import PeerUnreadable
 from relive.fleet.onesided.faster_path import Chosen, FasterPath
@@ -45,9 +46,10 @@ from relive.fleet.onesided.peer_layout import PeerLayout
 from relive.fleet.onesided.rows import OneSidedReader
 from relive.fleet.onesided.transport import Memory
 from relive.fleet.remote.part import RemotePart
-from relive.fleet.remote.shard import CONNECT_S, LazySelection, RemoteShard
+from relive.fleet.remote.shard import CONNECT_S, RemoteShard
 from relive.fleet.shards import STALL_S, Answer, Arrays, Asked, Keys, Later, Masses, Missed, Part, Path, Present
 from relive.reading.order import hidden_names
+from relive.service.client.remote_core import RemoteSelection
 from relive.service.wire import framing
 from relive.service.wire.access import Access
 
@@ -194,9 +196,9 @@ class PeerShard(RemoteShard):
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    def is_read_here(self, selection: LazySelection) -> bool:
+    def is_read_here(self, selection: RemoteSelection) -> bool:
         """Whether these columns are read one-sidedly. The steps as such, and leaves of items, are the owner's."""
-        index, config = selection.index, self.table.config
+        index, config = selection.number, self.table.config
         if index >= len(config.index) or not self._of_owner.isdisjoint(selection.names):
             return False
         if index not in self._refused:
@@ -208,7 +210,7 @@ class PeerShard(RemoteShard):
 
     def begin(self, asked: Asked) -> Part:
         """Asks the owner for keys and masses. The rows are read in take()."""
-        request, selection = asked.request, cast("LazySelection | None", asked.request.selection)
+        request, selection = asked.request, cast("RemoteSelection | None", asked.request.selection)
         if selection is None or request.condition is not None or not self.is_read_here(selection):
             return super().begin(asked)
         self.check_live()
@@ -220,18 +222,18 @@ class PeerShard(RemoteShard):
         part = begin(asked, shares=False)  # else the wait for the message would be that of its first draw
         return _TimedPart(part, partial(choice.took, chosen), time.monotonic() - started)
 
-    def _begun_here(self, selection: LazySelection, asked: Asked, shares: bool = True) -> Part:
+    def _begun_here(self, selection: RemoteSelection, asked: Asked, shares: bool = True) -> Part:
         return _PeerPart(self, asked, selection, self.part(asked._replace(request=asked.request.keys_only), shares))
 
-    def _chosen(self, call: str, selection: LazySelection, num_items: int) -> tuple[FasterPath | None, Chosen]:
+    def _chosen(self, call: str, selection: RemoteSelection, num_items: int) -> tuple[FasterPath | None, Chosen]:
         if self._quickers is None:
             return None, _HERE_ALWAYS
-        kind = call, selection.index, tuple(selection.names), num_items.bit_length()
+        kind = call, selection.number, tuple(selection.names), num_items.bit_length()
         choice = self._quickers.get(kind) or self._quickers.setdefault(kind, FasterPath())
         return choice, choice.choose()
 
     def gather(
-        self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+        self, selection: RemoteSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, Present]:
         """Gathers by key, one-sidedly or through the owner."""
         if not self.is_read_here(selection):
@@ -249,14 +251,14 @@ class PeerShard(RemoteShard):
             choice.took(chosen, time.monotonic() - started)
         return told
 
-    def ask_gather(self, selection: LazySelection, keys: Keys) -> Answer:
+    def ask_gather(self, selection: RemoteSelection, keys: Keys) -> Answer:
         """Returns an answer that gathers when it is taken: a read by pages needs one answer after another."""
         if not self.is_read_here(selection):
             return super().ask_gather(selection, keys)
         return Later(partial(self.gather, selection, keys, None))
 
     def _gathered_here(
-        self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+        self, selection: RemoteSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, Present]:
         arrays, present = self.rows(selection, keys)
         if out is None:
@@ -265,25 +267,31 @@ class PeerShard(RemoteShard):
             np.copyto(target, array)
         return list(out), present
 
-    def rows(self, selection: LazySelection, keys: Keys, are_drawn: bool = False) -> tuple[Arrays, Present]:
+    def rows(self, selection: RemoteSelection, keys: Keys, drawn_left_s: float | None = None) -> tuple[Arrays, Present]:
         """Columns by key, read one-sidedly.
 
         The owner sends the rows that changed in every round, and all rows if one-sided reads do not work.
 
-        are_drawn: whether the keys come from a draw. Raises Missed.
+        drawn_left_s: how long the draw that gave these keys waits for the owner, in seconds, at least one. None: the
+        keys are the caller's own, which wait for the handle's timeout. Raises Missed.
         """
-        names = self.answered(lambda: [output[0] for output in selection.outputs])
-        got = self._read(selection.index, names, keys, are_drawn)
+        names = [output[0] for output in selection.outputs]
+        got = self._read(selection.number, names, keys, are_drawn=drawn_left_s is not None)
         if got is None:
-            return super().gather(selection, keys, None)
+            return self._sent(selection, keys, drawn_left_s)
         arrays, present, left = got
         if len(left):
-            some, there = super().gather(selection, np.ascontiguousarray(keys[left]), None)
+            some, there = self._sent(selection, np.ascontiguousarray(keys[left]), drawn_left_s)
             scatter(selection.outputs, arrays, left, some)
             present[left] = there
         return arrays, present
 
-    def _read(self, index: int, names: list[str], keys: Keys, are_drawn: bool = False) -> Any:
+    def _sent(self, selection: RemoteSelection, keys: Keys, left_s: float | None) -> tuple[Arrays, Present]:
+        self.check_live()
+        seconds = self.core.timeout_s if left_s is None else left_s
+        return self.answered(lambda: self.core.gather_within(selection, keys, seconds))
+
+    def _read(self, index: int, names: list[str], keys: Keys, are_drawn: bool) -> Any:
         mine: list[bool] = []
         try:
             if not take(self._reading, STALL_S, mine):
@@ -345,7 +353,7 @@ class _PeerPart:
     rows of the last redraw.
     """
 
-    def __init__(self, shard: PeerShard, asked: Asked, selection: LazySelection, first: RemotePart) -> None:
+    def __init__(self, shard: PeerShard, asked: Asked, selection: RemoteSelection, first: RemotePart) -> None:
         self._shard = shard
         self._asked = asked
         self._selection = selection
@@ -357,9 +365,9 @@ class _PeerPart:
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Waits for the keys, then for the rows."""
-        ends = time.monotonic() + self._asked.timeout_s
+        wait = Wait(self._asked.timeout_s, arrives_s=self._asked.left_s)
         _, keys, masses = self._parts[0].take()
-        arrays, present = self._shard.rows(self._selection, keys, are_drawn=True)
+        arrays, present = self._shard.rows(self._selection, keys, wait.arrives_s)
         if present.all():
             return arrays, keys, masses
         keys, masses = keys.copy(), masses.copy()
@@ -369,14 +377,14 @@ class _PeerPart:
             if not len(gone):
                 break
             self._parts[-1].lose(len(gone))
-            left_s = max(ends - time.monotonic(), 0.0)
+            left = self._asked._replace(timeout_s=wait.left_s, left_s=wait.arrives_s)
             # The last redraw comes with its rows, of the same moment as its keys.
             is_last = attempt == _REDRAWS
             request = self._asked.request._replace(num_items=len(gone), selection=self._selection if is_last else None)
-            self._parts.append(self._shard.part(self._asked._replace(request=request, timeout_s=left_s)))
+            self._parts.append(self._shard.part(left._replace(request=request)))
             some, keys[gone], masses[gone] = self._parts[-1].take()
             if not is_last:
-                some, present[gone] = self._shard.rows(self._selection, keys[gone], are_drawn=True)
+                some, present[gone] = self._shard.rows(self._selection, keys[gone], wait.arrives_s)
             if arrays and not arrays[0].flags.writeable:
                 arrays = [array.copy() for array in arrays]
             scatter(outputs, arrays, gone, some)

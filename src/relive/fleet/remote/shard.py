@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,7 @@ from relive.service.wire import framing
 from relive.service.wire.access import OPEN, Access
 from relive.service.wire.packing import DRAWN, Packing
 
-__all__ = ["CONNECT_S", "LazySelection", "RemoteShard"]
+__all__ = ["CONNECT_S", "RemoteShard"]
 
 Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
@@ -70,38 +70,6 @@ Value = TypeVar("Value")
 CONNECT_S = 10.0
 _LOOK_EVERY_S = 0.2  # between two checks whether a dead shard answers again
 _STREAMS = 2**40
-
-
-@final
-class LazySelection:
-    """Columns of a shard. A shard resolves them at their first use, because it may be dead when they are named.
-
-    alike: the same columns of all shards. Shards are alike, so one of them resolves the columns for all.
-    """
-
-    def __init__(self, shard: RemoteShard, index: int, names: list[str], alike: list[LazySelection]) -> None:
-        self._shard = shard
-        self._alike = alike
-        alike.append(self)
-        self.index = index
-        self.names = names
-        self._resolved: RemoteSelection | None = None
-
-    @property
-    def resolved(self) -> RemoteSelection:
-        """The selection that the service made of the columns. Raises UnknownColumn, Missed."""
-        if self._resolved is None:
-            told = (other._resolved for other in self._alike if other._resolved is not None)
-            self._resolved = next(told, None) or self._shard.answered(self._asked)
-        return self._resolved
-
-    def _asked(self) -> RemoteSelection:
-        return self._shard.core.select(self.index, self.names)
-
-    @property
-    def outputs(self) -> list[tuple[str, str, tuple[int, ...], int, str]]:
-        """The outputs of the resolved selection."""
-        return self.resolved.outputs
 
 
 class RemoteShard(Shard):
@@ -291,7 +259,7 @@ class RemoteShard(Shard):
 
         def start() -> Pending:
             header = {"op": "free", "timeout_s": min(max(0.0, ends - time.monotonic()), STALL_S)}
-            return self._lines.ask(header, cutoff(self.core.timeout_s))
+            return self._lines.ask(header, cutoff(self.core.timeout_s if left_s is None else left_s))
 
         again = Again(start, began, ends) if goes_on else None
         waits_whole = not goes_on and waits_s >= STALL_S
@@ -310,9 +278,12 @@ class RemoteShard(Shard):
             self._lines.prepare(ends)
             self.core.connection.prepare("call", ends)
 
-    def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> LazySelection:
-        """Returns columns that are resolved at their first use."""
-        return LazySelection(self, index, names, [] if alike is None else alike)
+    def select(self, index: int, names: list[str], alike: list[Any] | None = None) -> RemoteSelection:
+        """Resolves columns without a message. Shards are alike, so one of them resolves the columns for all."""
+        told: list[Any] = [] if alike is None else alike
+        if not told:
+            told.append(self.core.select(index, names))
+        return cast(RemoteSelection, told[0])
 
     def ask_root(self, index: int, left_s: float) -> Callable[[], Root]:
         """Asks for the root, an answer of 56 bytes.
@@ -365,14 +336,14 @@ class RemoteShard(Shard):
 
     def part(self, asked: Asked, shares: bool = True) -> RemotePart:
         """Begins a draw by the owner, with or without columns, which `shares` its message or not. Raises Missed."""
-        selection = cast("LazySelection | None", asked.request.selection)
+        selection = cast("RemoteSelection | None", asked.request.selection)
         header = {"op": "draw", **asked.request.to_header()}
         num_items = header.pop("n")  # draws that differ in it alone share messages
         header |= {"timeout_s": server_wait(asked.timeout_s), "is_read": asked.is_read, "root": asked.turns is not None}
         turns = None if asked.turns is None else asked.turns.setdefault(self.number, Turns(self._lines))
 
         def ask() -> tuple[Pending | Turn, Packing]:
-            packing = DRAWN if selection is None else selection.resolved.sampled
+            packing = DRAWN if selection is None else selection.sampled
             after = self.core.after(asked.left_s)
             message = header | ({"after": after} if after else {})
             if turns is None:
@@ -384,15 +355,15 @@ class RemoteShard(Shard):
         return RemotePart(self, asked, ask)
 
     def gather(
-        self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+        self, selection: RemoteSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, Present]:
         """Gathers through the owner."""
         self.check_live()
-        return self.answered(lambda: self.core.gather(selection.resolved, keys, out))
+        return self.answered(lambda: self.core.gather(selection, keys, out))
 
-    def ask_gather(self, selection: LazySelection, keys: Keys) -> Answer:
+    def ask_gather(self, selection: RemoteSelection, keys: Keys) -> Answer:
         """Sends the keys to the owner."""
-        return self.started(lambda: self.core.start_gather(selection.resolved, keys, None))
+        return self.started(lambda: self.core.start_gather(selection, keys, None))
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 

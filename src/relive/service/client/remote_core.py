@@ -17,6 +17,7 @@ from relive.errors import TableClosed, Unacknowledged
 from relive.service.client.asking import Answer, Asking
 from relive.service.client.connection import Connection
 from relive.service.client.deadlines import cutoff, server_wait
+from relive.service.client.forms import Outputs, outputs_of
 from relive.service.client.remote_writer import CLOSE_S, LANES_S, RemoteWriterCore, SyncWriterCore
 from relive.service.wire import framing
 from relive.service.wire.encoding import RowEncoder
@@ -40,7 +41,7 @@ class RemoteSelection(NamedTuple):
 
     number: int
     names: list[str]
-    outputs: list[tuple[str, str, tuple[int, ...], int, str]]
+    outputs: Outputs
     sampled: Packing
     gathered: Packing
     messages: dict[tuple[tuple[Any, ...], float], bytes]
@@ -74,7 +75,7 @@ class RemoteCore(SimpleCalls):
     def __init__(self, connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> None:
         self.connection = connection
         self.metadata = framing.field(hello, "metadata", str).encode()
-        config = TableConfig.from_metadata(self.metadata)
+        self._config = config = TableConfig.from_metadata(self.metadata)
         self.spec = config.spec
         self.stream: int = framing.field(hello, "stream", int)
         self.read_only: bool = framing.field(hello, "read_only", bool)
@@ -84,13 +85,20 @@ class RemoteCore(SimpleCalls):
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    def select(self, index: int, names: list[str]) -> RemoteSelection:
-        """Asks the server for the form of these columns. Raises UnknownColumn and similar errors."""
+    def _asked_outputs(self, index: int, names: list[str]) -> Outputs:
         header, _ = self._call({"op": "select", "index": index, "names": names})
-        outputs = [
+        return [
             (str(name), str(dtype), tuple(shape), int(axis), str(per))
             for name, dtype, shape, axis, per in header["outputs"]
         ]
+
+    def select(self, index: int, names: list[str]) -> RemoteSelection:
+        """Resolves columns, without a message where this process can. Raises UnknownColumn, and TableClosed."""
+        if self.connection.closed:
+            raise TableClosed()
+        outputs = outputs_of(self._config, index, names)
+        if outputs is None:
+            outputs = self._asked_outputs(index, names)
         typed = [PackedArray(name, np.dtype(dtype), shape, axis, per) for name, dtype, shape, axis, per in outputs]
         return RemoteSelection(index, names, outputs, sampled(typed), gathered(typed), {})
 
