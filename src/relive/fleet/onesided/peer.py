@@ -276,7 +276,7 @@ class PeerShard(RemoteShard):
         keys are the caller's own, which wait for the handle's timeout. Raises Missed.
         """
         names = [output[0] for output in selection.outputs]
-        got = self._read(selection.number, names, keys, are_drawn=drawn_left_s is not None)
+        got = self._read(selection.number, names, keys, drawn_left_s is not None)
         if got is None:
             return self._sent(selection, keys, drawn_left_s)
         arrays, present, left = got
@@ -291,7 +291,7 @@ class PeerShard(RemoteShard):
         seconds = self.core.timeout_s if left_s is None else left_s
         return self.answered(lambda: self.core.gather_within(selection, keys, seconds))
 
-    def _read(self, index: int, names: list[str], keys: Keys, are_drawn: bool) -> Any:
+    def _read(self, index: int, names: list[str], keys: Keys, are_drawn: bool = False) -> Any:
         mine: list[bool] = []
         try:
             if not take(self._reading, STALL_S, mine):
