@@ -296,6 +296,21 @@ def test_a_root_that_is_late_is_the_last_known_one(served: Any, monkeypatch: pyt
     assert counts.min() > 50
 
 
+def test_an_answer_that_came_during_another_wait_counts(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call has no time left when it takes the answer. The watch would cut off a stream without a moment more."""
+    table, _ = served(1)
+    ended, begin = list[float](), Exchange.begin
+
+    def begins(stream: Any, ends: float, *more: Any) -> None:
+        ended.append(ends - time.monotonic())
+        begin(stream, ends, *more)
+
+    asked = table._fleet.shards[0].core.start("num_steps")
+    asked._asking._ends = time.monotonic() - 1000.0
+    monkeypatch.setattr(Exchange, "begin", begins)
+    assert asked.take() == 50 and ended[0] > -500.0
+
+
 def test_the_roots_of_a_new_handle_are_known(served: Any) -> None:
     table, _ = served()
     assert all(0 in shard._last_root for shard in table._fleet.shards)

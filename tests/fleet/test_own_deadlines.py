@@ -20,14 +20,17 @@ import relive
 from fleet.fake_nixl import Pair
 from fleet.tools import config_of
 from relive import errors
+from relive.core.one_call import asked_at
 from relive.core.request import DrawRequest
 from relive.fleet import ShardOwner, attach
 from relive.fleet.draws.pace import Wait
 from relive.fleet.onesided.peer import PeerShard
+from relive.fleet.remote.shard import RemoteShard
 from relive.fleet.remote.streams import Lines
 from relive.fleet.shards import Asked
 from relive.fleet.writing import made_as_let_in
 from relive.service.client.asking import Asking
+from relive.service.client.connection import Connection
 from relive.writing.new_items import NewItems
 
 pytestmark = needs_shared_memory
@@ -41,7 +44,7 @@ def served(shm_name: Any) -> Iterator[Any]:
     """Opens a table over two served shards with this index, and the late columns of four steps in each."""
     with contextlib.ExitStack() as stack:
 
-        def over(index: relive.Index, spec: Any) -> Any:
+        def over(index: Any, spec: Any) -> Any:
             configs = [relive.TableConfig(spec, 1000, index, relive.SharedMemory(shm_name())) for _ in range(2)]
             owners = [stack.enter_context(ShardOwner(number, one)) for number, one in enumerate(configs)]
             addresses = [owner.serve("grpc://127.0.0.1:0") for owner in owners]
@@ -54,7 +57,7 @@ def served(shm_name: Any) -> Iterator[Any]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """The longest time, in seconds, that a question of each kind has had."""
     longest: dict[str, float] = {}
-    ask, send = Lines.ask, Asking.__init__
+    ask, send, prepare = Lines.ask, Asking.__init__, Connection.prepare
 
     def note(op: str, ends: float) -> None:
         longest[op] = max(longest.get(op, 0.0), ends - time.monotonic())
@@ -67,6 +70,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         note(op, ends)
         send(asking, connection, op, message, ends, *more)
 
+    def prepares(connection: Any, kind: str, ends: float) -> None:
+        note("prepare", ends)
+        prepare(connection, kind, ends)
+
+    monkeypatch.setattr(Connection, "prepare", prepares)
     monkeypatch.setattr(Lines, "ask", asks)
     monkeypatch.setattr(Asking, "__init__", sends)
     return longest
@@ -104,6 +112,51 @@ def test_a_call_that_waits_for_the_totals(served: Any, asked: dict[str, float], 
         assert "free" in asked and "roots" in asked and max(asked.values()) < 100.0, asked
 
 
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, float]]:
+    """The beginnings from which questions of each kind had their time; -1.0: they had it from then on."""
+    noted: set[tuple[str, float]] = set()
+    ask = Lines.ask
+
+    def asks(lines: Any, header: Any, *more: Any, **named: Any) -> Any:
+        noted.add((header["op"], asked_at(-1.0)))
+        return ask(lines, header, *more, **named)
+
+    monkeypatch.setattr(Lines, "ask", asks)
+    return noted
+
+
+def test_the_looks_for_room_in_several_indexes_have_one_deadline(served: Any, began: set[tuple[str, float]]) -> None:
+    table = served({"one": OVERDUE, "two": OVERDUE}, late_spec())
+    for shard in range(2):
+        with table.writer(shard=shard) as writer:
+            write(writer, 0, 4)
+    with table.writer(shard=0) as writer:
+        began.clear()
+        with pytest.raises(errors.DeadlineExceeded):
+            write_one(writer)
+        assert {op for op, _ in began} == {"roots", "free"}
+        assert len({at for _, at in began}) == 1 and -1.0 not in {at for _, at in began}
+
+
+def test_a_change_of_all_shards_has_one_deadline(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, began = served(MASSES, late_spec()), list[float]()
+    free, ask = RemoteShard.ask_free, RemoteShard.ask
+
+    def asks_free(shard: Any, *more: Any) -> Any:
+        began.append(asked_at(-1.0))
+        return free(shard, *more)
+
+    def asks(shard: Any, *more: Any) -> Any:
+        began.append(asked_at(-1.0))
+        return ask(shard, *more)
+
+    monkeypatch.setattr(RemoteShard, "ask_free", asks_free)
+    monkeypatch.setattr(RemoteShard, "ask", asks)
+    table.set_priority_exponent(0.5)
+    assert len(began) == 6 and len(set(began)) == 1 and began[0] > 0.0
+
+
 def test_a_draw_that_finds_too_few_uses(served: Any, asked: dict[str, float]) -> None:
     """The error tells the items by the roots that the draw has read last."""
     table = served(relive.Index(max_times_sampled=2), relive.StepSpec({"x": relive.ArraySpec((), "int64")}))
@@ -124,7 +177,7 @@ def test_columns_that_no_call_has_named(served: Any, asked: dict[str, float]) ->
         writer.extend(x=np.arange(5), y=np.arange(5), truncated=True)
     asked.clear()
     batch = table.sample(4, columns=["y"], timeout_s=5.0)
-    assert set(batch["y"].tolist()) <= set(range(5)) and set(asked) == {"roots", "draw"}
+    assert set(batch["y"].tolist()) <= set(range(5)) and set(asked) - {"prepare"} == {"roots", "draw"}
     assert max(asked.values()) < 100.0, asked
 
 

@@ -92,8 +92,11 @@ class Calls:
 
         Raises the error of a shard that does not answer, or whose lock is not free, before the first change.
         """
-        self._taken(((shard, _NO_KEYS, shard.ask_free) for shard in self._shards), must_answer=True)
-        self._taken(((shard, _NO_KEYS, partial(shard.ask, call, *values)) for shard in self._shards), must_answer=True)
+        with OneCall():
+            self._taken(((shard, _NO_KEYS, shard.ask_free) for shard in self._shards), must_answer=True)
+            self._taken(
+                ((shard, _NO_KEYS, partial(shard.ask, call, *values)) for shard in self._shards), must_answer=True
+            )
 
     def drop_overdue(self, index: int, roots: Sequence[Root], left_s: float) -> bool:
         """Has shards drop the items that have waited longer than max_wait_s, while a call waits for the totals.
@@ -127,7 +130,7 @@ class Calls:
         asked = [shard for shard in self._shards if shard.number in waiting]
         try:
             with contextlib.suppress(DeadlineExceeded):
-                self._taken((shard, _NO_KEYS, partial(shard.ask_free, left_s)) for shard in asked)
+                self._taken(((shard, _NO_KEYS, partial(shard.ask_free, left_s)) for shard in asked), left_s=left_s)
         finally:
             self._drop_ended[index] = time.monotonic()
         return True
@@ -222,7 +225,7 @@ class Calls:
             (self._shards[at], mine, partial(self._shards[at].ask_claim, index, keys[mine], left_s))
             for at, mine in self._split(self._shards.places_of(keys, self.items_of(index)))
         )
-        for _, mine, claimed in self._taken(due):
+        for _, mine, claimed in self._taken(due, left_s=left_s):
             taken[mine] = claimed
         return taken
 
@@ -250,8 +253,12 @@ class Calls:
     def _values(self, due: Iterable[_Due]) -> list[Any]:
         return [value for _, _, value in self._taken(due)]
 
-    def _taken(self, due: Iterable[_Due], must_answer: bool = False, must_come: bool = False) -> list[_Told]:
+    def _taken(
+        self, due: Iterable[_Due], must_answer: bool = False, must_come: bool = False, left_s: float | None = None
+    ) -> list[_Told]:
         """Asks all, then takes all answers. A shard that does not answer is left out.
+
+        left_s: seconds until the deadline of the call; None: the handle's timeout.
 
         Raises the first refusal after all answers were taken. Raises DeadlineExceeded if the table's only shard is
         locked, the error of a shard that does not answer if must_answer is True, that of a live one whose answer is
@@ -265,7 +272,7 @@ class Calls:
         wanted = list(due)
         try:
             with OneCall():
-                self._shards.prepare([shard for shard, _, _ in wanted])
+                self._shards.prepare([shard for shard, _, _ in wanted], left_s)
                 for shard, mine, ask in wanted:
                     try:
                         asked.append((shard, mine, ask()))

@@ -6,12 +6,13 @@ import contextlib
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, cast, final
+from typing import Any, NamedTuple, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
 
 from relive._core import CoreSelection
+from relive.core.one_call import OneCall
 from relive.core.request import DrawRequest
 from relive.core.table_core import DrawnItems, Normalise, WriterCore
 from relive.errors import DeadlineExceeded, InvalidConfig, ReadOnly, TableClosed
@@ -83,29 +84,16 @@ class FleetCore:
     # ---- drawing ---------------------------------------------------------------------------------------------------
 
     def select(self, index: int, names: list[str]) -> FleetSelection:
-        """Resolves columns in every shard. Raises UnknownColumn, and ServiceUnavailable if no shard answers."""
-        alike: list[Any] = []
-        parts: list[Any] = [shard.select(index, names, alike) for shard in self.shards]
-        return FleetSelection(parts, self._outputs(parts))
+        """Resolves columns in every shard.
 
-    def _outputs(self, parts: list[Any]) -> Outputs:
-        """The outputs of columns, which are the same in every shard, by the first shard that tells them."""
-        mapped = next((part for part in parts if isinstance(part, CoreSelection)), None)
-        if mapped is not None:
-            return mapped.outputs
-        pairs = list(zip(parts, self.shards, strict=True))
-        left = [pair for pair in pairs if pair[1].is_live] or pairs[:1]
-        while True:
-            part, _ = left.pop(0)
-            try:
-                return cast(Outputs, part.outputs)
-            except Missed as missed:
-                if left:
-                    self.calls.of_live("num_steps")  # finds all silent shards with one wait
-                    left = [pair for pair in left if pair[1].is_live]
-                if not left:
-                    assert missed.error is not None
-                    raise missed.error from None
+        Raises UnknownColumn, and ServiceUnavailable if this process has to ask a shard that then does not answer.
+        """
+        alike: list[Any] = []
+        live_first = sorted(self.shards, key=lambda shard: not shard.is_live)
+        told = {shard.number: shard.select(index, names, alike) for shard in live_first}
+        parts = [told[shard.number] for shard in self.shards]
+        mapped = next((part for part in parts if isinstance(part, CoreSelection)), parts[0])
+        return FleetSelection(parts, mapped.outputs)
 
     def where(self, index: int, text: str, operations: list[Any]) -> list[Any]:
         """The condition, translated for each shard."""
@@ -246,6 +234,11 @@ class FleetCore:
         is_whole: raises RequestTooLarge at once if a limiter refuses the items and will never let them in together. The
         first fill lets in more items than fit the window, so only a limiter that refuses them is asked.
         """
+        with OneCall():
+            return self._let_in(asked, left_s, is_whole)
+
+    def _let_in(self, asked: Sequence[_NewItems], left_s: float, is_whole: bool) -> bool:
+        """See _lets_in. Every question has its time from the beginning of the look."""
         began = time.monotonic()
         refusing = self._refusing(asked, left_s)
         if is_whole:
@@ -323,10 +316,11 @@ class FleetCore:
         if the lock of a shard is not free, and InvalidConfig if a shard refuses the exponent.
         """
         self._check_changes()
-        told = self.calls.of_all("priority_exponent", index)
-        if exponent != 0.0 and 0.0 in told and any(told):
-            self._ask_forgetful(index, exponent)
-        self.calls.change_all("set_priority_exponent", index, exponent)
+        with OneCall():
+            told = self.calls.of_all("priority_exponent", index)
+            if exponent != 0.0 and 0.0 in told and any(told):
+                self._ask_forgetful(index, exponent)
+            self.calls.change_all("set_priority_exponent", index, exponent)
 
     def _ask_forgetful(self, index: int, exponent: float) -> None:
         """Asks the shards that forgot their priorities, one after another, for an exponent. Raises their refusal.

@@ -16,7 +16,7 @@ from relive.checks.values import integer
 from relive.config.index import Index
 from relive.config.table_config import TableConfig
 from relive.core.distinct import distinct
-from relive.core.one_call import OneCall
+from relive.core.one_call import OneCall, asked_at
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import ForeignKey, InvalidConfig, ReliveError, ServiceUnavailable, TableClosed
@@ -445,7 +445,8 @@ class Shards:
     def prepare(self, asked: Sequence[Shard], left_s: float | None = None) -> None:
         """Begins what questions to these shards would wait for, in at most left_s seconds; None: as Shard.prepare."""
         if self.are_served:
-            ends = None if left_s is None else time.monotonic() + max(left_s, _OPENS_S)
+            now = time.monotonic()
+            ends = None if left_s is None else max(asked_at(now) + max(left_s, _OPENS_S), now)
             for shard in asked:
                 shard.prepare(ends)
 

@@ -85,6 +85,8 @@ class Changing(Bound):
             ForeignKey: a key belongs to no step of this table.
             UnknownColumn, MissingColumn, LateColumn: a column is unknown, missing, or not late.
             ShapeMismatch, DtypeMismatch: an array has another shape or dtype.
+            ServiceUnavailable: a server did not answer in time, and may have filled the steps. Over shards: the
+                check of a live shard is late, and no step was filled.
             ReadOnly, TableClosed: the handle changes nothing, or is closed.
         """
         return self._core.complete(*self._late.pack(item_keys, columns))

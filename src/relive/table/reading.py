@@ -180,6 +180,8 @@ class Reading(Bound):
             ForeignKey: a key belongs to no row of this table.
             UnknownColumn, InvalidConfig: an argument has another type or value.
             ShapeMismatch, DtypeMismatch: an array of `out` does not fit.
+            ServiceUnavailable: a server did not answer in time. Over shards: the rows of a live shard are late. Those
+                of a dead shard are not present.
             TableClosed: the handle is closed.
         """
         drawn = items if isinstance(items, Draw) else None

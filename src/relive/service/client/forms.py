@@ -37,12 +37,12 @@ def outputs_of(config: TableConfig, index: int, names: list[str]) -> Outputs | N
 
     Cost: about 0.5 ms.
     """
-    indexes = {name: replace(one, limiter=MinSize()) for name, one in config.index.items()}
-    made = replace(config, index=indexes, storage=LocalMemory()).core_config()
-    for one in made["indexes"]:
-        if "max_items" in one:
-            one["max_items"] = min(one["max_items"], _LARGEST)
     try:
+        indexes = {name: replace(one, limiter=MinSize()) for name, one in config.index.items()}
+        made = replace(config, index=indexes, storage=LocalMemory()).core_config()
+        for one in made["indexes"]:
+            if "max_items" in one:
+                one["max_items"] = min(one["max_items"], _LARGEST)
         core = _core.create_table(made | {"capacity": min(config.capacity, _LARGEST), "max_lanes": 1}, None)
     except ReliveError:
         return None

@@ -86,6 +86,7 @@ class RemoteCore(SimpleCalls):
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def _asked_outputs(self, index: int, names: list[str]) -> Outputs:
+        """Asks the server for the outputs of columns. Raises UnknownColumn, and ServiceUnavailable."""
         header, _ = self._call({"op": "select", "index": index, "names": names})
         return [
             (str(name), str(dtype), tuple(shape), int(axis), str(per))
