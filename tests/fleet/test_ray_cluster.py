@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from processes.shm import needs_shared_memory, shared_files
 
 import relive
 from relive import errors
-from relive.fleet.errors import FleetExists, FleetFailed
+from relive.fleet.errors import ClusterFailed, FleetExists, FleetFailed
 
 pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
@@ -87,6 +88,7 @@ def test_without_a_note_no_cluster_is_found(last_cluster: Callable[[str], None])
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.7:1")  # is for processes that have joined no cluster
+    monkeypatch.setattr(cluster_of_process, "_joined", None)
     monkeypatch.setattr("ray.is_initialized", lambda: True)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
 
@@ -120,6 +122,8 @@ def test_threads_join_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("ray.is_initialized", lambda: bool(calls))
     monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr(cluster_of_process, "_job", lambda: "01000000")
+    monkeypatch.setattr(cluster_of_process, "_joined", None)
     monkeypatch.setattr(cluster_of_process, "_found", lambda _: "127.0.0.1:6379")
     monkeypatch.setattr(cluster_of_process, "_check_reached", lambda *_: None)
     monkeypatch.setattr(cluster_of_process, "_check_node_here", lambda *_: None)
@@ -204,6 +208,33 @@ def test_an_error_of_ray_is_the_callers() -> None:
 
     with pytest.raises(ValueError, match="no such actor"):
         ask(Wait(1.0), refuse)
+
+
+def test_a_link_that_is_lost_is_an_error_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's client raises a bare ConnectionError."""
+
+    def lost(**_: Any) -> None:
+        raise ConnectionError("Client is shutting down.")
+
+    monkeypatch.setattr(fleets, "join", lambda *_: None)
+    monkeypatch.setattr("ray.util.list_named_actors", lost)
+    with pytest.raises(ClusterFailed, match="Client is shutting down"):
+        fleets.status("pong")
+
+
+@pytest.mark.parametrize("what", ["a group", "reports", "a close"])
+def test_the_deadline_holds_when_the_link_hangs(
+    monkeypatch: pytest.MonkeyPatch, cluster: SimpleNamespace, hangs: Callable[..., Any], what: str
+) -> None:
+    """A call of ray:// waits half a minute for a link that is lost."""
+    monkeypatch.setattr("relive.fleet.on_ray.cluster._LEAST_S", 0.05)
+    monkeypatch.setattr(fleets, "_UNDO_S", 0.1)
+    far = SimpleNamespace(remote=hangs)
+    cluster.group, cluster.state = SimpleNamespace(wait=hangs), "CREATED"
+    cluster.actors = [{} if what == "a group" else {0: SimpleNamespace(report=far, close=far)}]
+    calls = {"a group": partial(fleets.start, config()), "reports": partial(fleets.connect, "pong")}
+    with pytest.raises(errors.DeadlineExceeded, match="head of the Ray cluster"):
+        calls.get(what, partial(fleets.stop, "pong"))(timeout_s=0.05)
 
 
 # ---- start and stop at once ------------------------------------------------------------------------------------------

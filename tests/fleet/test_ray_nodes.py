@@ -21,7 +21,7 @@ from processes.shm import needs_shared_memory, shared_files
 
 import relive
 from relive import errors
-from relive.fleet.errors import FleetLeft
+from relive.fleet.errors import FleetLeft, NoSuchFleet
 
 pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
@@ -136,6 +136,23 @@ def test_the_state_of_a_fleet_without_actors_names_both_causes(group: SimpleName
         fleets.connect("pong")
 
 
+def test_actors_that_ray_still_knows_at_the_deadline_are_left(
+    monkeypatch: pytest.MonkeyPatch, group: SimpleNamespace
+) -> None:
+    monkeypatch.setattr(fleets, "_named", lambda _: {1: "an actor"})
+    monkeypatch.setattr(fleets, "_kill", lambda *_: None)
+    with pytest.raises(FleetLeft) as told:
+        fleets.stop("pong", timeout_s=0.2)
+    assert told.value.numbers == (1,)
+
+
+def test_the_status_of_a_fleet_that_is_being_stopped(group: SimpleNamespace) -> None:
+    """Ray tells no bundles of a group that was removed a moment ago."""
+    group.state = "REMOVED"
+    with pytest.raises(NoSuchFleet):
+        fleets.status("pong")
+
+
 # ---- the node of this host -------------------------------------------------------------------------------------------
 
 
@@ -168,6 +185,8 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.init", lambda *, address, **_: told.joined.append(address))
+    monkeypatch.setattr("relive.fleet.on_ray.cluster._joined", None)
+    monkeypatch.setattr("relive.fleet.on_ray.cluster._job", lambda: "01000000")
     monkeypatch.setattr("ray._private.services.find_node_ids", ids)
     client = SimpleNamespace(get_all_node_info=lambda **_: {bytes.fromhex(k): v for k, v in told.nodes.items()})
     monkeypatch.setattr("ray._private.services.GcsClient", lambda address: client)
@@ -247,6 +266,36 @@ def test_a_server_of_ray_that_is_no_head_is_not_joined(monkeypatch: pytest.Monke
     with pytest.raises(errors.InvalidConfig, match="no head of a Ray cluster.*Method not found"):
         fleets.status("pong", address=head.address)
     assert head.joined == []
+
+
+def test_the_address_of_a_port_forward_is_that_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, head: SimpleNamespace
+) -> None:
+    """The cluster knows itself by another address."""
+    address, job = f"ray://{head.address}", ["01000000"]
+    join(address, Wait(60.0))
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="192.0.2.7:6379"))
+    monkeypatch.setattr("relive.fleet.on_ray.cluster._job", lambda: job[0])
+    join(address, Wait(60.0))
+    assert head.joined == [address]
+    job[0] = "02000000"  # the program has joined another cluster by itself
+    with pytest.raises(errors.InvalidConfig, match="has joined"):
+        join(address, Wait(60.0))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_the_deadline_holds_while_the_name_of_a_host_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch, head: SimpleNamespace, joined: bool
+) -> None:
+    ends = threading.Event()
+    monkeypatch.setattr("relive.fleet.on_ray.cluster._LEAST_S", 0.05)
+    monkeypatch.setattr("ray.is_initialized", lambda: joined)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="192.0.2.7:6379"))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: ends.wait() and [])
+    with pytest.raises(errors.DeadlineExceeded, match="head of the Ray cluster"):
+        join("ray://slow.example:6379", Wait(0.05))
+    ends.set()
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ Protocol:
 - The actor is the shard's ShardOwner. Ray restarts it in its bundle, so on the same node as long as the node lives.
   There the actor takes over the contents of its shared memory, and serves at the same port.
 - Ray never repeats an actor's calls. No call moves experience, and callers ask again until their own deadline.
-- Questions that the head of the cluster answers have the deadline of their call (on_ray.cluster.ask).
+- Questions to Ray have the deadline of their call (on_ray.cluster.ask): the head may hang, and a link of ray:// may be
+  lost.
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ def _named(name: str) -> dict[int, Any]:
     return found
 
 
+def _report(actor: Any, seconds: float) -> ShardReport:
+    report: ShardReport = ray.get(actor.report.remote(), timeout=seconds)
+    return report
+
+
 def answer_of(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
     """Asks an actor for its report until it answers.
 
@@ -91,7 +97,7 @@ def answer_of(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
     while True:
         try:
             seconds = min(_ASK_S, max(wait.left_s, _PAUSE_S))
-            report: ShardReport = ray.get(actor.report.remote(), timeout=seconds)
+            report: ShardReport = ask(wait, partial(_report, actor, seconds))
             return report
         except ActorDiedError as error:
             raise FleetFailed(name, number, reason(error)) from None
@@ -110,12 +116,11 @@ def _reports(name: str, actors: Mapping[int, Any], wait: Wait) -> list[ShardRepo
     reports: list[ShardReport] = []
     left, why = dict(actors), dict.fromkeys(actors, _SILENT)
     while left:
-        asked = {actor.report.remote(): number for number, actor in left.items()}
-        seconds = min(_ASK_S, max(wait.left_s, _PAUSE_S))
-        for answer in ray.wait(list(asked), num_returns=len(asked), timeout=seconds)[0]:
+        asked = ask(wait, partial(_asked_reports, left))
+        for answer in _done(list(asked), min(_ASK_S, max(wait.left_s, _PAUSE_S)), wait):
             number = asked[answer]
             try:
-                reports.append(ray.get(answer, timeout=seconds))
+                reports.append(ask(wait, partial(ray.get, answer, timeout=_ASK_S)))
             except ActorDiedError as error:
                 reports.append(ShardReport(number, str(FleetFailed(name, number, reason(error)))))
             except (RayActorError, GetTimeoutError) as error:  # Ray or the node is starting the actor
@@ -128,6 +133,16 @@ def _reports(name: str, actors: Mapping[int, Any], wait: Wait) -> list[ShardRepo
             wait.pause()
     silent = {number: wait.exceeded(f"shard {number} of fleet {name!r}", why[number]) for number in left}
     return reports + [ShardReport(number, str(error)) for number, error in silent.items()]
+
+
+def _asked_reports(actors: Mapping[int, Any]) -> dict[Any, int]:
+    return {actor.report.remote(): number for number, actor in actors.items()}
+
+
+def _done(asked: list[Any], seconds: float, wait: Wait) -> list[Any]:
+    """Those of these answers that came in so many seconds. Raises DeadlineExceeded if the link to Ray is lost."""
+    done: list[Any] = ask(wait, lambda: ray.wait(asked, num_returns=len(asked), timeout=seconds)[0])
+    return done
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
@@ -167,7 +182,7 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
     group = _reserved(config, wait)
     actors: dict[int, Any] = {}
     try:
-        while not group.wait(min(_ASK_S, max(wait.left_s, _PAUSE_S))):
+        while not ask(wait, partial(group.wait, min(_ASK_S, max(wait.left_s, _PAUSE_S)))):
             if wait.is_over:
                 nodes = sum(node["Alive"] for node in ask(wait, ray.nodes))
                 raise wait.exceeded(f"{config.num_shards} nodes with {config.bundle} free each", f"{nodes} nodes")
@@ -299,8 +314,10 @@ def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> lis
         group = _group(name, wait)
         if group is None:
             raise NoSuchFleet(name)
-        count = ask(wait, lambda: group.bundle_count)
-        return [ShardReport(number, str(FleetFailed(name, number, _WAITS))) for number in range(count)]
+        told = ask(wait, partial(placement_group_table, group))
+        if told.get("state") in _REMOVED:
+            raise NoSuchFleet(name)
+        return [ShardReport(number, str(FleetFailed(name, number, _WAITS))) for number in range(len(told["bundles"]))]
     reports += [ShardReport(number, str(FleetFailed(name, number, _GONE))) for number in _missing(reports)]
     return sorted(reports, key=lambda one: one.number)
 
@@ -354,14 +371,14 @@ def _end(name: str, actors: Mapping[int, Any], group: Any, removes: Removes, wai
         if removes != "new":  # a start() may have made them meanwhile, and Ray does not end them with their group
             _kill(named, removes, wait)
         wait.pause()
-    return left
+    return left if is_undone else sorted({*left, *named})
 
 
 def _kill(actors: Mapping[int, Any], removes: Removes, wait: Wait) -> None:
     """Asks actors to end, and kills them after that."""
-    asked = [actor.close.remote(removes) for actor in actors.values()]
+    asked = ask(wait, lambda: [actor.close.remote(removes) for actor in actors.values()]) if actors else []
     if asked:
-        ray.wait(asked, num_returns=len(asked), timeout=max(_PAUSE_S, min(_CLOSE_S, wait.left_s)))
+        _done(asked, max(_PAUSE_S, min(_CLOSE_S, wait.left_s)), wait)
         ask(wait, lambda: [ray.kill(actor, no_restart=True) for actor in actors.values()])
 
 
@@ -398,13 +415,14 @@ def _not_ended(name: str, group: Any, removes: Removes, lost: list[int], wait: W
     tasks = ask(wait, begun)
     done, left = list[Any](), list(tasks)
     while left:
-        done, left = ray.wait(list(tasks), num_returns=len(tasks), timeout=min(wait.left_s, _ASK_S))
+        done = _done(list(tasks), min(wait.left_s, _ASK_S), wait)
+        left = [task for task in tasks if task not in done]
         if wait.is_over or (left and not _stands(group, wait)):  # without the group they never run
             break
     ended = set()
     for task in done:
         with suppress(RayError):
-            if ray.get(task):
+            if ask(wait, partial(ray.get, task)):
                 ended.add(tasks[task])
     failed = set(tasks.values()) - ended
     if failed and not _stands(group, wait):

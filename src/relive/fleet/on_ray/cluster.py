@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import ray
 from ray._private import services
@@ -39,6 +39,15 @@ _WHAT = "address of the Ray cluster"
 _HTTP2_SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _HTTP2_SETTINGS
 
+
+class _Joined(NamedTuple):
+    """How this process joined its cluster: the address, which a port-forward may have changed, and its job there."""
+
+    address: str
+    job: str
+
+
+_joined: _Joined | None = None
 _joining = threading.Lock()  # ray.init() of two threads would meet
 
 
@@ -54,7 +63,7 @@ def explained(call: str) -> Iterator[None]:
     """Raises ClusterFailed in place of an error of Ray."""
     try:
         yield
-    except (RayError, ValueError) as error:
+    except (RayError, ValueError, ConnectionError) as error:  # ConnectionError: of a lost link of ray://
         if isinstance(error, ReliveError):
             raise
         raise ClusterFailed(call, reason(error)) from error
@@ -132,17 +141,19 @@ def _join(address: str | None, wait: Wait) -> None:
         if address and address != "auto":
             _check_joined(address, wait)
         return
+    global _joined
     asked = address or os.environ.get("RAY_ADDRESS") or "auto"
     found = asked
     expected = "one that runs: ray start --head, and on the other nodes ray start --address=HEAD:6379"
     try:
-        found = _found(asked)
-        _check_reached(found, min(_REACH_S, wait.left_s))
+        found = ask(wait, partial(_found, asked))  # asks for the addresses of names, too
+        ask(wait, partial(_check_reached, found, min(_REACH_S, wait.left_s)))
         is_client = found.startswith(_CLIENT)
         if not is_client:
             _check_node_here(found, wait)
         with nullcontext() if is_client else _sigint_afterwards(), _own_handler_of_sigterm():
             ray.init(address=found, namespace=NAMESPACE, logging_level="error", log_to_driver=False)
+        _joined = _Joined(asked, ask(wait, _job))
     except DeadlineExceeded:
         raise
     except (OSError, ValueError, RuntimeError) as error:
@@ -277,14 +288,23 @@ def _nodes_here(address: str) -> list[Any] | None:
 
 def _check_joined(address: str, wait: Wait) -> None:
     """Raises InvalidConfig if the address is not that of the cluster that this process has joined."""
+    if _joined is not None and _joined == (address, ask(wait, _job)):
+        return
     joined = ask(wait, lambda: str(ray.get_runtime_context().gcs_address))  # asks the head if joined by ray://
     try:
-        is_same = _is_same(address, joined)
+        is_same = ask(wait, partial(_is_same, address, joined))
+    except DeadlineExceeded:
+        raise
     except (OSError, ValueError):  # a name that is not known, or no address
         is_same = False
     if not is_same:
         expected = f"{joined!r}, the cluster that this process has joined (ray.shutdown() leaves it)"
         raise InvalidConfig(_WHAT, expected, address)
+
+
+def _job() -> str:
+    """The job of this process, which no other process and no other ray.init() has."""
+    return str(ray.get_runtime_context().get_job_id())
 
 
 def _is_same(address: str, joined: str) -> bool:
