@@ -1,10 +1,9 @@
-"""Calls on a Ray cluster that is gone, that hangs, or that has another address. Stand-ins take the place of Ray."""
+"""Questions to a Ray cluster that hangs or is lost, and calls that meet. Stand-ins take the place of Ray."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,115 +26,16 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the
 from fleet.tools import Owner, config_of  # noqa: E402
 from relive.fleet import ray as fleets  # noqa: E402
 from relive.fleet.draws.pace import Wait  # noqa: E402
-from relive.fleet.on_ray import cluster as cluster_of_process  # noqa: E402
-from relive.fleet.on_ray.cluster import ask, join  # noqa: E402
+from relive.fleet.on_ray.cluster import ask, explained  # noqa: E402
 from relive.fleet.on_ray.shard import end_here  # noqa: E402
 
 TESTS = Path(__file__).parents[1]
+NODE = "ab" * 28  # the id of a node
 
 
 def config(num_shards: int = 1) -> fleets.FleetConfig:
     spec = relive.StepSpec({"action": relive.ArraySpec((), "int64")})
     return fleets.FleetConfig("pong", num_shards, relive.TableConfig(spec, 1_000))
-
-
-# ---- joining ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def last_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Writes Ray's note of the last cluster of this host. No cluster runs, and ray.init must not be reached."""
-
-    def note(address: str) -> None:
-        (tmp_path / "ray").mkdir()
-        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
-
-    def never(**_: Any) -> None:
-        raise AssertionError("ray.init waits without an end for such an address")
-
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray.init", never)
-    return note
-
-
-@pytest.mark.parametrize("address", [None, "auto"])
-def test_a_cluster_that_died_is_not_joined(last_cluster: Callable[[str], None], address: str | None) -> None:
-    """Ray's note of the cluster stays when its head is killed."""
-    with socket.socket() as bound:  # nothing listens there, and no other program takes the port
-        bound.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{bound.getsockname()[1]}"
-        last_cluster(place)
-        with pytest.raises(errors.InvalidConfig, match=f":{place.split(':')[1]}.*last cluster of this host.*refused"):
-            join(address, Wait(5.0))
-
-
-def test_a_cluster_whose_head_hangs_is_not_joined(last_cluster: Callable[[str], None]) -> None:
-    """The kernel accepts connections for a process that is stopped."""
-    with socket.create_server(("0.0.0.0", 0)) as listener:
-        last_cluster(f"127.0.0.1:{listener.getsockname()[1]}")
-        with pytest.raises(errors.InvalidConfig, match="does not answer"):
-            join(None, Wait(0.2))
-
-
-def test_without_a_note_no_cluster_is_found(last_cluster: Callable[[str], None]) -> None:
-    with pytest.raises(errors.InvalidConfig, match="none found"):
-        join(None, Wait(5.0))
-
-
-@pytest.fixture
-def joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.7:1")  # is for processes that have joined no cluster
-    monkeypatch.setattr(cluster_of_process, "_joined", None)
-    monkeypatch.setattr("ray.is_initialized", lambda: True)
-    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:6380", "192.0.2.7:6379", "nonsense", "ray://192.0.2.7:10001"])
-def test_an_address_of_another_cluster_is_refused(joined: None, address: str) -> None:
-    """Otherwise stop() would end the fleet of the cluster that this process has joined."""
-    with pytest.raises(errors.InvalidConfig, match="127.0.0.1:6379.*has joined"):
-        fleets.stop("pong", address=address)
-
-
-@pytest.mark.parametrize("address", [None, "", "auto", "127.0.0.1:6379", "localhost:6379", "ray://localhost:10001"])
-def test_the_same_cluster_in_another_spelling_is_taken(joined: None, address: str | None) -> None:
-    join(address, Wait(1.0))
-
-
-@pytest.mark.parametrize("address", [6379, b"127.0.0.1:6379", ["auto"]])
-def test_an_address_that_is_no_text_is_refused(joined: None, address: Any) -> None:
-    with pytest.raises(errors.InvalidConfig, match="expected HOST:PORT"):
-        fleets.status("pong", address=address)
-
-
-def test_threads_join_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray raises an AssertionError where two threads join at once."""
-    joins, goes_on, calls = threading.Event(), threading.Event(), list[str]()
-
-    def init(*, address: str, **_: Any) -> None:
-        joins.set()
-        assert goes_on.wait(60.0)
-        calls.append(address)
-
-    monkeypatch.setattr("ray.is_initialized", lambda: bool(calls))
-    monkeypatch.setattr("ray.init", init)
-    monkeypatch.setattr(cluster_of_process, "_job", lambda: "01000000")
-    monkeypatch.setattr(cluster_of_process, "_joined", None)
-    monkeypatch.setattr(cluster_of_process, "_found", lambda _: "127.0.0.1:6379")
-    monkeypatch.setattr(cluster_of_process, "_check_reached", lambda *_: None)
-    monkeypatch.setattr(cluster_of_process, "_check_node_here", lambda *_: None)
-    first = threading.Thread(target=join, args=(None, Wait(60.0)))
-    first.start()
-    assert joins.wait(60.0)
-    with pytest.raises(errors.DeadlineExceeded, match="another thread"):
-        join(None, Wait(0.0))
-    goes_on.set()
-    join(None, Wait(60.0))
-    first.join()
-    assert calls == ["127.0.0.1:6379"]
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------
@@ -158,17 +58,6 @@ def test_calls_end_in_time_when_the_head_hangs(
     monkeypatch.setattr("ray.util.list_named_actors", hangs)
     with pytest.raises(errors.DeadlineExceeded, match="head of the Ray cluster"):
         call(config() if call is fleets.start else "pong", timeout_s=0.05)
-
-
-def test_a_call_with_an_address_ends_in_time_when_the_head_hangs(
-    monkeypatch: pytest.MonkeyPatch, joined: None, hangs: Callable[..., Any]
-) -> None:
-    """A process that joined by ray:// asks for the address of its cluster. Other threads would wait for that call."""
-    monkeypatch.setattr("relive.fleet.on_ray.cluster._LEAST_S", 0.05)
-    monkeypatch.setattr("ray.get_runtime_context", hangs)
-    for _ in range(2):
-        with pytest.raises(errors.DeadlineExceeded, match="head of the Ray cluster"):
-            join("ray://127.0.0.1:10001", Wait(0.05))
 
 
 def test_an_answer_after_the_deadline_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +111,28 @@ def test_a_link_that_is_lost_is_an_error_of_the_cluster(monkeypatch: pytest.Monk
         fleets.status("pong")
 
 
+def test_an_error_of_grpc_is_one_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's client raises the first one of a lost link as it is."""
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed here, so Ray has no ray://")
+
+    class Lost(grpc.RpcError):  # type: ignore[misc]
+        def details(self) -> str:
+            return "Connection refused"
+
+    def lost(**_: Any) -> None:
+        raise Lost('debug_error_string = "UNAVAILABLE"')
+
+    monkeypatch.setattr(fleets, "join", lambda *_: None)
+    monkeypatch.setattr("ray.util.list_named_actors", lost)
+    with pytest.raises(ClusterFailed, match=r"status\(\): Connection refused"):
+        fleets.status("pong")
+
+
+def test_an_error_that_is_not_rays_is_the_callers_own() -> None:
+    with pytest.raises(ZeroDivisionError), explained("start()"):
+        raise ZeroDivisionError
+
+
 @pytest.mark.parametrize("what", ["a group", "reports", "a close"])
 def test_the_deadline_holds_when_the_link_hangs(
     monkeypatch: pytest.MonkeyPatch, cluster: SimpleNamespace, hangs: Callable[..., Any], what: str
@@ -229,8 +140,13 @@ def test_the_deadline_holds_when_the_link_hangs(
     """A call of ray:// waits half a minute for a link that is lost."""
     monkeypatch.setattr("relive.fleet.on_ray.cluster._LEAST_S", 0.05)
     monkeypatch.setattr(fleets, "_UNDO_S", 0.1)
-    far = SimpleNamespace(remote=hangs)
-    cluster.group, cluster.state = SimpleNamespace(wait=hangs), "CREATED"
+
+    def hang(*_: Any) -> None:
+        hangs()
+        raise ConnectionError("the test has ended")
+
+    far = SimpleNamespace(remote=hang)
+    cluster.group, cluster.state = SimpleNamespace(wait=hang), "CREATED"
     cluster.actors = [{} if what == "a group" else {0: SimpleNamespace(report=far, close=far)}]
     calls = {"a group": partial(fleets.start, config()), "reports": partial(fleets.connect, "pong")}
     with pytest.raises(errors.DeadlineExceeded, match="head of the Ray cluster"):
@@ -293,8 +209,10 @@ def test_a_start_that_failed_kills_no_process(monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr("ray.remote", lambda _: made)
     monkeypatch.setattr("ray.wait", lambda tasks, **_: (tasks, []))
     monkeypatch.setattr("ray.get", lambda _: True)
-    monkeypatch.setattr(fleets, "placement_group_table", lambda _: {"bundles_to_node_id": {0: "node", 1: ""}})
-    assert fleets._not_ended("pong", None, removes, [], Wait(5.0)) == []
+    monkeypatch.setattr(
+        fleets, "placement_group_table", lambda _: {"state": "CREATED", "bundles_to_node_id": {0: NODE, 1: ""}}
+    )
+    assert fleets._not_ended("pong", None, removes, {}, Wait(5.0)) == []
     assert [(task[0], task[1], task[3]) for task in tasks] == [("pong-0", removes == "all", killed)]
 
 

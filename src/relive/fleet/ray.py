@@ -9,7 +9,7 @@ Protocol:
   (namespace `relive`) runs in the bundle. Group and actors are detached, so they outlive the process that started them.
 - The placement group is made first and removed last: it is the fleet's name. A fleet has a group and no actors while
   its start() waits for nodes, and after a start() or stop() that was killed in its middle.
-- A fleet is stopped in four steps: all actors are asked to end, all actors are killed, a task in the bundle of each
+- A fleet is stopped in four steps: all actors are asked to end, all actors are killed, a task on the node of each
   shard removes memory that its actor left, and the group is removed. A start() that fails takes the same steps, and
   removes only memory that its own actors made.
 - The actor is the shard's ShardOwner. Ray restarts it in its bundle, so on the same node as long as the node lives.
@@ -42,7 +42,7 @@ from relive.service.wire.access import Access
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 __all__ = ["FleetConfig", "ShardReport", "connect", "load_config", "start", "status", "stop"]
 
@@ -360,12 +360,12 @@ def stop(name: str, keeps_memory: bool = False, address: str | None = None, time
 
 def _end(name: str, actors: Mapping[int, Any], group: Any, removes: Removes, wait: Wait) -> list[int]:
     """Ends the actors, and waits until Ray has forgotten them. Returns the shards of which something is left."""
-    lost = _lost(ask(wait, partial(placement_group_table, group))) if group is not None and removes == "all" else []
+    placed = ask(wait, partial(placement_group_table, group)) if group is not None else {}
     _kill(actors, removes, wait)
     is_undone = removes == "new" and not actors  # then nothing was placed, and actors of this name are of another start
     left: list[int] = []
     if group is not None:
-        left = [] if is_undone else _not_ended(name, group, removes, lost, wait)
+        left = [] if is_undone else _not_ended(name, group, removes, placed, wait)
         ask(wait, partial(remove_placement_group, group))
     while not is_undone and (named := _actors(name, wait)) and not wait.is_over:
         if removes != "new":  # a start() may have made them meanwhile, and Ray does not end them with their group
@@ -391,43 +391,40 @@ def _lost(told: Mapping[str, Any]) -> list[int]:
     return [int(bundle) for bundle, node in nodes.items() if not node]
 
 
-def _not_ended(name: str, group: Any, removes: Removes, lost: list[int], wait: Wait) -> list[int]:
+def _not_ended(name: str, group: Any, removes: Removes, placed: Mapping[str, Any], wait: Wait) -> list[int]:
     """Ends all shards on their nodes, whatever their actors do. Returns the shards for which this failed.
 
-    lost has the shards of _lost at an earlier look at the group. They count if another stop() has removed the group
-    since then. Such a stop() has ended the other shards. A start() that failed may have met the shard of another
-    cluster. It kills no process, and waits shortly.
+    placed is the table of the group at an earlier look. It counts if another stop() has removed the group since then:
+    that one may keep the memory. The tasks therefore need no group. A start() that failed may have met the shard of
+    another cluster. It kills no process, and waits shortly.
     """
+    told = ask(wait, partial(placement_group_table, group))
+    if told.get("state") in _REMOVED:
+        told = placed
     is_undo = removes == "new"
     how = (removes == "all", min(wait.left_s, _CLOSE_S if is_undo else FOREVER_S), None if is_undo else _ACTOR)
 
     def begun() -> dict[Any, int]:
-        tasks, told = {}, placement_group_table(group)
-        placed = {int(bundle): node for bundle, node in told.get("bundles_to_node_id", {}).items()}
-        if removes == "all" and told.get("state") not in _REMOVED:
-            lost[:] = _lost(told)
-        for number in (number for number, node in placed.items() if node):
-            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-            made = ray.remote(end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
-            tasks[made.remote(f"{name}-{number}", *how)] = number
+        tasks = {}
+        for number, node in ((int(bundle), node) for bundle, node in told.get("bundles_to_node_id", {}).items()):
+            if node:
+                where = NodeAffinitySchedulingStrategy(node, soft=False)
+                made = ray.remote(end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
+                tasks[made.remote(f"{name}-{number}", *how)] = number
         return tasks
 
-    tasks = ask(wait, begun)
-    done, left = list[Any](), list(tasks)
-    while left:
+    tasks, done = ask(wait, begun), list[Any]()
+    while len(done) < len(tasks):
         done = _done(list(tasks), min(wait.left_s, _ASK_S), wait)
-        left = [task for task in tasks if task not in done]
-        if wait.is_over or (left and not _stands(group, wait)):  # without the group they never run
+        if wait.is_over:
             break
     ended = set()
     for task in done:
         with suppress(RayError):
             if ask(wait, partial(ray.get, task)):
                 ended.add(tasks[task])
-    failed = set(tasks.values()) - ended
-    if failed and not _stands(group, wait):
-        failed = set()
-    return sorted({*lost, *failed})
+    lost = _lost(told) if removes == "all" else []
+    return sorted({*lost, *(set(tasks.values()) - ended)})
 
 
 def _group(name: str, wait: Wait) -> Any:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import ray
-from ray._private import services
+from ray._private import client_mode_hook, services
 from ray.exceptions import RayError
 
 from relive.core.ending import start_thread
@@ -53,6 +53,9 @@ _joining = threading.Lock()  # ray.init() of two threads would meet
 
 def reason(error: BaseException) -> str:
     """The last line of Ray's error that describes the failure."""
+    details = getattr(error, "details", None)  # of an error of gRPC
+    if callable(details):
+        return str(details())
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line or ".errors." in line]
     return (told or lines or [type(error).__name__])[-1]
@@ -63,10 +66,16 @@ def explained(call: str) -> Iterator[None]:
     """Raises ClusterFailed in place of an error of Ray."""
     try:
         yield
-    except (RayError, ValueError, ConnectionError) as error:  # ConnectionError: of a lost link of ray://
-        if isinstance(error, ReliveError):
+    except Exception as error:
+        if isinstance(error, ReliveError) or not _is_of_ray(error):
             raise
         raise ClusterFailed(call, reason(error)) from error
+
+
+def _is_of_ray(error: Exception) -> bool:
+    """Whether Ray raises such an error. A lost link of ray:// is an error of gRPC, and later a ConnectionError."""
+    is_of_grpc = any(kind.__module__ == "grpc" for kind in type(error).__mro__)
+    return is_of_grpc or isinstance(error, RayError | ValueError | ConnectionError)
 
 
 def ask(wait: Wait, question: Callable[[], Answer], undo: Callable[[Answer], object] | None = None) -> Answer:
@@ -142,6 +151,7 @@ def _join(address: str | None, wait: Wait) -> None:
             _check_joined(address, wait)
         return
     global _joined
+    ask(wait, _leave_lost)
     asked = address or os.environ.get("RAY_ADDRESS") or "auto"
     found = asked
     expected = "one that runs: ray start --head, and on the other nodes ray start --address=HEAD:6379"
@@ -158,6 +168,12 @@ def _join(address: str | None, wait: Wait) -> None:
         raise
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidConfig(_WHAT, expected, _got(asked, found, reason(error))) from error
+
+
+def _leave_lost() -> None:
+    """Leaves a cluster whose link of ray:// is lost. Ray's client gives the link up, and refuses to join again."""
+    if getattr(client_mode_hook, "is_client_mode_enabled", False):
+        ray.shutdown()
 
 
 def _got(asked: str, found: str, why: str) -> str:
