@@ -209,6 +209,7 @@ def test_a_start_that_failed_kills_no_process(monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr("ray.remote", lambda _: made)
     monkeypatch.setattr("ray.wait", lambda tasks, **_: (tasks, []))
     monkeypatch.setattr("ray.get", lambda _: True)
+    monkeypatch.setattr(fleets, "_group", lambda *_: None)
     monkeypatch.setattr(
         fleets, "placement_group_table", lambda _: {"state": "CREATED", "bundles_to_node_id": {0: NODE, 1: ""}}
     )

@@ -29,6 +29,7 @@ from relive.fleet import ray as fleets  # noqa: E402
 
 TESTS = Path(__file__).parents[1]
 A, B, C = "aa" * 28, "bb" * 28, "cc" * 28  # ids of nodes
+GROUP = SimpleNamespace(id="0a")
 
 
 # ---- stop ------------------------------------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ A, B, C = "aa" * 28, "bb" * 28, "cc" * 28  # ids of nodes
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A fleet of two shards without actors, and its placement group as Ray tells it. Tasks in it end their shards."""
-    told = SimpleNamespace(state="CREATED", nodes={0: A, 1: B}, removed=[], tasks=[])
+    told = SimpleNamespace(state="CREATED", nodes={0: A, 1: B}, removed=[], tasks=[], cancelled=[], new=[])
 
     def options(scheduling_strategy: Any, **_: Any) -> Any:
         told.tasks.append(scheduling_strategy.node_id)
@@ -47,7 +48,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     for name, fake in (
         ("fleet.ray.join", lambda *_: None),
         ("fleet.ray._named", lambda _: {}),
-        ("fleet.ray._group", lambda *_: "group"),
+        ("fleet.ray._group", lambda *_: told.new[0] if told.new else GROUP),
         ("fleet.ray.placement_group_table", lambda _: {"state": told.state, "bundles_to_node_id": told.nodes}),
         ("fleet.ray.remove_placement_group", told.removed.append),
     ):
@@ -55,6 +56,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr("ray.remote", lambda _: made)
     monkeypatch.setattr("ray.wait", lambda tasks, **_: (tasks, []))
     monkeypatch.setattr("ray.get", lambda _: True)
+    monkeypatch.setattr("ray.cancel", lambda task, force: told.cancelled.append(task))
     return told
 
 
@@ -63,14 +65,14 @@ def test_memory_on_a_node_that_is_out_of_ray_is_left(group: SimpleNamespace) -> 
     group.state, group.nodes = "RESCHEDULING", {0: "", 1: B}
     with pytest.raises(FleetLeft, match="relive rm pong-0") as told:
         fleets.stop("pong")
-    assert told.value.numbers == (0,) and group.removed == ["group"]
+    assert told.value.numbers == (0,) and group.removed == [GROUP]
     fleets.stop("pong", keeps_memory=True)
 
 
 def test_a_fleet_that_was_never_placed_is_stopped_whole(group: SimpleNamespace) -> None:
     group.state, group.nodes = "PENDING", {0: "", 1: ""}
     fleets.stop("pong")
-    assert group.removed == ["group"]
+    assert group.removed == [GROUP]
 
 
 def remove_before_tasks(monkeypatch: pytest.MonkeyPatch, group: SimpleNamespace) -> None:
@@ -101,6 +103,49 @@ def test_a_stop_waits_for_its_tasks_in_parts(monkeypatch: pytest.MonkeyPatch, gr
     monkeypatch.setattr("ray.wait", wait)
     fleets.stop("pong", timeout_s=1e9)
     assert len(waits) == 3 and max(waits) < 60.0
+
+
+def test_no_task_outlives_its_stop(monkeypatch: pytest.MonkeyPatch, group: SimpleNamespace) -> None:
+    """A task that begins later, as on a node that hung, would end the next fleet of the name."""
+    monkeypatch.setattr("ray.wait", lambda tasks, **_: (tasks[:1], tasks[1:]))
+    with pytest.raises(FleetLeft) as told:
+        fleets.stop("pong", timeout_s=0.1)
+    assert told.value.numbers == (1,) and group.cancelled == ["pong-1"]
+
+
+@pytest.mark.parametrize("when", ["before its tasks", "during its tasks", "after its tasks"])
+def test_a_stop_leaves_the_next_fleet_of_the_name_alone(
+    monkeypatch: pytest.MonkeyPatch, group: SimpleNamespace, when: str
+) -> None:
+    """Another stop() has ended the fleet, and a start() has made the next one."""
+    killed: list[Any] = []
+
+    def come(*_: Any) -> None:
+        group.new = [SimpleNamespace(id="0b")]
+
+    def kill(actors: Any, *_: Any) -> None:
+        killed.extend(actors)
+        if when == "before its tasks":
+            come()
+
+    def wait(tasks: list[str], **_: Any) -> tuple[list[str], list[str]]:
+        if when == "during its tasks":
+            come()
+            return [], tasks
+        return tasks, []
+
+    def remove(_: Any) -> None:
+        if when == "after its tasks":
+            come()
+
+    monkeypatch.setattr(fleets, "_kill", kill)
+    monkeypatch.setattr(fleets, "remove_placement_group", remove)
+    monkeypatch.setattr("ray.wait", wait)
+    monkeypatch.setattr(fleets, "_named", lambda _: {7: "an actor of the next fleet"} if group.new else {})
+    with pytest.raises(FleetLeft) if when == "during its tasks" else nullcontext():
+        fleets.stop("pong", timeout_s=60.0)
+    assert killed == [] and group.cancelled == (["pong-0", "pong-1"] if when == "during its tasks" else [])
+    assert group.tasks == ([] if when == "before its tasks" else [A, B])
 
 
 def test_a_shard_whose_task_fails_is_left(monkeypatch: pytest.MonkeyPatch, group: SimpleNamespace) -> None:

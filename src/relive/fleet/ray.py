@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from relive.checks.values import timeout
-from relive.errors import InvalidConfig, ReliveError
+from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError
 from relive.fleet.agreement import Exchange
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import FleetExists, FleetFailed, FleetLeft, NoSuchFleet
@@ -367,7 +367,11 @@ def _end(name: str, actors: Mapping[int, Any], group: Any, removes: Removes, wai
     if group is not None:
         left = [] if is_undone else _not_ended(name, group, removes, placed, wait)
         ask(wait, partial(remove_placement_group, group))
-    while not is_undone and (named := _actors(name, wait)) and not wait.is_over:
+    named: dict[int, Any] = {}
+    while not is_undone and not _is_followed(name, group, wait):
+        named = _actors(name, wait)
+        if not named or wait.is_over:
+            break
         if removes != "new":  # a start() may have made them meanwhile, and Ray does not end them with their group
             _kill(named, removes, wait)
         wait.pause()
@@ -395,8 +399,9 @@ def _not_ended(name: str, group: Any, removes: Removes, placed: Mapping[str, Any
     """Ends all shards on their nodes, whatever their actors do. Returns the shards for which this failed.
 
     placed is the table of the group at an earlier look. It counts if another stop() has removed the group since then:
-    that one may keep the memory. The tasks therefore need no group. A start() that failed may have met the shard of
-    another cluster. It kills no process, and waits shortly.
+    that one may keep the memory. The tasks therefore need no group. None of them outlives this call or runs beside a
+    new fleet of the name, whose shards it would end. A start() that failed may have met the shard of another cluster.
+    It kills no process, and waits shortly.
     """
     told = ask(wait, partial(placement_group_table, group))
     if told.get("state") in _REMOVED:
@@ -413,11 +418,17 @@ def _not_ended(name: str, group: Any, removes: Removes, placed: Mapping[str, Any
                 tasks[made.remote(f"{name}-{number}", *how)] = number
         return tasks
 
+    if _is_followed(name, group, wait):
+        return []
     tasks, done = ask(wait, begun), list[Any]()
-    while len(done) < len(tasks):
-        done = _done(list(tasks), min(wait.left_s, _ASK_S), wait)
-        if wait.is_over:
-            break
+    try:
+        while len(done) < len(tasks):
+            done = _done(list(tasks), min(wait.left_s, _ASK_S), wait)
+            if wait.is_over or _is_followed(name, group, wait):
+                break
+    finally:
+        with suppress(DeadlineExceeded, RayError):
+            ask(Wait(0.0), lambda: [ray.cancel(task, force=True) for task in tasks if task not in done])
     ended = set()
     for task in done:
         with suppress(RayError):
@@ -437,6 +448,12 @@ def _group(name: str, wait: Wait) -> Any:
         if one["name"] == f"relive/{name}" and one["state"] != "REMOVED":
             return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(one["placement_group_id"])))
     return None
+
+
+def _is_followed(name: str, group: Any, wait: Wait) -> bool:
+    """Whether a new fleet of the name has come: another stop() has ended the one of this group, or of no group."""
+    newest = _group(name, wait)
+    return newest is not None and (group is None or newest.id != group.id)
 
 
 def _stands(group: Any, wait: Wait) -> bool:
