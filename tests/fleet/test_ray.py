@@ -8,10 +8,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the
 
 from ray.exceptions import GetTimeoutError  # noqa: E402
 
-from fleet.tools import Owner, config_of  # noqa: E402
+from fleet.tools import Owner, config_of, listener  # noqa: E402
 from relive.fleet import ShardOwner, attach  # noqa: E402
 from relive.fleet.on_ray.shard import ShardActor, end_here  # noqa: E402
 from relive.fleet.ray import FleetConfig, ShardReport, load_config, status  # noqa: E402
@@ -244,21 +243,10 @@ def test_bad_fleets_are_refused() -> None:
 def test_a_listener_that_is_no_ray_is_refused_in_time(prefix: str, says: bytes) -> None:
     """Ray itself waits for it without an end."""
 
-    def answer() -> None:
-        with suppress(OSError):  # the listener was closed
-            while True:
-                heard.append(listener.accept()[0])
-                heard[-1].sendall(says)
-
-    heard: list[socket.socket] = []
-    with socket.create_server(("0.0.0.0", 0)) as listener:  # Ray reads 127.0.0.1 as the address of this host
-        threading.Thread(target=answer, daemon=True).start()
-        address = f"{prefix}127.0.0.1:{listener.getsockname()[1]}"
+    with listener(says) as port:
+        address = f"{prefix}127.0.0.1:{port}"
         program = f"import relive.fleet.ray as fleets; fleets.status('pong', address={address!r}, timeout_s=3.0)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-        listener.shutdown(socket.SHUT_RDWR)
-    for one in heard:
-        one.close()
     assert "InvalidConfig" in done.stderr and "no Ray" in done.stderr, done.stderr
 
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the
 
 from ray.exceptions import RpcError  # noqa: E402
 
+from fleet.tools import listener  # noqa: E402
 from relive.fleet import ray as fleets  # noqa: E402
 from relive.fleet.draws.pace import Wait  # noqa: E402
 from relive.fleet.on_ray import cluster as cluster_of_process  # noqa: E402
@@ -139,25 +139,6 @@ def test_a_call_with_an_address_ends_in_time_when_the_head_hangs(monkeypatch: py
 
 
 # ---- the node of this host -------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def listener(says: bytes) -> Iterator[int]:
-    """A server that says this to each connection. Yields its port."""
-
-    def answer() -> None:
-        with suppress(OSError):  # the listener was closed
-            while True:
-                heard.append(server.accept()[0])
-                heard[-1].sendall(says)
-
-    heard: list[socket.socket] = []
-    with socket.create_server(("0.0.0.0", 0)) as server:  # Ray reads 127.0.0.1 as the address of this host
-        threading.Thread(target=answer, daemon=True).start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-    for one in heard:
-        one.close()
 
 
 @pytest.fixture

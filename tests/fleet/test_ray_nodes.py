@@ -37,7 +37,7 @@ GROUP = SimpleNamespace(id="0a")
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A fleet of two shards without actors, and its placement group as Ray tells it. Tasks in it end their shards."""
+    """A fleet of two shards without actors, and its placement group as Ray tells it. Tasks on its nodes end them."""
     told = SimpleNamespace(state="CREATED", nodes={0: A, 1: B}, removed=[], tasks=[], cancelled=[], new=[])
 
     def options(scheduling_strategy: Any, **_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Shards for tests: their configuration, owners in this process and in children, ranks that are threads."""
+"""Shards for tests: configurations, owners in this process and in children, ranks that are threads, listeners."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "fails_once",
     "fill",
     "in_threads",
+    "listener",
     "needs_nixl",
 ]
 
@@ -161,3 +163,22 @@ def in_threads(work: Any, world: int) -> list[Any]:
     if failed:
         raise failed[0]
     return told
+
+
+@contextlib.contextmanager
+def listener(says: bytes) -> Iterator[int]:
+    """A server that says this to each connection. Yields its port."""
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):  # the listener was closed
+            while True:
+                heard.append(server.accept()[0])
+                heard[-1].sendall(says)
+
+    heard: list[socket.socket] = []
+    with socket.create_server(("0.0.0.0", 0)) as server:  # Ray reads 127.0.0.1 as the address of this host
+        threading.Thread(target=answer, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+    for one in heard:
+        one.close()

@@ -140,7 +140,7 @@ def _asked_reports(actors: Mapping[int, Any]) -> dict[Any, int]:
 
 
 def _done(asked: list[Any], seconds: float, wait: Wait) -> list[Any]:
-    """Those of these answers that came in so many seconds. Raises DeadlineExceeded if the link to Ray is lost."""
+    """Those of these answers that came in so many seconds. Raises DeadlineExceeded if Ray itself does not answer."""
     done: list[Any] = ask(wait, lambda: ray.wait(asked, num_returns=len(asked), timeout=seconds)[0])
     return done
 

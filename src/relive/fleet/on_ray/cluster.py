@@ -146,11 +146,11 @@ def join(address: str | None, wait: Wait) -> None:
 
 
 def _join(address: str | None, wait: Wait) -> None:
+    global _joined
     if ray.is_initialized():
         if address and address != "auto":
             _check_joined(address, wait)
         return
-    global _joined
     ask(wait, _leave_lost)
     asked = address or os.environ.get("RAY_ADDRESS") or "auto"
     found = asked
