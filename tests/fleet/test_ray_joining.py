@@ -77,19 +77,21 @@ def test_without_a_note_no_cluster_is_found(last_cluster: Callable[[str], None])
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.7:1")  # is for processes that have joined no cluster
-    monkeypatch.setattr(cluster_of_process, "_joined", None)
     monkeypatch.setattr("ray.is_initialized", lambda: True)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:6380", "192.0.2.7:6379", "nonsense", "ray://192.0.2.7:10001"])
+@pytest.mark.parametrize("address", ["127.0.0.1:6380", "192.0.2.7:6379", "nonsense", "ray://localhost:6379"])
 def test_an_address_of_another_cluster_is_refused(joined: None, address: str) -> None:
-    """Otherwise stop() would end the fleet of the cluster that this process has joined."""
+    """Otherwise stop() would end the fleet of the cluster that this process has joined.
+
+    The server at an address of ray:// may be that of another cluster of the host.
+    """
     with pytest.raises(errors.InvalidConfig, match="127.0.0.1:6379.*has joined"):
         fleets.stop("pong", address=address)
 
 
-@pytest.mark.parametrize("address", [None, "", "auto", "127.0.0.1:6379", "localhost:6379", "ray://localhost:10001"])
+@pytest.mark.parametrize("address", [None, "", "auto", "127.0.0.1:6379", "localhost:6379"])
 def test_the_same_cluster_in_another_spelling_is_taken(joined: None, address: str | None) -> None:
     join(address, Wait(1.0))
 
@@ -111,8 +113,6 @@ def test_threads_join_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("ray.is_initialized", lambda: bool(calls))
     monkeypatch.setattr("ray.init", init)
-    monkeypatch.setattr(cluster_of_process, "_job", lambda: "01000000")
-    monkeypatch.setattr(cluster_of_process, "_joined", None)
     monkeypatch.setattr(cluster_of_process, "_found", lambda _: "127.0.0.1:6379")
     monkeypatch.setattr(cluster_of_process, "_check_reached", lambda *_: None)
     monkeypatch.setattr(cluster_of_process, "_check_node_here", lambda *_: None)
@@ -151,8 +151,6 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.init", lambda *, address, **_: told.joined.append(address))
-    monkeypatch.setattr("relive.fleet.on_ray.cluster._joined", None)
-    monkeypatch.setattr("relive.fleet.on_ray.cluster._job", lambda: "01000000")
     monkeypatch.setattr("ray._private.services.find_node_ids", ids)
     client = SimpleNamespace(get_all_node_info=lambda **_: {bytes.fromhex(k): v for k, v in told.nodes.items()})
     monkeypatch.setattr("ray._private.services.GcsClient", lambda address: client)
@@ -234,19 +232,22 @@ def test_a_server_of_ray_that_is_no_head_is_not_joined(monkeypatch: pytest.Monke
     assert head.joined == []
 
 
-def test_the_address_of_a_port_forward_is_that_of_the_cluster(
-    monkeypatch: pytest.MonkeyPatch, head: SimpleNamespace
-) -> None:
-    """The cluster knows itself by another address."""
-    address, job = f"ray://{head.address}", ["01000000"]
-    join(address, Wait(60.0))
-    monkeypatch.setattr("ray.is_initialized", lambda: True)
+@pytest.fixture
+def joined_by_client(monkeypatch: pytest.MonkeyPatch, joined: None) -> None:
+    """By the program itself, and through a port-forward: the cluster knows itself by another address."""
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="192.0.2.7:6379"))
-    monkeypatch.setattr("relive.fleet.on_ray.cluster._job", lambda: job[0])
+    worker = SimpleNamespace(_conn_str="127.0.0.1:10001")
+    monkeypatch.setattr("ray.util.client._default_context.client_worker", worker)
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "ray://localhost:10001", "192.0.2.7:6379"])
+def test_the_address_by_which_rays_client_joined_is_taken(joined_by_client: None, address: str) -> None:
     join(address, Wait(60.0))
-    assert head.joined == [address]
-    job[0] = "02000000"  # the program has joined another cluster by itself
-    with pytest.raises(errors.InvalidConfig, match="has joined"):
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10002", "ray://192.0.2.7:10001", "127.0.0.1:10001", "ray://x"])
+def test_another_address_than_that_of_rays_client_is_refused(joined_by_client: None, address: str) -> None:
+    with pytest.raises(errors.InvalidConfig, match="expected none, or .*has joined"):
         join(address, Wait(60.0))
 
 
@@ -260,7 +261,7 @@ def test_the_deadline_holds_while_the_name_of_a_host_is_looked_up(
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="192.0.2.7:6379"))
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: ends.wait() and [])
     with pytest.raises(errors.DeadlineExceeded, match="head of the Ray cluster"):
-        join("ray://slow.example:6379", Wait(0.05))
+        join("slow.example:6379" if joined else "ray://slow.example:6379", Wait(0.05))
     ends.set()
 
 

@@ -12,11 +12,12 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray._private import client_mode_hook, services
 from ray.exceptions import RayError
+from ray.util import client
 
 from relive.core.ending import start_thread
 from relive.core.turns import take
@@ -40,14 +41,6 @@ _HTTP2_SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _HTTP2_SETTINGS
 
 
-class _Joined(NamedTuple):
-    """How this process joined its cluster: the address, which a port-forward may have changed, and its job there."""
-
-    address: str
-    job: str
-
-
-_joined: _Joined | None = None
 _joining = threading.Lock()  # ray.init() of two threads would meet
 
 
@@ -146,7 +139,6 @@ def join(address: str | None, wait: Wait) -> None:
 
 
 def _join(address: str | None, wait: Wait) -> None:
-    global _joined
     if ray.is_initialized():
         if address and address != "auto":
             _check_joined(address, wait)
@@ -163,7 +155,6 @@ def _join(address: str | None, wait: Wait) -> None:
             _check_node_here(found, wait)
         with nullcontext() if is_client else _sigint_afterwards(), _own_handler_of_sigterm():
             ray.init(address=found, namespace=NAMESPACE, logging_level="error", log_to_driver=False)
-        _joined = _Joined(asked, ask(wait, _job))
     except DeadlineExceeded:
         raise
     except (OSError, ValueError, RuntimeError) as error:
@@ -293,8 +284,8 @@ def _nodes_here(address: str) -> list[Any] | None:
     try:
         ids = services.find_node_ids()
         alive = services.GcsNodeInfo.GcsNodeState.ALIVE
-        client = services.GcsClient(address=address)
-        nodes = client.get_all_node_info(timeout=FOREVER_S, state_filter=alive) if ids else {}
+        gcs = services.GcsClient(address=address)
+        nodes = gcs.get_all_node_info(timeout=FOREVER_S, state_filter=alive) if ids else {}
         return [node for number, node in nodes.items() if number.hex() in ids]
     except RayError as error:
         raise ValueError(f"no head of a Ray cluster answers there: {reason(error)}") from error
@@ -303,33 +294,35 @@ def _nodes_here(address: str) -> list[Any] | None:
 
 
 def _check_joined(address: str, wait: Wait) -> None:
-    """Raises InvalidConfig if the address is not that of the cluster that this process has joined."""
-    if _joined is not None and _joined == (address, ask(wait, _job)):
-        return
-    joined = ask(wait, lambda: str(ray.get_runtime_context().gcs_address))  # asks the head if joined by ray://
+    """Raises InvalidConfig if the address is not known to be that of the cluster that this process has joined."""
+    joined = _address_of_client()
+    if joined is None or (joined != address and not address.startswith(_CLIENT)):
+        joined = ask(wait, lambda: str(ray.get_runtime_context().gcs_address))  # asks the head if joined by ray://
     try:
-        is_same = ask(wait, partial(_is_same, address, joined))
+        is_same = address == joined or ask(wait, partial(_is_same, address, joined))
     except DeadlineExceeded:
         raise
     except (OSError, ValueError):  # a name that is not known, or no address
         is_same = False
     if not is_same:
-        expected = f"{joined!r}, the cluster that this process has joined (ray.shutdown() leaves it)"
+        expected = f"none, or {joined!r}: this process has joined that cluster (ray.shutdown() leaves it)"
         raise InvalidConfig(_WHAT, expected, address)
 
 
-def _job() -> str:
-    """The job of this process, which no other process and no other ray.init() has."""
-    return str(ray.get_runtime_context().get_job_id())
+def _address_of_client() -> str | None:
+    """ray://HOST:PORT if this process has joined so. A port-forward may have changed it: the cluster does not know."""
+    worker = client.ray.get_context().client_worker
+    place = getattr(worker, "_conn_str", None)
+    return None if place is None else f"{_CLIENT}{place}"
 
 
 def _is_same(address: str, joined: str) -> bool:
     """Whether both are of one cluster. Raises OSError and ValueError.
 
-    The port of Ray's server for clients (ray://) is another one than the port of the cluster.
+    Ray's servers for clients (ray://) have ports of their own, and a host may run servers of several clusters.
     """
     (host, port), (joined_host, joined_port) = _parts(address), _parts(joined)
-    if port != joined_port and not address.startswith(_CLIENT):
+    if port != joined_port or address.startswith(_CLIENT) != joined.startswith(_CLIENT):
         return False
     return host == joined_host or bool(_hosts(host) & _hosts(joined_host))
 
