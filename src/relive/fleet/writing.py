@@ -32,6 +32,7 @@ Lanes = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.int64]
 
 _WHOLE_FOR_S = 0.5  # how long a block waits to be let in whole
+_COUNTS_FOR_S = 1.0  # how long the items with room are counted, at least: a call with timeout_s=0 makes all of them
 _SLOW_LINK = 2.5e5  # bytes/s: rows on their way to a shard get the time that they take over such a link
 
 
@@ -150,6 +151,8 @@ class PacedWriterCore:
         first, at_most = 0, block.num_rows  # from the second part on, a limit in the region lets in single rows
         try:
             while first < block.num_rows:
+                if first and wait.left_s == 0.0:  # room that opens row by row must not outlast the deadline
+                    raise wait.exceeded("room in the limiter's window for all rows", "room for some of them")
                 upto = min(self._admitted(block, lanes, first, wait), first + at_most)
                 is_whole = upto - first == block.num_rows
                 try:
@@ -208,7 +211,7 @@ class PacedWriterCore:
             left_s = wait.left_s
             if self._lets_in(block, lanes, first, block.num_rows, left_s):
                 break
-            if block.is_divisible and (first or wait.waited_s - started >= _WHOLE_FOR_S):
+            if left_s > 0.0 and block.is_divisible and (first or wait.waited_s - started >= _WHOLE_FOR_S):
                 fits = self._num_fitting(block, lanes, first, wait)
                 if fits:
                     return first + fits
@@ -227,9 +230,9 @@ class PacedWriterCore:
             return False  # a smaller part of the block may get in
 
     def _num_fitting(self, block: Block, lanes: Lanes | None, first: int, wait: Wait) -> int:
-        """How many rows from `first` on there is room for: more rows never need less room."""
+        """How many rows from `first` on there is room for, as far as the time suffices: more never need less room."""
         fits, beyond = 0, block.num_rows - first
-        while fits + 1 < beyond:
+        while fits + 1 < beyond and wait.left_s > 0.0:
             middle = 1 if fits == 0 else fits + (beyond - fits) // 2
             upto = block.end_of(first, first + middle)
             if self._lets_in(block, lanes, first, upto, wait.left_s):
@@ -294,6 +297,8 @@ def made_as_let_in(
     begin, count, sent = 0, len(items.windows), 0
     try:
         while begin < count:
+            if begin and wait.left_s == 0.0:
+                raise wait.exceeded("room in the limiter's window for all items", "room for some of them")
             upto = begin + _num_let_in(lets_in, count - begin, wait)
             sent = upto - begin
             made.append(create(_part(items, begin, upto), wait.left_s))
@@ -309,11 +314,20 @@ def made_as_let_in(
 
 
 def _num_let_in(lets_in: Callable[[int, float], bool], count: int, wait: Wait) -> int:
-    """Waits until the limiter lets in an item. Returns how many items it lets in, `count` at most."""
+    """Waits until the limiter lets in an item. Returns how many items it lets in, `count` at most.
+
+    The count ends within a second after the deadline, with the items for which there was room until then.
+    """
+    begun = wait.waited_s
+
+    def has_no_room(count: int) -> bool:
+        is_late = wait.left_s == 0.0 and wait.waited_s - begun > _COUNTS_FOR_S
+        return is_late or not lets_in(count, wait.left_s)
+
     while True:
         left_s = wait.left_s
         if lets_in(1, left_s):
-            return 1 + bisect_left(range(2, count + 1), True, key=lambda more: not lets_in(more, wait.left_s))
+            return 1 + bisect_left(range(2, count + 1), True, key=has_no_room)
         if left_s == 0.0:
             raise wait.exceeded("room in the limiter's window for an item", "none")
         wait.pause()
