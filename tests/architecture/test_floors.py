@@ -70,7 +70,7 @@ CORE_USERS = {"config", "core", "saving", "reading", "table", "gpu", "service", 
 
 # Loaded only when a program asks for them: they are made of classes of other libraries.
 LOADED_ALONE = {SOURCE / "fleet" / name for name in ("torch.py", "ray.py")} | {SOURCE / "over" / "loading.py"}
-LOADED_ALONE |= {SOURCE / "fleet" / "on_ray" / name for name in ("cluster.py", "shard.py")}
+LOADED_ALONE |= {SOURCE / "fleet" / "on_ray" / name for name in ("cluster.py", "kept.py", "shard.py", "tasks.py")}
 LOADED_ALONE |= {SOURCE / "train" / "acting" / name for name in ("ray_actors.py", "ray_shards.py")}
 LOADED_ALONE |= {SOURCE / "train" / "learners" / "ray_hosts.py"}
 

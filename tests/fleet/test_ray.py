@@ -327,8 +327,10 @@ def test_all_shards_are_asked_before_one_is_waited_for(monkeypatch: pytest.Monke
     """An actor that hangs leaves the others the whole time."""
     ray = Actors()
     actors = {n: SimpleNamespace(report=SimpleNamespace(remote=partial(ray.ask, n))) for n in (0, 1)}
-    for name, fake in (("ray", ray), ("join", lambda *_: None), ("_actors", lambda *_: actors)):
-        monkeypatch.setattr(f"relive.fleet.ray.{name}", fake)
+    for name, fake in (("ray.join", lambda *_: None), ("ray._actors", lambda *_: actors)):
+        monkeypatch.setattr(f"relive.fleet.{name}", fake)
+    for room in ("ray", "on_ray.tasks"):
+        monkeypatch.setattr(f"relive.fleet.{room}.ray", ray)
     reports = status("pong", timeout_s=0.0)
     assert ray.calls[:3] == [0, 1, "waits"]
     assert [one.number for one in reports] == [0, 1] and reports[1].state == "live"

@@ -23,6 +23,8 @@ from relive.fleet.errors import ClusterFailed, FleetExists, FleetFailed
 pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
 
+from ray.exceptions import RayTaskError  # noqa: E402
+
 from fleet.tools import Owner, config_of  # noqa: E402
 from relive.fleet import ray as fleets  # noqa: E402
 from relive.fleet.draws.pace import Wait  # noqa: E402
@@ -89,6 +91,26 @@ def test_an_answer_after_ctrl_c_is_undone() -> None:
         ask(Wait(60.0), question, lambda _: undone.set())
     answers.set()
     assert undone.wait(60.0)
+
+
+def test_no_question_is_asked_without_a_thread_that_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call would have no deadline."""
+
+    def limited(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("relive.fleet.on_ray.cluster.start_thread", limited)
+    with pytest.raises(errors.SystemFailure, match="starting a thread that asks Ray"):
+        ask(Wait(60.0), lambda: pytest.fail("it was asked"))
+
+
+def test_a_question_at_the_end_of_the_interpreter_is_asked_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ending(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr("relive.fleet.on_ray.cluster.start_thread", ending)
+    monkeypatch.setattr("relive.fleet.on_ray.cluster.sys", SimpleNamespace(is_finalizing=lambda: True))
+    assert ask(Wait(60.0), lambda: "asked") == "asked"
 
 
 def test_an_error_of_ray_is_the_callers() -> None:
@@ -173,6 +195,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ("placement_group_table", lambda group=None: {} if group is None else {"state": told.state}),
         ("remove_placement_group", told.removed.append),
         ("_named", lambda _: told.actors.pop(0) if len(told.actors) > 1 else told.actors[0]),
+        ("nodes_of_kept", lambda *_: {}),
     ):
         monkeypatch.setattr(fleets, name, fake)
     return told
@@ -181,6 +204,23 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_a_start_tells_that_the_fleet_was_stopped_meanwhile(cluster: SimpleNamespace) -> None:
     with pytest.raises(FleetFailed, match="was stopped while"):
         fleets.start(config(), 5.0)
+
+
+def test_actors_whose_shards_a_stop_has_closed_have_ended(
+    monkeypatch: pytest.MonkeyPatch, cluster: SimpleNamespace
+) -> None:
+    """They live on until the stop() kills them, or until the next one, if this one is killed."""
+
+    def closed(*_: Any, **__: Any) -> None:
+        raise RayTaskError("ShardActor.report", "Traceback ...", errors.TableClosed()).as_instanceof_cause()
+
+    monkeypatch.setattr("ray.get", closed)
+    monkeypatch.setattr("ray.wait", lambda tasks, **_: (tasks, []))
+    cluster.actors = [{0: SimpleNamespace(report=SimpleNamespace(remote=lambda: "answer"))}]
+    assert "its actor was ended; stop the fleet" in fleets.status("pong", 5.0)[0].state
+    with pytest.raises(FleetFailed, match="its actor was ended; stop the fleet") as told:
+        fleets.connect("pong", 5.0)
+    assert told.value.number == 0
 
 
 def test_a_start_next_to_one_of_another_namespace_is_second(
@@ -195,7 +235,7 @@ def test_a_start_next_to_one_of_another_namespace_is_second(
     monkeypatch.setattr("ray.remote", lambda _: made)
     monkeypatch.setattr("ray.kill", lambda *_, **__: pytest.fail("that actor is of the other fleet"))
     cluster.group, cluster.state = SimpleNamespace(wait=lambda _: True), "CREATED"
-    cluster.actors = [{}, {0: "of the other fleet"}]
+    cluster.actors = [{}, {}, {0: "of the other fleet"}]
     with pytest.raises(FleetExists):
         fleets.start(config(), 5.0)
     assert cluster.removed == [cluster.group]

@@ -17,7 +17,9 @@ from relive import errors
 pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
 
+from ray._private import client_mode_hook  # noqa: E402
 from ray.exceptions import RpcError  # noqa: E402
+from ray.util import client  # noqa: E402
 
 from fleet.tools import listener  # noqa: E402
 from relive.fleet import ray as fleets  # noqa: E402
@@ -308,3 +310,28 @@ def test_ctrl_c_ends_the_wait_for_rays_client(monkeypatch: pytest.MonkeyPatch, h
     with pytest.raises(KeyboardInterrupt):
         join(f"ray://{head.address}", Wait(60.0))
     assert head.joined == []
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, RuntimeError("a lost link")])
+def test_a_link_that_is_half_made_is_left(
+    monkeypatch: pytest.MonkeyPatch, head: SimpleNamespace, ending: BaseException
+) -> None:
+    """Ray notes a context when its connect() returns. Neither ray.shutdown nor ray.util.disconnect leaves it before."""
+    context, closed = client._default_context, list[bool]()
+
+    def close() -> None:
+        closed.append(client_mode_hook.is_client_mode_enabled)
+        raise AttributeError("a worker that is half made has no data_client")
+
+    def init(**_: Any) -> None:
+        monkeypatch.setattr(client_mode_hook, "is_client_mode_enabled", True)
+        monkeypatch.setattr(context, "client_worker", SimpleNamespace(close=close))
+        raise ending
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises((KeyboardInterrupt, errors.InvalidConfig)):
+        join(f"ray://{head.address}", Wait(60.0))
+    assert context.client_worker is None and closed == [False]
+    monkeypatch.setattr("ray.init", lambda *, address, **_: head.joined.append(address))
+    join(f"ray://{head.address}", Wait(60.0))
+    assert len(head.joined) == 1

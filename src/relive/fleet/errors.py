@@ -12,6 +12,7 @@ __all__ = [
     "FleetExists",
     "FleetFailed",
     "FleetLeft",
+    "MemoryTwice",
     "NoLiveShard",
     "NoSuchFleet",
     "NotOverShards",
@@ -214,6 +215,26 @@ class FleetLeft(ReliveError, RuntimeError):
         super().__init__(
             f"fleet {name!r} was stopped, but within {waited_s:.0f} s the owners of its shards {listed} did not end or"
             f" their memory was not removed; end their processes, then run `relive rm {listed}` on their nodes"
+        )
+
+
+@final
+class MemoryTwice(ReliveError, RuntimeError):
+    """Several machines have memory of one shard, and a new fleet of the name could take over only one of them.
+
+    Attributes:
+        name: name of the fleet.
+        number: number of the shard.
+        nodes: addresses of the nodes that have the memory.
+    """
+
+    def __init__(self, name: str, number: int, nodes: Sequence[str]) -> None:
+        self.name = name
+        self.number = number
+        self.nodes = tuple(nodes)
+        super().__init__(
+            f"memory of shard {number} of fleet {name!r} lies on several machines: {' '.join(nodes)}; run `relive rm"
+            f" {name}-{number}` on all of them, or on all but the one whose rows the fleet is to take over"
         )
 
 

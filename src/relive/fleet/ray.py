@@ -7,6 +7,8 @@ Protocol:
 
 - A placement group `relive/NAME`, STRICT_SPREAD, has a bundle for each shard. The actor `relive/NAME/NUMBER`
   (namespace `relive`) runs in the bundle. Group and actors are detached, so they outlive the process that started them.
+- start() asks all live nodes for memory of an earlier fleet of the name (on_ray.kept). The bundle of a shard whose
+  memory is found needs that node. If that node is lost, the shard waits for a node with the same address.
 - The placement group is made first and removed last: it is the fleet's name. A fleet has a group and no actors while
   its start() waits for nodes, and after a start() or stop() that was killed in its middle.
 - A fleet is stopped in four steps: all actors are asked to end, all actors are killed, a task on the node of each
@@ -27,12 +29,14 @@ from functools import partial
 from typing import Any
 
 from relive.checks.values import timeout
-from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError
+from relive.errors import InvalidConfig, ReliveError, TableClosed
 from relive.fleet.agreement import Exchange
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import FleetExists, FleetFailed, FleetLeft, NoSuchFleet
 from relive.fleet.on_ray.cluster import FOREVER_S, NAMESPACE, ask, explained, join, reason
+from relive.fleet.on_ray.kept import Node, nodes_of_kept
 from relive.fleet.on_ray.shard import Removes, ShardActor, end_here
+from relive.fleet.on_ray.tasks import ASK_S, Task, done_of, run
 from relive.fleet.ray_config import FleetConfig, ShardReport, load_config
 from relive.fleet.sharded_table import ShardedTable, attach
 from relive.service.wire.access import Access
@@ -42,18 +46,18 @@ from relive.service.wire.access import Access
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 __all__ = ["FleetConfig", "ShardReport", "connect", "load_config", "start", "status", "stop"]
 
 START_S = 120.0  # the first worker of a node takes seconds, on a busy node many
-_ASK_S = 2.0  # how long one question waits before it is asked again
 _PAUSE_S = 0.1
 _ACTOR = ShardActor.__name__
 _CONNECT_S = 30.0
 _CLOSE_S = 5.0  # for actors that are asked to end: a healthy one answers in milliseconds
 _STOP_S = 60.0  # a task on a busy node takes seconds to start
 _UNDO_S = 15.0  # the same for a start() that failed
+_PIN = 0.001  # of the resource of a node, which has 1 of it
 _REMOVED = (None, "REMOVED")  # states of a placement group
 _WAITS = "start() waits for nodes, or start() or stop() was ended in its middle; stop the fleet, and start it again"
 _SILENT = "it has not answered yet"
@@ -96,11 +100,13 @@ def answer_of(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
     why = _SILENT
     while True:
         try:
-            seconds = min(_ASK_S, max(wait.left_s, _PAUSE_S))
+            seconds = min(ASK_S, max(wait.left_s, _PAUSE_S))
             report: ShardReport = ask(wait, partial(_report, actor, seconds))
             return report
         except ActorDiedError as error:
             raise FleetFailed(name, number, reason(error)) from None
+        except TableClosed:  # a stop() has closed the shard, and not yet killed its actor
+            raise FleetFailed(name, number, _GONE) from None
         except (RayActorError, GetTimeoutError) as error:  # Ray or the node is starting the actor
             why = reason(error)
         if wait.is_over:
@@ -117,12 +123,14 @@ def _reports(name: str, actors: Mapping[int, Any], wait: Wait) -> list[ShardRepo
     left, why = dict(actors), dict.fromkeys(actors, _SILENT)
     while left:
         asked = ask(wait, partial(_asked_reports, left))
-        for answer in _done(list(asked), min(_ASK_S, max(wait.left_s, _PAUSE_S)), wait):
+        for answer in done_of(list(asked), min(ASK_S, max(wait.left_s, _PAUSE_S)), wait):
             number = asked[answer]
             try:
-                reports.append(ask(wait, partial(ray.get, answer, timeout=_ASK_S)))
+                reports.append(ask(wait, partial(ray.get, answer, timeout=ASK_S)))
             except ActorDiedError as error:
                 reports.append(ShardReport(number, str(FleetFailed(name, number, reason(error)))))
+            except TableClosed:
+                reports.append(ShardReport(number, str(FleetFailed(name, number, _GONE))))
             except (RayActorError, GetTimeoutError) as error:  # Ray or the node is starting the actor
                 why[number] = reason(error)
                 continue
@@ -139,12 +147,6 @@ def _asked_reports(actors: Mapping[int, Any]) -> dict[Any, int]:
     return {actor.report.remote(): number for number, actor in actors.items()}
 
 
-def _done(asked: list[Any], seconds: float, wait: Wait) -> list[Any]:
-    """Those of these answers that came in so many seconds. Raises DeadlineExceeded if Ray itself does not answer."""
-    done: list[Any] = ask(wait, lambda: ray.wait(asked, num_returns=len(asked), timeout=seconds)[0])
-    return done
-
-
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
@@ -152,9 +154,10 @@ def _done(asked: list[Any], seconds: float, wait: Wait) -> list[Any]:
 def start(config: FleetConfig, timeout_s: float = START_S, address: str | None = None) -> list[ShardReport]:
     """Starts a fleet that continues after this process ends.
 
-    A shard takes over the memory that an earlier fleet left on its node. The shard refuses memory with another number,
-    spec or index. After an error, also after Ctrl-C, the call removes the parts of the new fleet, and memory that these
-    parts made. No part is left if the nodes and the head of the cluster answer.
+    All live nodes are asked for memory that an earlier fleet of the name left. A shard whose memory is found runs on
+    that node, and takes the memory over. The shard refuses memory with another number, spec or index. After an error,
+    also after Ctrl-C, the call removes the parts of the new fleet, and memory that these parts made. No part is left if
+    the nodes and the head of the cluster answer.
 
     Args:
         config: the fleet's configuration.
@@ -165,7 +168,9 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
         One report a shard, by number.
 
     Raises:
-        DeadlineExceeded: the cluster has too few nodes, or they are too slow.
+        DeadlineExceeded: the cluster has too few nodes, or they are too slow; also if one node does not say whether it
+            has memory of the fleet, or has no room for the shard whose memory it has.
+        MemoryTwice: several machines have memory of one shard.
         FleetExists: a fleet of this name already runs, or waits for nodes.
         FleetFailed: the actor of a shard ended for good, or stop() ended the fleet meanwhile.
         InvalidConfig: config is not a FleetConfig, no Ray cluster was found, or this process has joined another cluster
@@ -179,13 +184,15 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
         raise InvalidConfig("config of a fleet", "a FleetConfig", config)
     wait = Wait(timeout(timeout_s))
     join(address, wait)
-    group = _reserved(config, wait)
+    _check_free(config.name, wait)
+    pins = nodes_of_kept(config.name, config.num_shards, wait)
+    group = _reserved(config, pins, wait)
     actors: dict[int, Any] = {}
     try:
-        while not ask(wait, partial(group.wait, min(_ASK_S, max(wait.left_s, _PAUSE_S)))):
+        while not ask(wait, partial(group.wait, min(ASK_S, max(wait.left_s, _PAUSE_S)))):
             if wait.is_over:
                 nodes = sum(node["Alive"] for node in ask(wait, ray.nodes))
-                raise wait.exceeded(f"{config.num_shards} nodes with {config.bundle} free each", f"{nodes} nodes")
+                raise wait.exceeded(_needed(config, pins), f"{nodes} nodes")
         for number in range(config.num_shards):
             actors[number] = ask(wait, partial(_made, config, number, group), partial(ray.kill, no_restart=True))
         return [answer_of(config.name, number, actor, wait) for number, actor in actors.items()]
@@ -195,11 +202,26 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
         raise
 
 
-def _reserved(config: FleetConfig, wait: Wait) -> Any:
-    """The placement group of a new fleet. Raises FleetExists if the fleet has one, or an actor."""
-    if _actors(config.name, wait) or _group(config.name, wait) is not None:
-        raise FleetExists(config.name)
-    bundles = [config.bundle] * config.num_shards
+def _check_free(name: str, wait: Wait) -> None:
+    """Raises FleetExists if a fleet of this name has a group, or an actor."""
+    if _actors(name, wait) or _group(name, wait) is not None:
+        raise FleetExists(name)
+
+
+def _needed(config: FleetConfig, pins: Mapping[int, Node]) -> str:
+    """The nodes that start() waits for, in words."""
+    needed = f"{config.num_shards} nodes with {config.bundle} free each"
+    named = [f"{node.address} for shard {number}" for number, node in sorted(pins.items())]
+    return f"{needed}: {', '.join(named)}, where the memory of these shards lies" if named else needed
+
+
+def _reserved(config: FleetConfig, pins: Mapping[int, Node], wait: Wait) -> Any:
+    """The placement group of a new fleet, with these shards on these nodes. Raises FleetExists."""
+    _check_free(config.name, wait)
+    bundles = [dict(config.bundle) for _ in range(config.num_shards)]
+    for number, node in pins.items():
+        if node.resource:
+            bundles[number][node.resource] = _PIN
     make = partial(placement_group, bundles, "STRICT_SPREAD", name=f"relive/{config.name}", lifetime="detached")
     try:
         return ask(wait, make, remove_placement_group)
@@ -382,7 +404,7 @@ def _kill(actors: Mapping[int, Any], removes: Removes, wait: Wait) -> None:
     """Asks actors to end, and kills them after that."""
     asked = ask(wait, lambda: [actor.close.remote(removes) for actor in actors.values()]) if actors else []
     if asked:
-        _done(asked, max(_PAUSE_S, min(_CLOSE_S, wait.left_s)), wait)
+        done_of(asked, max(_PAUSE_S, min(_CLOSE_S, wait.left_s)), wait)
         ask(wait, lambda: [ray.kill(actor, no_restart=True) for actor in actors.values()])
 
 
@@ -409,33 +431,17 @@ def _not_ended(name: str, group: Any, removes: Removes, placed: Mapping[str, Any
     is_undo = removes == "new"
     how = (removes == "all", min(wait.left_s, _CLOSE_S if is_undo else FOREVER_S), None if is_undo else _ACTOR)
 
-    def begun() -> dict[Any, int]:
-        tasks = {}
-        for number, node in ((int(bundle), node) for bundle, node in told.get("bundles_to_node_id", {}).items()):
-            if node:
-                where = NodeAffinitySchedulingStrategy(node, soft=False)
-                made = ray.remote(end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
-                tasks[made.remote(f"{name}-{number}", *how)] = number
-        return tasks
-
+    tasks = {
+        int(bundle): Task(node, end_here, (f"{name}-{bundle}", *how))
+        for bundle, node in told.get("bundles_to_node_id", {}).items()
+        if node
+    }
     if _is_followed(name, group, wait):
         return []
-    tasks, done = ask(wait, begun), list[Any]()
-    try:
-        while len(done) < len(tasks):
-            done = _done(list(tasks), min(wait.left_s, _ASK_S), wait)
-            if wait.is_over or _is_followed(name, group, wait):
-                break
-    finally:
-        with suppress(DeadlineExceeded, RayError):
-            ask(Wait(0.0), lambda: [ray.cancel(task, force=True) for task in tasks if task not in done])
-    ended = set()
-    for task in done:
-        with suppress(RayError):
-            if ask(wait, partial(ray.get, task)):
-                ended.add(tasks[task])
+    answers = run(tasks, wait, partial(_is_followed, name, group, wait))
+    ended = {number for number, answer in answers.items() if answer is True}
     lost = _lost(told) if removes == "all" else []
-    return sorted({*lost, *(set(tasks.values()) - ended)})
+    return sorted({*lost, *(set(tasks) - ended)})
 
 
 def _group(name: str, wait: Wait) -> Any:

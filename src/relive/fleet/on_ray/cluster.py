@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +23,7 @@ from ray.util import client
 
 from relive.core.ending import start_thread
 from relive.core.turns import take
-from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError
+from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, SystemFailure
 from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import ClusterFailed
 
@@ -84,6 +86,7 @@ def ask(wait: Wait, question: Callable[[], Answer], undo: Callable[[Answer], obj
 
     Raises:
         DeadlineExceeded: the head does not answer in time.
+        SystemFailure: no thread can start.
     """
     answer: Future[Answer] = Future()
 
@@ -100,8 +103,10 @@ def ask(wait: Wait, question: Callable[[], Answer], undo: Callable[[Answer], obj
     try:
         try:
             start_thread(work, "relive-ray", never_writes=True)
-        except RuntimeError:  # the interpreter ends, where no thread starts
-            work()
+        except RuntimeError as error:
+            if not sys.is_finalizing():  # a limit of the system: without a thread, a head that hangs has no deadline
+                raise SystemFailure("starting a thread that asks Ray", errno.EAGAIN) from error
+            work()  # the interpreter ends, where no thread starts
         if wait_for([answer], min(max(wait.left_s, _LEAST_S), FOREVER_S)).not_done:
             raise wait.exceeded("an answer of the head of the Ray cluster", "none")
     except BaseException:
@@ -153,7 +158,7 @@ def _join(address: str | None, wait: Wait) -> None:
         is_client = found.startswith(_CLIENT)
         if not is_client:
             _check_node_here(found, wait)
-        with nullcontext() if is_client else _sigint_afterwards(), _own_handler_of_sigterm():
+        with _whole_or_left() if is_client else _sigint_afterwards(), _own_handler_of_sigterm():
             ray.init(address=found, namespace=NAMESPACE, logging_level="error", log_to_driver=False)
     except DeadlineExceeded:
         raise
@@ -162,9 +167,32 @@ def _join(address: str | None, wait: Wait) -> None:
 
 
 def _leave_lost() -> None:
-    """Leaves a cluster whose link of ray:// is lost. Ray's client gives the link up, and refuses to join again."""
+    """Leaves a cluster whose link of ray:// is lost or half made. Ray's client would refuse to join again."""
     if getattr(client_mode_hook, "is_client_mode_enabled", False):
         ray.shutdown()
+        _leave_half_made()
+
+
+def _leave_half_made() -> None:
+    """Leaves a link of ray:// that Ray has not noted, because the call that made it ended in its middle."""
+    context = client.ray.get_context()
+    worker, context.client_worker = context.client_worker, None
+    context.disconnect()
+    client_mode_hook._explicitly_disable_client_mode()
+    if worker is not None:  # last: it may wait for its threads
+        with suppress(Exception):  # the worker may be half made, too
+            worker.close()
+
+
+@contextmanager
+def _whole_or_left() -> Iterator[None]:
+    """Leaves the link of ray:// if Ctrl-C or an error ends the block: this process can then join by a later call."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the caller raises the error of the block
+            ask(Wait(_LEAST_S), _leave_half_made)
+        raise
 
 
 def _got(asked: str, found: str, why: str) -> str:
