@@ -28,6 +28,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the
 from ray.exceptions import GetTimeoutError  # noqa: E402
 
 from fleet.tools import Owner, config_of, listener  # noqa: E402
+from relive.cli.entry import run  # noqa: E402
 from relive.fleet import ShardOwner, attach  # noqa: E402
 from relive.fleet.on_ray.shard import ShardActor, end_here  # noqa: E402
 from relive.fleet.ray import FleetConfig, ShardReport, load_config, status  # noqa: E402
@@ -335,6 +336,16 @@ def test_all_shards_are_asked_before_one_is_waited_for(monkeypatch: pytest.Monke
     assert ray.calls[:3] == [0, 1, "waits"]
     assert [one.number for one in reports] == [0, 1] and reports[1].state == "live"
     assert "shard 0 of fleet 'pong'" in reports[0].state and "has not answered" in reports[0].state
+
+
+@pytest.mark.parametrize(("state", "expected"), [("live", 0), ("shard 1 of fleet 'pong' does not run", 1)])
+def test_the_status_of_the_command_tells_whether_all_shards_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str, expected: int
+) -> None:
+    reports = [ShardReport(0, "live"), ShardReport(1, state)]
+    monkeypatch.setattr("relive.fleet.ray.status", lambda name, address: reports)
+    assert run(["fleet", "status", "pong"]) == expected
+    assert capsys.readouterr().out.count("shard ") == (2 if expected == 0 else 3)
 
 
 def test_the_memory_of_a_killed_owner_ends_with_its_shard(shm_name: Any, owners: list[Owner]) -> None:

@@ -55,18 +55,20 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
 def _start(config: Path, timeout_s: float, address: str | None) -> None:
     """Start a fleet, which continues after this command ends.
 
-    A shard takes over the shared memory that an earlier shard of its name left on its node.
+    Each shard runs on the node where an earlier shard of its name left memory, and takes this memory over.
     """
     with extra_named("fleet", "ray"):
         from relive.fleet import ray
     _show(ray.start(ray.load_config(config), timeout_s, address))
 
 
-def _status(name: str, address: str | None) -> None:
-    """Show the shards of a fleet."""
+def _status(name: str, address: str | None) -> int:
+    """Show the shards of a fleet. The exit status is 1 if one of them does not run or does not answer."""
     with extra_named("fleet", "ray"):
         from relive.fleet import ray
-    _show(ray.status(name, address=address))
+    reports = ray.status(name, address=address)
+    _show(reports)
+    return 0 if all(one.state == "live" for one in reports) else 1
 
 
 def _stop(name: str, keep: bool, address: str | None) -> None:
