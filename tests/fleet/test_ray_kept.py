@@ -16,7 +16,7 @@ from processes.shm import needs_shared_memory, shared_files
 
 import relive
 from relive import errors
-from relive.fleet.errors import MemoryTwice
+from relive.fleet.errors import FleetFailed, MemoryTwice
 
 pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
@@ -71,6 +71,14 @@ def test_memory_of_one_shard_on_two_machines_is_refused(nodes: SimpleNamespace) 
     with pytest.raises(MemoryTwice, match="relive rm pong-1") as told:
         nodes_of_kept("pong", 2, Wait(60.0))
     assert (told.value.number, told.value.nodes) == (1, (A.address, C.address))
+
+
+def test_memory_of_two_shards_on_one_node_is_refused(nodes: SimpleNamespace) -> None:
+    """Each shard needs a node of its own, so start() would wait until its deadline."""
+    nodes.answers = {A: [{0: HERE, 2: ("boot", 1, 9)}], B: [{1: THERE}], C: [{}]}
+    with pytest.raises(FleetFailed, match=r"lies on 10.0.0.1, like that of shard 0.*relive rm pong-2") as told:
+        nodes_of_kept("pong", 3, Wait(60.0))
+    assert told.value.number == 2
 
 
 def test_a_node_that_leaves_ray_meanwhile_is_not_waited_for(nodes: SimpleNamespace) -> None:

@@ -172,7 +172,8 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
             has memory of the fleet, or has no room for the shard whose memory it has.
         MemoryTwice: several machines have memory of one shard.
         FleetExists: a fleet of this name already runs, or waits for nodes.
-        FleetFailed: the actor of a shard ended for good, or stop() ended the fleet meanwhile.
+        FleetFailed: the actor of a shard ended for good, or stop() ended the fleet meanwhile, or the memory of two
+            shards lies on one node.
         InvalidConfig: config is not a FleetConfig, no Ray cluster was found, or this process has joined another cluster
             than the one at address.
         ClusterFailed: Ray refused a call.

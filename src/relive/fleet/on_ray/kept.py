@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from relive.config.storage import SharedMemory
 from relive.fleet.draws.pace import Wait
-from relive.fleet.errors import MemoryTwice
+from relive.fleet.errors import FleetFailed, MemoryTwice
 from relive.fleet.on_ray.cluster import ask
 from relive.fleet.on_ray.tasks import Task, run
 
@@ -28,6 +28,10 @@ __all__ = ["Node", "kept_here", "nodes_of_kept"]
 Place = tuple[str, int, int]  # a file: the boot of its kernel, its device and its number there
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_BESIDE = (
+    "its memory lies on {}, like that of shard {}, and each shard needs a node of its own; run `relive rm {}` there, or"
+    " start a second Ray node on that machine"
+)
 _OF_NODE = "node:"  # the resource node:ADDRESS of each node
 _OF_HEAD = "node:__internal_head__"
 
@@ -51,7 +55,7 @@ def kept_here(name: str, num_shards: int) -> dict[int, Place]:
 
 
 def nodes_of_kept(name: str, num_shards: int, wait: Wait) -> dict[int, Node]:
-    """The node for each shard whose memory lies on a live node. Shards of one fleet get different nodes if they can.
+    """The node for each shard whose memory lies on a live node. Shards of one fleet get different nodes.
 
     Nodes of one machine may share its memory. Nodes that cannot run relive have none.
 
@@ -62,6 +66,7 @@ def nodes_of_kept(name: str, num_shards: int, wait: Wait) -> dict[int, Node]:
 
     Raises:
         MemoryTwice: several machines have memory of one shard.
+        FleetFailed: a node has memory of two shards, and no other node of its machine is free.
         DeadlineExceeded: a node that Ray counts as live does not answer.
     """
     told = _told(name, num_shards, wait)
@@ -71,7 +76,10 @@ def nodes_of_kept(name: str, num_shards: int, wait: Wait) -> dict[int, Node]:
         if len(set(holders.values())) > 1:
             raise MemoryTwice(name, number, [node.address for node in holders])
         if holders:
-            chosen[number] = min(holders, key=lambda node: (node in chosen.values(), node))
+            node = min(holders, key=lambda one: (one in chosen.values(), one))
+            for other in (one for one in chosen if chosen[one] == node):
+                raise FleetFailed(name, number, _BESIDE.format(node.address, other, f"{name}-{number}"))
+            chosen[number] = node
     return chosen
 
 
