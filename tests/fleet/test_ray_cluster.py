@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait as wait_for
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from relive.fleet.errors import ClusterFailed, FleetExists, FleetFailed
 pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
 
-from ray.exceptions import RayTaskError  # noqa: E402
+from ray.exceptions import GetTimeoutError, RayTaskError  # noqa: E402
 
 from fleet.tools import Owner, config_of  # noqa: E402
 from relive.fleet import ray as fleets  # noqa: E402
@@ -111,6 +112,41 @@ def test_a_question_at_the_end_of_the_interpreter_is_asked_by_the_caller(monkeyp
     monkeypatch.setattr("relive.fleet.on_ray.cluster.start_thread", ending)
     monkeypatch.setattr("relive.fleet.on_ray.cluster.sys", SimpleNamespace(is_finalizing=lambda: True))
     assert ask(Wait(60.0), lambda: "asked") == "asked"
+
+
+@pytest.mark.parametrize("what", ["reports", "a report", "a group"])
+def test_a_node_that_is_silent_is_no_head_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch, cluster: SimpleNamespace, what: str
+) -> None:
+    """A question with a timeout of its own has time to say that it ended, also at the deadline of the call."""
+    own: list[float] = []
+    given: list[float] = []
+
+    def silent(seconds: float) -> None:
+        own.append(seconds)
+        if what != "a group":
+            raise GetTimeoutError("no answer")
+
+    def waits(answers: Any, seconds: float) -> Any:
+        given.append(seconds)
+        return wait_for(answers, 60.0)
+
+    monkeypatch.setattr("relive.fleet.on_ray.cluster.wait_for", waits)
+    monkeypatch.setattr("ray.get", lambda _, timeout: silent(timeout))
+    monkeypatch.setattr("ray.wait", lambda asked, num_returns, timeout: own.append(timeout) or ([], asked))
+    monkeypatch.setattr("ray.nodes", lambda: [])
+    cluster.group, cluster.state = SimpleNamespace(wait=silent), "CREATED"
+    cluster.actors = [{0: SimpleNamespace(report=SimpleNamespace(remote=lambda: "answer"))}]
+    if what == "reports":
+        assert "shard 0" in fleets.status("pong", 0.3)[0].state
+    elif what == "a report":
+        with pytest.raises(errors.DeadlineExceeded, match="shard 0 of fleet"):
+            fleets.connect("pong", 0.3)
+    else:
+        cluster.actors = [{}]
+        with pytest.raises(errors.DeadlineExceeded, match="1 nodes with"):
+            fleets.start(config(), 0.3)
+    assert own and max(given) >= max(own) + 1.0
 
 
 def test_an_error_of_ray_is_the_callers() -> None:

@@ -101,7 +101,7 @@ def answer_of(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
     while True:
         try:
             seconds = min(ASK_S, max(wait.left_s, _PAUSE_S))
-            report: ShardReport = ask(wait, partial(_report, actor, seconds))
+            report: ShardReport = ask(wait, partial(_report, actor, seconds), own_s=seconds)
             return report
         except ActorDiedError as error:
             raise FleetFailed(name, number, reason(error)) from None
@@ -126,7 +126,7 @@ def _reports(name: str, actors: Mapping[int, Any], wait: Wait) -> list[ShardRepo
         for answer in done_of(list(asked), min(ASK_S, max(wait.left_s, _PAUSE_S)), wait):
             number = asked[answer]
             try:
-                reports.append(ask(wait, partial(ray.get, answer, timeout=ASK_S)))
+                reports.append(ask(wait, partial(ray.get, answer, timeout=ASK_S), own_s=ASK_S))
             except ActorDiedError as error:
                 reports.append(ShardReport(number, str(FleetFailed(name, number, reason(error)))))
             except TableClosed:
@@ -190,7 +190,7 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
     group = _reserved(config, pins, wait)
     actors: dict[int, Any] = {}
     try:
-        while not ask(wait, partial(group.wait, min(ASK_S, max(wait.left_s, _PAUSE_S)))):
+        while not _is_placed(group, wait):
             if wait.is_over:
                 nodes = sum(node["Alive"] for node in ask(wait, ray.nodes))
                 raise wait.exceeded(_needed(config, pins), f"{nodes} nodes")
@@ -201,6 +201,12 @@ def start(config: FleetConfig, timeout_s: float = START_S, address: str | None =
         if _is_undone(config.name, actors, group) and isinstance(error, Exception):
             raise FleetFailed(config.name, 0, _STOPPED) from error
         raise
+
+
+def _is_placed(group: Any, wait: Wait) -> bool:
+    """Whether the group gets its nodes within two seconds."""
+    seconds = min(ASK_S, max(wait.left_s, _PAUSE_S))
+    return bool(ask(wait, partial(group.wait, seconds), own_s=seconds))
 
 
 def _check_free(name: str, wait: Wait) -> None:

@@ -73,7 +73,9 @@ def _is_of_ray(error: Exception) -> bool:
     return is_of_grpc or isinstance(error, RayError | ValueError | ConnectionError)
 
 
-def ask(wait: Wait, question: Callable[[], Answer], undo: Callable[[Answer], object] | None = None) -> Answer:
+def ask(
+    wait: Wait, question: Callable[[], Answer], undo: Callable[[Answer], object] | None = None, own_s: float = 0.0
+) -> Answer:
     """Returns question(), which asks the head of the cluster, and gives up at the deadline.
 
     Ray's own questions have no timeout, and a head may hang. A thread therefore asks. If the answer comes after this
@@ -83,6 +85,8 @@ def ask(wait: Wait, question: Callable[[], Answer], undo: Callable[[Answer], obj
         wait: the wait of the call. One question has a second at least.
         question: calls Ray.
         undo: takes the answer that comes too late. None: such an answer changes nothing.
+        own_s: seconds after which the question ends by itself. It has a second more, to say that it did: a node that is
+            silent is no head that is silent.
 
     Raises:
         DeadlineExceeded: the head does not answer in time.
@@ -107,7 +111,7 @@ def ask(wait: Wait, question: Callable[[], Answer], undo: Callable[[Answer], obj
             if not sys.is_finalizing():  # a limit of the system: without a thread, a head that hangs has no deadline
                 raise SystemFailure("starting a thread that asks Ray", errno.EAGAIN) from error
             work()  # the interpreter ends, where no thread starts
-        if wait_for([answer], min(max(wait.left_s, _LEAST_S), FOREVER_S)).not_done:
+        if wait_for([answer], min(max(wait.left_s, own_s + _LEAST_S), FOREVER_S)).not_done:
             raise wait.exceeded("an answer of the head of the Ray cluster", "none")
     except BaseException:
         answer.add_done_callback(take_back)

@@ -75,5 +75,5 @@ def run(tasks: Mapping[Key, Task], wait: Wait, is_over: Callable[[], bool] = lam
 
 def done_of(asked: list[Any], seconds: float, wait: Wait) -> list[Any]:
     """Those of these answers that came in so many seconds. Raises DeadlineExceeded if Ray itself does not answer."""
-    done: list[Any] = ask(wait, lambda: ray.wait(asked, num_returns=len(asked), timeout=seconds)[0])
+    done: list[Any] = ask(wait, lambda: ray.wait(asked, num_returns=len(asked), timeout=seconds)[0], own_s=seconds)
     return done
