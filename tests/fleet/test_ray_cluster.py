@@ -131,6 +131,7 @@ def test_a_node_that_is_silent_is_no_head_that_is_silent(
         given.append(seconds)
         return wait_for(answers, 60.0)
 
+    monkeypatch.setattr(fleets, "_UNDO_S", 0.1)
     monkeypatch.setattr("relive.fleet.on_ray.cluster.wait_for", waits)
     monkeypatch.setattr("ray.get", lambda _, timeout: silent(timeout))
     monkeypatch.setattr("ray.wait", lambda asked, num_returns, timeout: own.append(timeout) or ([], asked))
