@@ -126,7 +126,7 @@ def _reports(name: str, actors: Mapping[int, Any], wait: Wait) -> list[ShardRepo
         for answer in done_of(list(asked), min(ASK_S, max(wait.left_s, _PAUSE_S)), wait):
             number = asked[answer]
             try:
-                reports.append(ask(wait, partial(ray.get, answer, timeout=ASK_S), own_s=ASK_S))
+                reports.append(ask(wait, partial(ray.get, answer, timeout=ASK_S)))
             except ActorDiedError as error:
                 reports.append(ShardReport(number, str(FleetFailed(name, number, reason(error)))))
             except TableClosed:
